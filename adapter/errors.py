@@ -1,0 +1,128 @@
+"""What can go wrong, in the words of the domain. No status codes here: frontends/status.py has them.
+
+    AdapterError
+    ├─ CallerError        the caller can mend it
+    │  ├─ InvalidRequest      body, header, name or path not acceptable
+    │  ├─ PayloadTooLarge     body over the limit
+    │  ├─ InvalidModel        the package cannot be served; says what is wrong and where
+    │  ├─ SourceMissing       the path given at load does not exist
+    │  ├─ ModelNotFound       not loaded
+    │  ├─ AlreadyLoaded       loaded, or being loaded
+    │  └─ ModelNotReady       being loaded
+    ├─ CapacityError      the platform can mend it: evict something, then try again
+    │  ├─ InsufficientMemory  refused before trying
+    │  └─ OutOfMemory         tried and failed
+    └─ BackendError       Triton's side
+       ├─ BackendUnavailable  cannot be reached, or is overloaded
+       ├─ BackendTimeout      did not answer in time
+       ├─ LoadFailed          Triton refused this model
+       └─ InferenceFailed     the model raised
+    InvalidSettings       apart: it never reaches a caller
+
+`str(error)` is what the caller may read. The cause, where there is one, is in `__cause__`.
+"""
+
+from dataclasses import dataclass
+
+
+class AdapterError(Exception):
+    def __init__(self, message: str, *, model_id: str | None = None) -> None:
+        super().__init__(message)
+        self.model_id = model_id
+
+
+class CallerError(AdapterError):
+    pass
+
+
+class InvalidRequest(CallerError):
+    pass
+
+
+class PayloadTooLarge(CallerError):
+    pass
+
+
+class InvalidModel(CallerError):
+    pass
+
+
+class SourceMissing(CallerError):
+    pass
+
+
+class ModelNotFound(CallerError):
+    pass
+
+
+class AlreadyLoaded(CallerError):
+    pass
+
+
+class ModelNotReady(CallerError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Bytes as the ledger or the failing allocator knew them; None where nobody knew."""
+
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+    limit_bytes: int | None = None
+
+
+class CapacityError(AdapterError):
+    """`matched` is the phrase of the failure text that means out of memory, None when refused."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        model_id: str | None = None,
+        figures: MemoryFigures | None = None,
+        matched: str | None = None,
+    ) -> None:
+        super().__init__(message, model_id=model_id)
+        self.figures = figures or MemoryFigures()
+        self.matched = matched
+
+
+class InsufficientMemory(CapacityError):
+    pass
+
+
+class OutOfMemory(CapacityError):
+    pass
+
+
+class BackendError(AdapterError):
+    pass
+
+
+class BackendUnavailable(BackendError):
+    """`delivered` is False when the call surely never reached Triton, so it may be sent again."""
+
+    def __init__(self, message: str, *, model_id: str | None = None, delivered: bool) -> None:
+        super().__init__(message, model_id=model_id)
+        self.delivered = delivered
+
+
+class BackendTimeout(BackendError):
+    pass
+
+
+class LoadFailed(BackendError):
+    pass
+
+
+class InferenceFailed(BackendError):
+    pass
+
+
+class InvalidSettings(Exception):
+    """All problems at once, one a line."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

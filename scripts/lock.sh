@@ -1,0 +1,8 @@
+#!/bin/sh
+# Writes requirements/*.txt anew: every package pinned and hashed, for Python 3.11 to 3.13.
+set -eu
+cd "$(dirname "$0")/.."
+lock() { uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate "$@"; }
+lock -o requirements/adapter.txt
+lock --extra embedded --group test --group check --group examples --group build -o requirements/dev.txt
+lock --group train -o requirements/train.txt

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Makes .venv with exactly the locked packages. Needs Python 3.11+ with venv; does nothing when up to date.
+#   PYTHON=python3.12 scripts/setup.sh    to choose the interpreter
+set -eu
+cd "$(dirname "$0")/.."
+
+usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
+if [ -z "${PYTHON:-}" ]; then
+  # The embedded Triton runs Python models on 3.11 and 3.12, so these come first.
+  for PYTHON in python3.12 python3.11 python3 python3.13; do usable "$PYTHON" && break; done
+fi
+usable "$PYTHON" || { echo "setup: needs Python 3.11, 3.12 or 3.13 with the venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
+
+stamp=.venv/.locked
+want="$("$PYTHON" -V) $(cat requirements/dev.txt pyproject.toml scripts/setup.sh | cksum)"
+[ "$(cat $stamp 2>/dev/null)" = "$want" ] && exit 0
+
+echo "setup: installing the locked packages into .venv with $("$PYTHON" -V) (about a minute)" >&2
+rm -rf .venv
+"$PYTHON" -m venv .venv
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+.venv/bin/python scripts/libpython.py
+printf '%s' "$want" > $stamp
