@@ -23,7 +23,9 @@ def parse_model_id(text: str) -> ModelId:
     if _UNPRINTABLE.search(text):
         raise InvalidRequest("model_name holds a NUL or is not valid UTF-8")
     if (size := len(text.encode())) > MAX_MODEL_ID_BYTES:
-        raise InvalidRequest(f"model_name is {size} bytes long; at most {MAX_MODEL_ID_BYTES} are accepted")
+        raise InvalidRequest(
+            f"model_name is {size} bytes long; at most {MAX_MODEL_ID_BYTES} are accepted"
+        )
     return ModelId(text)
 
 
