@@ -1,4 +1,4 @@
-"""What can go wrong, in the words of the domain. No status codes here: frontends/status.py has them.
+"""What can go wrong, in the words of the domain. Status codes are in frontends/status.py alone.
 
     AdapterError
     ├─ CallerError        the caller can mend it

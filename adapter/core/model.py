@@ -40,8 +40,8 @@ class ModelSource:
 class Package:
     """A model directory that was looked at and can be staged.
 
-    `root` is the real path of the folder that holds config.pbtxt. `size_bytes` is what the files take
-    on disk. `declared_bytes` is what the package says it will take in memory, None when it does not.
+    `root` is the real path of the folder that holds config.pbtxt. `size_bytes` is what the files
+    take on disk. `declared_bytes` is what the package says it takes in memory, None when silent.
     `content_key` is equal for the same files: it is what learned sizes are kept under.
     """
 

@@ -1,4 +1,4 @@
-"""How many bytes of memory a model will take: learned beats declared, and otherwise nobody knows."""
+"""How many bytes of memory a model will take: learned beats declared, else nobody knows."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """`8GiB`, `512 MiB`, `1.5GiB` or plain bytes, in bytes. Raises ValueError with the accepted forms."""
+    """`8GiB`, `512 MiB`, `1.5GiB` or plain bytes, in bytes. ValueError names the accepted forms."""
     match = _SIZE.fullmatch(text)
     if match is None or (unit := _UNITS.get(match[2].lower())) is None:
         raise ValueError(f"{text!r} is no size; write bytes or a number with KiB, MiB, GiB or TiB")
