@@ -17,6 +17,7 @@
        ├─ BackendTimeout      did not answer in time
        ├─ LoadFailed          Triton refused this model
        └─ InferenceFailed     the model raised
+          └─ StubDied            the python process that ran the model is gone
     InvalidSettings       apart: it never reaches a caller
 
 `str(error)` is what the caller may read. The cause, where there is one, is in `__cause__`.
@@ -117,6 +118,10 @@ class LoadFailed(BackendError):
 
 
 class InferenceFailed(BackendError):
+    pass
+
+
+class StubDied(InferenceFailed):
     pass
 
 

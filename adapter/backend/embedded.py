@@ -1,0 +1,211 @@
+"""A tritonserver of our own: started, watched, started again when it dies, and never left behind.
+
+Nothing outlives the adapter, even when it is killed: see process.py.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from adapter.backend.process import ServerProcess, arguments_of, descendants
+from adapter.backend.tritonserver import RunFolder, prepare
+from adapter.errors import BackendUnavailable
+
+_log = logging.getLogger("adapter.triton")
+
+_EXIT_TIMEOUT_SECONDS = 8  # Triton's own, for requests in flight; below what stop() allows
+_POLL_SECONDS = 0.05
+_BACKOFF_SECONDS = (0.5, 30.0)
+_STEADY_SECONDS = 60.0
+
+
+class EmbeddedTriton:
+    """One life: start() once, then stop().
+
+    `http`, `grpc` and `metrics` are host and port; port 0 means any free one, kept over restarts.
+    `restarts` counts the servers that have replaced a dead one; `on_restart` is awaited after each.
+    """
+
+    def __init__(
+        self,
+        *,
+        tritonserver: Path | None,
+        repository: Path | None,
+        http: tuple[str, int],
+        grpc: tuple[str, int],
+        metrics: tuple[str, int],
+        extra_args: Sequence[str],
+        start_timeout_seconds: float,
+        on_restart: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self._binary = tritonserver
+        self._wanted = {"http": http, "grpc": grpc, "metrics": metrics}
+        self._extra_args = tuple(extra_args)
+        self._start_timeout_seconds = start_timeout_seconds
+        self._on_restart = on_restart
+        self._folder = RunFolder()
+        self.repository = (repository or self._folder.path / "repository").absolute()
+        self.http_address = self.grpc_address = self.metrics_address = ""
+        self.restarts = 0
+        self._ports = ExitStack()
+        self._command: tuple[str, ...] = ()
+        self._environment: Mapping[str, str] = {}
+        self._server: ServerProcess | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._server.pid if self._server else None
+
+    async def start(self) -> None:
+        """Return when the server is live. BackendUnavailable says why it is not to be had."""
+        try:
+            await asyncio.to_thread(RunFolder.sweep)
+            self._prepare()
+            server = await self._launch()
+        except BaseException:
+            await self.stop()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(server), name="triton-supervisor")
+
+    async def stop(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        if self._server is not None:
+            await self._server.stop()
+        self._ports.close()
+        await asyncio.to_thread(self._folder.remove)
+
+    def process_ids(self) -> list[int]:
+        """The server and all its descendants, now. Empty while it is down."""
+        return [] if (pid := self.pid) is None else [pid, *descendants(pid)]
+
+    def has_live_stub(self, triton_name: str) -> bool | None:
+        """Does the Python process of this model live? None for a model that has none, or when
+        the server is down.
+
+        A stub carries the path of its model.py as an argument. Triton does not start a new one
+        when it dies, and still calls the model ready.
+        """
+        if self.pid is None:
+            return None
+        model = self.repository / triton_name
+        mark = f"{model}/".encode()
+        if any(arg.startswith(mark) for pid in self.process_ids() for arg in arguments_of(pid)):
+            return True
+        return False if any(model.glob("*/model.py")) else None
+
+    def _prepare(self) -> None:
+        launch = prepare(self._binary, self._folder.path)
+        self.repository.mkdir(mode=0o755, parents=True, exist_ok=True)
+        arguments = []
+        for door, (host, port) in self._wanted.items():
+            taken = self._take_port(door, host, port)
+            arguments += [f"--{door}-address={host}", f"--{door}-port={taken}"]
+            setattr(self, f"{door}_address", f"{host}:{taken}")
+        self._command = (
+            str(launch.binary),
+            f"--model-repository={self.repository}",
+            "--model-control-mode=explicit",
+            "--strict-readiness=false",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_SECONDS}",
+            f"--backend-config=python,shm-region-prefix-name={self._folder.path.name}",
+            *arguments,
+            *launch.arguments,
+            *self._extra_args,
+        )
+        # without it what a model prints stays in its buffer until 8 KiB have come together
+        self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **launch.environment}
+
+    def _take_port(self, door: str, host: str, port: int) -> int:
+        """Bind the port for good, without listening.
+
+        So nobody else is given it, while the server, which sets SO_REUSEADDR as well, can listen
+        on it, after each restart too.
+        """
+        taken = self._ports.enter_context(socket.socket())
+        try:
+            if port == 0:  # with SO_REUSEADDR set first, two adapters may be given the same one
+                taken.bind((host, port))
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port != 0:
+                taken.bind((host, port))
+        except OSError as error:
+            raise BackendUnavailable(
+                f"{host}:{port}, Triton's {door} address, cannot be had: {error.strerror}",
+                delivered=False,
+            ) from error
+        return int(taken.getsockname()[1])
+
+    async def _launch(self) -> ServerProcess:
+        self._server = server = await ServerProcess.spawn(
+            self._command, self._environment, self._folder.path.name
+        )
+        try:
+            async with asyncio.timeout(self._start_timeout_seconds):
+                while not await _is_live(self.http_address):
+                    if server.pid is None:
+                        raise BackendUnavailable(
+                            f"tritonserver {await server.ended()}: {server.complaint()}",
+                            delivered=False,
+                        )
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"tritonserver is not live after {self._start_timeout_seconds:g} s:"
+                f" {server.complaint()}",
+                delivered=False,
+            ) from error
+        return server
+
+    async def _supervise(self, server: ServerProcess) -> None:
+        delay = 0.0
+        while True:
+            _log.warning("triton.exited", extra={"reason": await server.ended()})
+            replaced = None
+            while replaced is None:
+                is_steady = time.monotonic() - server.started_at > _STEADY_SECONDS
+                delay = _BACKOFF_SECONDS[0] if is_steady or not delay else delay * 2
+                delay = min(delay, _BACKOFF_SECONDS[1])
+                await asyncio.sleep(delay)
+                replaced = await self._replace()
+            server = replaced
+
+    async def _replace(self) -> ServerProcess | None:
+        try:
+            server = await self._launch()
+        except BackendUnavailable as error:
+            _log.warning("triton.restart_failed", extra={"reason": str(error)})
+            if self._server is not None:
+                await self._server.stop()
+            return None
+        self.restarts += 1
+        _log.warning("triton.restarted", extra={"restarts": self.restarts})
+        if self._on_restart is not None:
+            try:
+                await self._on_restart()
+            except Exception:  # noqa: BLE001 - whatever it raises, supervision goes on
+                _log.exception("triton.restart_hook_failed")
+        return server
+
+
+async def _is_live(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    request = f"GET /v2/health/live HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(request.encode())
+            status = await reader.readline()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+    except OSError:
+        return False
+    return status.startswith(b"HTTP/1.1 200 ")

@@ -1,0 +1,163 @@
+"""Triton's control plane, through tritonclient over gRPC.
+
+Over gRPC because a load over Triton's HTTP port stops every inference on that port for as long as
+it takes, and each gRPC load gets a thread of its own (sagemaker.md section 5).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from adapter.backend.retry import control_retries
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId, TritonName
+from adapter.errors import BackendUnavailable
+
+log = logging.getLogger(__name__)
+
+_CHANNEL = [
+    # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata
+    # size exceeds hard limit", its words lost (memory.md section 0.2; seen to pass up to 1 MB).
+    ("grpc.max_metadata_size", 4 * 2**20),
+    ("grpc.absolute_max_metadata_size", 4 * 2**20),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Notice a restarted Triton within a second, not after grpc's default of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+_PRESENT = frozenset({"READY", "LOADING", "UNLOADING"})
+_POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
+_WATCH_SECONDS = 0.5
+
+
+class TritonControl:
+    """Every call has a time limit; every failure is one of our errors.
+
+    `live` is what the last look said; `watch` keeps it true to within a second.
+    """
+
+    def __init__(
+        self,
+        faults: Faults,
+        *,
+        load_timeout_seconds: float,
+        call_timeout_seconds: float,
+        on_retry: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.live = False
+        self._faults = faults
+        self._load_timeout = load_timeout_seconds
+        self._timeout = call_timeout_seconds
+        self._on_retry = on_retry
+        self._client: InferenceServerClient | None = None
+
+    def connect(self, address: str) -> None:
+        """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
+        self._client = InferenceServerClient(address, channel_args=_CHANNEL)
+
+    async def close(self) -> None:
+        client, self._client, self.live = self._client, None, False
+        if client is not None:
+            await client.close()
+
+    async def load(self, name: TritonName, model_id: ModelId) -> None:
+        """Return when Triton serves the model.
+
+        It cannot be told to stop: after BackendTimeout the load goes on in there.
+        """
+        await self._call("load_model", name, timeout=self._load_timeout, about=(name, model_id))
+
+    async def unload(self, name: TritonName, model_id: ModelId) -> None:
+        """Return when Triton has begun; `wait_gone` says when it is done.
+
+        Waits for a load of the same model that is under way, as Triton does.
+        """
+        await self._call(
+            "unload_model",
+            name,
+            unload_dependents=True,
+            timeout=self._load_timeout,
+            about=(name, model_id),
+        )
+
+    async def present(self) -> set[str]:
+        """The names of all models that Triton has or is bringing up or down."""
+        index = await self._call("get_model_repository_index", timeout=self._timeout)
+        return {m.name for m in index.models if m.state in _PRESENT}
+
+    async def ready(self) -> set[str]:
+        index = await self._call("get_model_repository_index", timeout=self._timeout)
+        return {m.name for m in index.models if m.state == "READY"}
+
+    async def wait_gone(self, name: TritonName, seconds: float) -> bool:
+        """Poll the index until nothing of the model is left; False when the time is up.
+
+        The folder must stay in place meanwhile: without it a model that is still alive is missing
+        from the index (modelmesh.md section 6).
+        """
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + seconds, _POLL_FIRST_SECONDS
+        while name in await self.present():
+            if loop.time() + pause > deadline:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _POLL_LAST_SECONDS)
+        return True
+
+    async def wait_live(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not await self._look():
+            if loop.time() > deadline:
+                raise BackendUnavailable(
+                    f"Triton was not live within {seconds:g} s", delivered=False
+                )
+            await asyncio.sleep(0.1)
+
+    async def watch(self, on_back: Callable[[], Awaitable[None]]) -> None:
+        """For ever: keep `live` up to date; call `on_back` each time that Triton came back."""
+        while True:
+            was = self.live
+            if await self._look() and not was:
+                await on_back()
+            if was and not self.live:
+                log.warning("triton.unreachable")
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    async def _look(self) -> bool:
+        try:
+            assert self._client is not None  # noqa: S101 - connect() comes first
+            self.live = bool(await self._client.is_server_live(client_timeout=2.0))
+        except InferenceServerException:
+            self.live = False
+        return self.live
+
+    async def _call(
+        self,
+        method: str,
+        *args: Any,
+        timeout: float,  # noqa: ASYNC109 - Triton's own, on the wire
+        about: tuple[TritonName, ModelId] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self._client is None:
+            raise BackendUnavailable("Triton is not up yet", delivered=False)
+        name, model_id = about or (None, None)
+        call = getattr(self._client, method)
+
+        async def once() -> Any:
+            try:
+                return await call(*args, client_timeout=timeout, **kwargs)
+            except InferenceServerException as error:
+                code = (error.status() or "UNKNOWN").removeprefix("StatusCode.")
+                text = error.message() or ""
+                raise self._faults.of_control(code, text, name=name, model_id=model_id) from error
+
+        return await control_retries(lambda: self._on_retry(method))(once)

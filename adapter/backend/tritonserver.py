@@ -1,0 +1,201 @@
+"""Which tritonserver to run, what has to stand around it, and the folder it runs in.
+
+A binary of NVIDIA's images runs as it is. The one in the PyPI wheel nvidia-pytriton needs its
+private libraries, a libpython for the stubs and a backend folder with the stub of this Python's
+version. All of that is put together from links in the run folder: site-packages may be read-only,
+and many adapters may start at once, so nothing is ever written there.
+"""
+
+import ctypes.util
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapter.errors import BackendUnavailable
+
+_INSTALL = "install it with: pip install 'triton-adapter[embedded]'"
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+LIBPYTHON = f"libpython{_VERSION}.so.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to execute: arguments and environment are what this binary needs and no other does."""
+
+    binary: Path
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def prepare(setting: Path | None, folder: Path) -> Launch:
+    """Find the binary and put what it needs into `folder`. BackendUnavailable when it cannot be."""
+    wheel = _wheel()
+    binary = _find(setting, wheel)
+    if wheel is None or wheel not in binary.resolve().parents:
+        return Launch(binary, (), {})
+    _refuse_unfit_python()
+    return _from_wheel(wheel, binary, folder)
+
+
+def find_libpython() -> Path | None:
+    """The shared library of this Python: a full path, or a bare name where the system's loader
+    has it; None where there is none.
+    """
+    libdir = Path(sysconfig.get_config_var("LIBDIR") or "")
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    # the last is where scripts/libpython.py puts the one that it fetched
+    for folder in (libdir, libdir / multiarch, Path(sys.base_prefix, "lib"), libpython_folder()):
+        if (found := folder / LIBPYTHON).is_file():
+            return found
+    if ctypes.util.find_library(f"python{_VERSION}") == LIBPYTHON:
+        return Path(LIBPYTHON)
+    return None
+
+
+def libpython_folder() -> Path:
+    return Path(sys.prefix, "lib")
+
+
+class RunFolder:
+    """A folder that lives as long as its process: removed at the end, or by the next to start.
+
+    The lock tells a live owner from one that was killed. The folder gets its final name only once
+    it is locked, so that no sweep ever sees one without. Its name is also the prefix of Triton's
+    shared memory regions.
+    """
+
+    _PREFIX = "triton-adapter-"
+    _LOCK = "adapter.lock"
+
+    def __init__(self) -> None:
+        made = Path(tempfile.mkdtemp(prefix=f".{self._PREFIX}"))
+        self._lock: int | None = os.open(made / self._LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = made.rename(made.with_name(made.name[1:]))
+
+    def remove(self) -> None:
+        if self._lock is not None:
+            _clear(self.path)
+            os.close(self._lock)
+            self._lock = None
+
+    @classmethod
+    def sweep(cls) -> None:
+        """Remove what a killed adapter of the same user left behind."""
+        for path in Path(tempfile.gettempdir()).glob(f"{cls._PREFIX}????????"):
+            with suppress(OSError):  # locked by its owner, or another sweep was faster
+                lock = os.open(path / cls._LOCK, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if path.lstat().st_uid == os.getuid():
+                        _clear(path)
+                finally:
+                    os.close(lock)
+
+
+def _clear(folder: Path) -> None:
+    for region in Path("/dev/shm").glob(f"{folder.name}*"):  # noqa: S108 - where Triton puts them
+        region.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _find(setting: Path | None, wheel: Path | None) -> Path:
+    if setting is not None:
+        if not setting.is_file():
+            raise BackendUnavailable(f"no tritonserver at {setting}", delivered=False)
+        return setting.absolute()
+    if (on_path := shutil.which("tritonserver")) is not None:
+        return Path(on_path).absolute()
+    if wheel is not None:
+        return wheel / "bin" / "tritonserver"
+    raise BackendUnavailable(f"no tritonserver found; {_INSTALL}", delivered=False)
+
+
+def _wheel() -> Path | None:
+    """The wheel's server folder. The package is located, not imported: nothing of it is needed."""
+    spec = importlib.util.find_spec("pytriton")
+    for location in (spec and spec.submodule_search_locations) or ():
+        root = Path(location, "tritonserver").resolve()
+        if (root / "bin" / "tritonserver").is_file():
+            return root
+    return None
+
+
+def _refuse_unfit_python() -> None:
+    """With numpy 2 the python backend of Triton 2.51 fails every request: "output tensor shape
+    does not match size of output"; numpy 1 does not exist for Python 3.13 and later.
+    """
+    if sys.version_info >= (3, 13):
+        raise BackendUnavailable(
+            f"the tritonserver of the PyPI wheel runs Python models on Python 3.12 and older, this"
+            f" is {_VERSION}; use Python 3.12, or a tritonserver of NVIDIA's image",
+            delivered=False,
+        )
+    try:
+        version = importlib.metadata.version("numpy")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if not version.startswith("1."):
+        raise BackendUnavailable(
+            f"the tritonserver of the PyPI wheel needs numpy 1.x, installed is {version};"
+            " install it with: pip install 'numpy<2'",
+            delivered=False,
+        )
+
+
+def _from_wheel(wheel: Path, binary: Path, folder: Path) -> Launch:
+    backend = folder / "backends" / "python"
+    libraries = folder / "lib"
+    for made in (backend, libraries):
+        made.mkdir(parents=True)
+    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
+        (backend / name).symlink_to(wheel / "backends" / "python" / name)
+    stub = "triton_python_backend_stub"
+    _place_executable(wheel / "python_backend_stubs" / _VERSION / stub, backend / stub)
+    _place_executable(binary.resolve(), folder / "tritonserver")
+    _place_libpython(libraries)
+    search = [str(libraries), str(wheel.parent.parent / "nvidia_pytriton.libs")]
+    return Launch(
+        folder / "tritonserver",
+        (f"--backend-directory={backend.parent}",),
+        {
+            "LD_LIBRARY_PATH": _joined(*search, os.environ.get("LD_LIBRARY_PATH")),
+            # the stub takes the first python3 on PATH for its own: it must be this environment's
+            "PATH": _joined(str(Path(sys.prefix, "bin")), os.environ.get("PATH")),
+        },
+    )
+
+
+def _place_libpython(folder: Path) -> None:
+    """A link, not its folder on the loader's path: that may hold unrelated libraries."""
+    found = find_libpython()
+    if found is None:
+        raise BackendUnavailable(
+            f"{LIBPYTHON} is missing, which Triton's python backend needs;"
+            f" Debian and Ubuntu have it in the package libpython{_VERSION}",
+            delivered=False,
+        )
+    if found.is_absolute():
+        (folder / LIBPYTHON).symlink_to(found)
+
+
+def _place_executable(source: Path, target: Path) -> None:
+    """A link where the source may be executed; some installers drop that bit, then a copy."""
+    if os.access(source, os.X_OK):
+        target.symlink_to(source)
+    else:
+        shutil.copyfile(source, target)
+        target.chmod(0o755)
+
+
+def _joined(*folders: str | None) -> str:
+    return os.pathsep.join(folder for folder in folders if folder)

@@ -1,0 +1,300 @@
+"""The command line. Starts fast: whatever is heavy is imported by the command that needs it."""
+
+import argparse
+import json
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from urllib.parse import urlsplit
+
+from adapter.errors import AdapterError, InvalidSettings
+
+if TYPE_CHECKING:
+    from adapter.settings import Door, Loaded
+
+_PROG = "triton-adapter"
+_PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
+_POLL_SECONDS = 0.1
+_DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
+
+# What each command does, then lines that show how it is used.
+_COMMANDS = {
+    "serve": (
+        "run the sidecar",
+        "triton-adapter serve --triton-grpc=triton:8001 --model-roots=/opt/ml/models",
+        "triton-adapter serve --triton=embedded --triton-args=--log-verbose=1 --memory-limit=8GiB",
+        "ADAPTER_HTTP=unix:/run/adapter.sock triton-adapter serve --config adapter.yaml",
+    ),
+    "demo": (
+        "a guided tour on a Triton of its own",
+        "triton-adapter demo",
+        "triton-adapter demo --log-level=debug",
+    ),
+    "wait": (
+        "block until the sidecar is ready",
+        "triton-adapter wait --timeout=60",
+        "triton-adapter wait --url=http://127.0.0.1:8081/startup",
+    ),
+    "healthcheck": (
+        "ask once whether the sidecar is ready",
+        "triton-adapter healthcheck",
+        "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
+        "triton-adapter healthcheck --url=unix:/run/adapter-admin.sock",
+    ),
+    "check-config": (
+        "print every setting, its value and where it came from",
+        "triton-adapter check-config --config adapter.yaml",
+        "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",
+    ),
+    "version": ("print the version", "triton-adapter version", "triton-adapter version --all"),
+}
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one command. 0 done, 2 bad settings or arguments, 1 anything else."""
+    try:
+        args = _parser(argv).parse_args(argv)
+        return _RUN[args.command](args, environ)
+    except SystemExit as stop:  # argparse: 0 after --help, 2 after a usage error
+        return int(stop.code or 0)
+    except InvalidSettings as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
+        return 2
+    except AdapterError as error:
+        print(f"{_PROG}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 1
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Only the command that is asked for gets its options: those of settings cost an import."""
+    wanted = next((word for word in argv if not word.startswith("-")), "")
+    top = argparse.ArgumentParser(
+        prog=_PROG,
+        description="SageMaker multi-model contract in front of a stock NVIDIA Triton.",
+        epilog=_epilog(
+            ["triton-adapter serve --triton=embedded --examples", "triton-adapter serve --help"]
+        )
+        + "\nexit codes: 0 done; 2 bad settings; 1 anything else",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
+    for name, (summary, *examples) in _COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary.capitalize() + ".",
+            epilog=_epilog(examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if name == wanted:
+            _add_options(command, name)
+    return top
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    return "examples:\n" + "".join(f"  {line}\n" for line in examples)
+
+
+def _add_options(command: argparse.ArgumentParser, name: str) -> None:
+    if name in {"serve", "check-config", "wait", "healthcheck"}:
+        text = "YAML file of settings (or ADAPTER_CONFIG)"
+        command.add_argument("--config", type=Path, metavar="FILE", help=text)
+    if name in {"wait", "healthcheck"}:
+        text = "http://HOST:PORT/PATH or unix:/SOCKET (default: /readyz at the admin door)"
+        command.add_argument("--url", help=text)
+    if name == "wait":
+        text = "give up then (default: 120)"
+        command.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help=text)
+    if name == "check-config":
+        command.add_argument("--json", action="store_true", help="for programs")
+    if name == "version":
+        text = "with Python and the key dependencies"
+        command.add_argument("--all", action="store_true", help=text)
+    if name in {"serve", "demo", "check-config"}:
+        _add_settings(command)
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """One flag a setting. Values stay text: load_settings finds all that is wrong with them."""
+    from adapter.settings import Settings, as_text, flag_of, variable_of  # noqa: PLC0415 - pydantic
+
+    for name, field in Settings.model_fields.items():
+        default = as_text(name, field.default)
+        text = f"{field.description} (default: {default}; environment: {variable_of(name)})"
+        text = text.replace("%", "%%")
+        if field.annotation is bool:
+            action = argparse.BooleanOptionalAction
+            command.add_argument(flag_of(name), action=action, default=None, help=text)
+        elif get_origin(field.annotation) is tuple:
+            command.add_argument(
+                flag_of(name), action="append", metavar="VALUE", help=f"{text}; repeatable"
+            )
+        else:
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            command.add_argument(flag_of(name), metavar="|".join(choices) or "VALUE", help=text)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, object]:
+    from adapter.settings import Settings  # noqa: PLC0415 - pydantic
+
+    given = vars(args)
+    return {name: given[name] for name in Settings.model_fields if given.get(name) is not None}
+
+
+def _load(args: argparse.Namespace, environ: Mapping[str, str]) -> "Loaded":
+    from adapter.settings import load_settings  # noqa: PLC0415 - pydantic
+
+    return load_settings(_flags(args), environ, args.config)
+
+
+def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    loaded = _load(args, environ)
+    import asyncio  # noqa: PLC0415 - see the top
+    import logging  # noqa: PLC0415 - see the top
+
+    import uvloop  # noqa: PLC0415 - see the top
+
+    from adapter.app import serve  # noqa: PLC0415 - see the top
+    from adapter.log import setup_logging  # noqa: PLC0415 - see the top
+
+    setup_logging(loaded.settings.log_level, loaded.settings.log_format)
+    for warning in loaded.warnings:
+        logging.getLogger(__name__).warning("settings.ignored", extra={"reason": warning})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(loaded))
+
+
+def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    from adapter.demo import run_demo  # noqa: PLC0415 - see the top
+
+    return run_demo(_flags(args))
+
+
+def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    reason = _why_not_ready(_target(args, environ), _PROBE_SECONDS)
+    if reason:
+        print(reason)
+    return 1 if reason else 0
+
+
+def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    target = _target(args, environ)
+    end = time.monotonic() + args.timeout
+    while reason := _why_not_ready(target, max(0.1, min(_PROBE_SECONDS, end - time.monotonic()))):
+        if time.monotonic() + _POLL_SECONDS > end:
+            print(f"not ready after {args.timeout:g} s: {reason}", file=sys.stderr)
+            return 1
+        time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _target(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """The --url, or /readyz at the admin door as seen from this machine."""
+    if args.url is None:
+        return _ready_url(_load(args, environ).settings.admin)
+    try:
+        url = urlsplit(args.url)
+        is_whole = url.port != 0 and bool({"http": url.netloc, "unix": url.path}.get(url.scheme))
+    except ValueError:  # the port
+        is_whole = False
+    if not is_whole:
+        rule = "write http://HOST:PORT/PATH or unix:/SOCKET"
+        raise InvalidSettings([f"flag --url: {args.url!r}: {rule}"])
+    return str(args.url)
+
+
+def _ready_url(door: "Door") -> str:
+    if door.kind == "unix":
+        return str(door)
+    if door.kind == "off" or door.port == 0:
+        raise InvalidSettings([f"setting admin: {str(door)!r}: no door to ask; name one by --url"])
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(door.host, door.host)  # noqa: S104 - compared
+    return f"http://{replace(door, host=near)}/readyz"
+
+
+def _why_not_ready(url: str, limit_seconds: float) -> str:
+    """Empty when the answer is 200, else what was answered or why nothing was."""
+    from http import HTTPStatus  # noqa: PLC0415 - see the top
+    from http.client import HTTPConnection, HTTPException  # noqa: PLC0415 - see the top
+
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "localhost", parts.port, timeout=limit_seconds)
+    try:
+        if parts.scheme == "unix":
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(limit_seconds)
+            connection.sock.connect(parts.path)
+        connection.request("GET", parts.path if parts.scheme == "http" else "/readyz")
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace")
+    except (OSError, HTTPException) as error:
+        return f"{url}: {str(error) or type(error).__name__}"
+    finally:
+        connection.close()
+    return "" if answer.status == HTTPStatus.OK else f"{url}: {answer.status} {body}"
+
+
+def _check_config(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    loaded = _load(args, environ)
+    for warning in loaded.warnings:
+        print(warning, file=sys.stderr)
+    rows = [(name, masked(name, value), loaded.origins[name]) for name, value in loaded.settings]
+    if args.json:
+        print(json.dumps({n: {"value": _plain(v), "origin": o} for n, v, o in rows}, indent=2))
+    else:
+        _print_table(rows)
+    return 0
+
+
+def masked(name: str, value: object) -> object:
+    is_secret = name.endswith(("_token", "_password", "_secret"))
+    return "***" if is_secret and value is not None else value
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [str(item) for item in value]
+    return value if isinstance(value, bool | int | float | None) else str(value)
+
+
+def _print_table(rows: Sequence[tuple[str, object, str]]) -> None:
+    from adapter.settings import as_text  # noqa: PLC0415 - pydantic
+
+    texts = [(name, as_text(name, value), origin) for name, value, origin in rows]
+    widths = [max(len(row[i]) for row in texts) for i in (0, 1)]
+    for name, value, origin in texts:
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+
+
+def _version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - see the top
+
+    for name in (_PROG, *_DEPENDENCIES) if args.all else (_PROG,):
+        try:
+            print(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            print(f"{name} not installed")
+    if args.all:
+        print(f"python {sys.version.split()[0]}")
+    return 0
+
+
+_RUN = {
+    "serve": _serve,
+    "demo": _demo,
+    "wait": _wait,
+    "healthcheck": _healthcheck,
+    "check-config": _check_config,
+    "version": _version,
+}

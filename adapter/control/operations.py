@@ -1,0 +1,87 @@
+"""Runs operations: each in a task of its own, one at a time per model, one log line each."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, CallerError, InsufficientMemory, OutOfMemory
+from adapter.metrics import Metrics
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Operations:
+    """Equal readings of `changes` mean that no operation began or ended in between."""
+
+    def __init__(self, metrics: Metrics, size_of: Callable[[ModelId], int]) -> None:
+        self.changes = 0
+        self._metrics = metrics
+        self._size_of = size_of
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turns: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def turn(self, model_id: ModelId) -> asyncio.Lock:
+        """The FIFO lock of this model; it is forgotten when nobody holds or awaits it."""
+        return self._turns.setdefault(model_id, asyncio.Lock())
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` to its end, whether or not anybody goes on waiting for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        self.changes += 1
+        task.add_done_callback(self._ended)
+        return task
+
+    async def drain(self, seconds: float) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    async def logged(
+        self, operation: str, model_id: ModelId, work: Coroutine[Any, Any, T], seen: dict[str, str]
+    ) -> T:
+        """Do `work`, and leave its one log line and its counts behind."""
+        begun = time.monotonic()
+        outcome, level, event = "ok", logging.INFO, f"model.{operation}ed"
+        fields: dict[str, Any] = dict(seen)
+        try:
+            return await work
+        except AdapterError as error:
+            outcome = type(error).__name__
+            refused = isinstance(error, CallerError | InsufficientMemory)
+            event = f"model.{operation}_{'refused' if refused else 'failed'}"
+            level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
+            fields["reason"] = str(error)
+            self._count_out_of_memory(error)
+            raise
+        except BaseException:
+            outcome, event = "bug", f"model.{operation}_failed"
+            raise
+        finally:
+            seconds = time.monotonic() - begun
+            self._metrics.operations.labels(operation, outcome).inc()
+            self._metrics.operation_seconds.labels(operation).observe(seconds)
+            fields |= {"model_id": model_id, "seconds": round(seconds, 3)}
+            fields["bytes"] = self._size_of(model_id)
+            log.log(level, event, extra=fields)
+
+    def _count_out_of_memory(self, error: AdapterError) -> None:
+        if isinstance(error, InsufficientMemory):
+            self._metrics.out_of_memory.labels("refused").inc()
+        elif isinstance(error, OutOfMemory):
+            self._metrics.out_of_memory.labels("load").inc()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self.changes += 1
+        # Retrieved here too, in case that the caller has gone: an operation never fails unseen.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, AdapterError):
+            log.error("operation.failed", exc_info=error)

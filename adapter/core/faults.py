@@ -1,0 +1,119 @@
+"""What Triton said -> one of our errors. The only place that reads Triton's texts.
+
+Triton has no code for out of memory: load failures of every kind are INVALID_ARGUMENT, and failed
+inferences whatever the backend chose (memory.md section 0.1). So the status is looked at first and
+the text second.
+"""
+
+import re
+
+from adapter.core.model import ModelId, TritonName
+from adapter.core.oom import Classifier, Phase, Strength, Verdict
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    BackendUnavailable,
+    InferenceFailed,
+    InvalidRequest,
+    LoadFailed,
+    MemoryFigures,
+    ModelNotFound,
+    OutOfMemory,
+    StubDied,
+)
+
+# What grpcio itself says when there was no Triton to say anything.
+_NOT_DELIVERED = re.compile(
+    r"failed to connect|connection refused|name resolution|DNS", re.IGNORECASE
+)
+_LOST = re.compile(
+    r"socket closed|connection reset|goaway|stream removed|transport|recvmsg|broken pipe|"
+    r"connection (?:closed|aborted|timed out)|keepalive|endpoint closing|channel (?:is )?closed",
+    re.IGNORECASE,
+)
+# core infer_request.cc / model_lifecycle.cc; UNAVAILABLE instead of NOT_FOUND before mid-2022
+_UNKNOWN_MODEL = re.compile(
+    r"(?:\[request id: [^\]]*\] )?"
+    r"(?:Request for unknown model: |'[^']*' version \d+ is not at ready)"
+)
+_DEAD_STUB = re.compile(r"Stub process .{0,512}is not healthy")
+
+# gRPC code of a load failure -> what Triton's HTTP port would have said
+_HTTP_OF_LOAD = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "INTERNAL": 500, "UNKNOWN": 400}
+
+_BAD_REQUEST, _NOT_FOUND, _SERVER_ERROR, _NOT_IMPLEMENTED, _UNAVAILABLE = 400, 404, 500, 501, 503
+
+
+class Faults:
+    """`model_id` in the texts instead of Triton's name for it, where the two differ."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        self._classifier = classifier
+
+    def of_control(
+        self, code: str, text: str, *, name: TritonName | None = None, model_id: ModelId | None
+    ) -> AdapterError:
+        """A load, unload or index call failed with this gRPC code (`UNAVAILABLE`, ...)."""
+        verdict = self._classifier.judge(
+            text, phase=Phase.LOAD, http_status=_HTTP_OF_LOAD.get(code, _SERVER_ERROR)
+        )
+        text = _for_caller(text, name, model_id)
+        if code == "UNAVAILABLE" and _NOT_DELIVERED.search(text):
+            return BackendUnavailable(
+                f"Triton cannot be reached: {text}", model_id=model_id, delivered=False
+            )
+        if code in {"UNAVAILABLE", "CANCELLED"} and _LOST.search(text):
+            return BackendUnavailable(
+                f"the connection to Triton broke: {text}", model_id=model_id, delivered=True
+            )
+        if code == "DEADLINE_EXCEEDED":
+            return BackendTimeout("Triton did not answer in time", model_id=model_id)
+        if code == "RESOURCE_EXHAUSTED":
+            # grpcio's own limits on messages and metadata; Triton never uses this code
+            return LoadFailed(text, model_id=model_id)
+        if verdict.strength is Strength.STRONG:
+            return _out_of_memory(text, verdict, model_id)
+        return LoadFailed(text, model_id=model_id)
+
+    def of_inference(
+        self, status: int, content_type: str, text: str, *, name: TritonName, model_id: ModelId
+    ) -> AdapterError:
+        """An inference over HTTP was answered with `status` >= 400.
+
+        Triton's HTTP port says 500 to many faults of the caller. They were found while the
+        request was parsed, and only those come as JSON by content type; failures of the execution
+        are text/plain (sagemaker.md section 5).
+        """
+        verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
+        said = _for_caller(text, name, model_id)
+        if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.match(text):
+            return ModelNotFound(f"Triton does not have the model: {said}", model_id=model_id)
+        parsing = status == _SERVER_ERROR and content_type.startswith("application/json")
+        if parsing or status == _NOT_IMPLEMENTED:
+            return InvalidRequest(said, model_id=model_id)
+        if verdict.strength is Strength.STRONG:
+            return _out_of_memory(said, verdict, model_id)
+        if _DEAD_STUB.search(text):
+            return StubDied(said, model_id=model_id)
+        if status == _UNAVAILABLE:
+            return BackendUnavailable(said, model_id=model_id, delivered=True)
+        # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
+        if status >= _SERVER_ERROR or status == _NOT_FOUND:
+            return InferenceFailed(said, model_id=model_id)
+        return InvalidRequest(said, model_id=model_id)
+
+
+def _out_of_memory(text: str, verdict: Verdict, model_id: ModelId | None) -> OutOfMemory:
+    return OutOfMemory(
+        text,
+        model_id=model_id,
+        figures=MemoryFigures(needed_bytes=verdict.requested_bytes),
+        matched=verdict.matched,
+    )
+
+
+def _for_caller(text: str, name: TritonName | None, model_id: ModelId | None) -> str:
+    text = text.strip().removesuffix(";").strip()
+    if name is None or model_id is None or str(name) == str(model_id):
+        return text
+    return text.replace(name, model_id)

@@ -1,0 +1,117 @@
+"""Which models exist, and in which state. `serving()` is the hot path: one dict look-up."""
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.state import ModelEvent, ModelState, advance
+from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
+
+
+@dataclass(slots=True, eq=False)
+class ModelRecord:
+    """One model. Only the registry changes `state`; only control changes `in_flight`."""
+
+    id: ModelId
+    name: TritonName
+    source: ModelSource
+    state: ModelState = ModelState.LOADING
+    in_flight: int = 0
+
+    @property
+    def is_renamed(self) -> bool:
+        """Triton knows it by another name than the caller does."""
+        return str(self.name) != str(self.id)
+
+
+def not_loaded(model_id: ModelId) -> ModelNotFound:
+    return ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
+
+
+class Registry:
+    def __init__(self) -> None:
+        self._records: dict[ModelId, ModelRecord] = {}
+        self._ready: list[ModelId] = []  # sorted, so that a page costs the same for 10 and 10,000
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {state.value.lower()}" for state, n in self.counts().items())
+        return f"<Registry [{counts}]>"
+
+    def __contains__(self, model_id: ModelId) -> bool:
+        return model_id in self._records
+
+    def get(self, model_id: ModelId) -> ModelRecord | None:
+        return self._records.get(model_id)
+
+    def serving(self, model_id: ModelId) -> ModelRecord:
+        """The record of a model that may be invoked now."""
+        record = self._records.get(model_id)
+        if record is None or record.state is ModelState.UNLOADING:
+            raise not_loaded(model_id)
+        if record.state is ModelState.LOADING:
+            raise ModelNotReady(f"model {model_id!r} is being loaded", model_id=model_id)
+        if record.state is ModelState.DEAD:
+            raise ModelNotFound(
+                f"model {model_id!r} has lost its process; load it again", model_id=model_id
+            )
+        return record
+
+    def page(self, after: ModelId | None, limit: int) -> tuple[list[ModelRecord], bool]:
+        """Up to `limit` ready models whose ids sort behind `after`; and whether more follow."""
+        start = 0 if after is None else bisect_right(self._ready, after)
+        ids = self._ready[start : start + limit]
+        return [self._records[i] for i in ids], start + limit < len(self._ready)
+
+    def records(self) -> list[ModelRecord]:
+        return list(self._records.values())
+
+    def counts(self) -> dict[ModelState, int]:
+        counts = dict.fromkeys(ModelState, 0)
+        for record in self._records.values():
+            counts[record.state] += 1
+        return counts
+
+    def begin_load(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
+        if (known := self._records.get(model_id)) is not None:
+            doing = "being loaded" if known.state is ModelState.LOADING else "loaded already"
+            raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
+        advance(None, ModelEvent.LOAD_BEGUN)
+        record = self._records[model_id] = ModelRecord(model_id, name, source)
+        return record
+
+    def finish_load(self, record: ModelRecord) -> None:
+        self._apply(record, ModelEvent.LOADED)
+
+    def abort_load(self, record: ModelRecord) -> None:
+        self._apply(record, ModelEvent.LOAD_FAILED)
+
+    def died(self, record: ModelRecord) -> None:
+        if record.state is ModelState.READY:  # many requests notice the same death
+            self._apply(record, ModelEvent.DIED)
+
+    def begin_unload(self, model_id: ModelId) -> ModelRecord:
+        record = self._records.get(model_id)
+        if record is None:
+            raise not_loaded(model_id)
+        self._apply(record, ModelEvent.UNLOAD_BEGUN)
+        return record
+
+    def finish_unload(self, record: ModelRecord) -> None:
+        self._apply(record, ModelEvent.UNLOADED)
+
+    def unload_failed(self, record: ModelRecord) -> None:
+        self._apply(record, ModelEvent.UNLOAD_FAILED)
+
+    def vanished(self, record: ModelRecord) -> None:
+        self._apply(record, ModelEvent.VANISHED)
+
+    def _apply(self, record: ModelRecord, event: ModelEvent) -> None:
+        before, after = record.state, advance(record.state, event)
+        if before is ModelState.READY:
+            del self._ready[bisect_left(self._ready, record.id)]
+        if after is ModelState.READY:
+            insort(self._ready, record.id)
+        if after is None:
+            del self._records[record.id]
+        else:
+            record.state = after

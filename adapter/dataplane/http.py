@@ -1,0 +1,111 @@
+"""HTTP inference: bytes in, Triton, bytes out. No tensors, no JSON of ours, one forwarded call."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import aiohttp
+
+from adapter.core.faults import Faults
+from adapter.core.infer import InferRequest
+from adapter.core.model import ModelId, TritonName
+from adapter.core.registry import ModelRecord
+from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
+
+# What a caller may tell Triton; everything else of a request stays here.
+_FORWARDED = ("Content-Type", "Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_OK = 200
+_MAX_ERROR_BYTES = 4 * 2**20
+
+
+class HttpAnswer:
+    """InferAnswer over a response of Triton's HTTP port."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.content_length = response.content_length
+        self.headers = response.headers
+        header = response.headers.get(HEADER_LENGTH)
+        self.json_header_bytes = None if header is None else int(header)
+        self._response = response
+
+    async def read(self) -> bytes:
+        return await self._response.read()
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        return self._response.content.iter_any()
+
+
+class HttpDataPlane:
+    def __init__(self, faults: Faults, *, timeout_seconds: float) -> None:
+        self._faults = faults
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=5)
+        self._timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._base = ""
+
+    def connect(self, address: str) -> None:
+        """`host:port` of Triton's HTTP port."""
+        self._base = f"http://{address}/v2/models/"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=300),
+            timeout=self._timeout,
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept-Encoding", "Content-Type"),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    @asynccontextmanager
+    async def infer(self, record: ModelRecord, request: InferRequest) -> AsyncIterator[HttpAnswer]:
+        """Yield Triton's answer; whatever is no good answer is raised as one of our errors."""
+        if self._session is None:
+            raise BackendUnavailable("Triton is not up yet", model_id=record.id, delivered=False)
+        try:
+            async with self._session.post(
+                f"{self._base}{record.name}/infer",
+                data=request.body,
+                headers=_headers(record, request),
+            ) as response:
+                if response.status != _OK:
+                    raise await self._fault(response, record.name, record.id)
+                yield HttpAnswer(response)
+        except TimeoutError as error:
+            raise BackendTimeout(
+                f"no answer from Triton within {self._timeout_seconds:g} s", model_id=record.id
+            ) from error
+        except aiohttp.ClientError as error:
+            delivered = not isinstance(error, aiohttp.ClientConnectorError)
+            raise BackendUnavailable(
+                f"Triton cannot be reached: {error}", model_id=record.id, delivered=delivered
+            ) from error
+
+    async def _fault(
+        self, response: aiohttp.ClientResponse, name: TritonName, model_id: ModelId
+    ) -> AdapterError:
+        raw = await response.content.read(_MAX_ERROR_BYTES)
+        text = raw.decode("utf-8", "backslashreplace")
+        with suppress(ValueError, TypeError, KeyError):  # any other shape: the raw text says most
+            text = str(json.loads(text)["error"])
+        content_type = response.headers.get("Content-Type", "")
+        return self._faults.of_inference(
+            response.status, content_type, text, name=name, model_id=model_id
+        )
+
+
+def _headers(record: ModelRecord, request: InferRequest) -> dict[str, str]:
+    headers = {h: request.headers[h] for h in _FORWARDED if h in request.headers}
+    if request.json_header_bytes is not None:
+        headers[HEADER_LENGTH] = str(request.json_header_bytes)
+    if request.content_length is not None:
+        headers["Content-Length"] = str(request.content_length)
+    if record.is_renamed:
+        # the answer names the model, and its name will have to be put back
+        headers.pop("Accept-Encoding", None)
+    return headers

@@ -1,0 +1,93 @@
+"""The admin door: probes with reasons, metrics, and a look at the inside.
+
+Liveness never depends on Triton: killing the adapter does not mend a Triton that is down.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from adapter.control import ModelControl
+from adapter.metrics import Metrics
+
+
+class Admin:
+    """`why_not_started` and `why_not_ready` give the reason, None when all is well."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        metrics: Metrics,
+        *,
+        why_not_started: Callable[[], str | None],
+        why_not_ready: Callable[[], str | None],
+        about: dict[str, Any],
+    ) -> None:
+        self._control = control
+        self._metrics = metrics
+        self._why_not_started = why_not_started
+        self._why_not_ready = why_not_ready
+        self._about = about
+
+    def application(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/startup", self._startup)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._scrape)
+        app.router.add_get("/debug/state", self._state)
+        return app
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return _probe(None)
+
+    async def _startup(self, _: web.Request) -> web.Response:
+        return _probe(self._why_not_started())
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return _probe(self._why_not_ready())
+
+    async def _scrape(self, _: web.Request) -> web.Response:
+        await self._control.look_at_memory()
+        return web.Response(
+            body=generate_latest(self._metrics.registry),
+            headers={"Content-Type": CONTENT_TYPE_LATEST},
+        )
+
+    async def _state(self, _: web.Request) -> web.Response:
+        reading = await self._control.look_at_memory()
+        ledger, registry = self._control.ledger, self._control.registry
+        book = ledger.snapshot()
+        used = reading.used_bytes if reading else None
+        state = self._about | {
+            "models": [
+                {
+                    "model_id": record.id,
+                    "triton_name": record.name,
+                    "url": record.source.url,
+                    "state": record.state.value,
+                    "in_flight": record.in_flight,
+                    "bytes": ledger.of(record.id),
+                }
+                for record in registry.records()
+            ],
+            "memory": {
+                "limit_bytes": book.limit_bytes,
+                "used_bytes": used,
+                "free_bytes": book.free_bytes(used),
+                "baseline_bytes": book.baseline_bytes,
+                "reserved_bytes": book.reserved_bytes,
+                "held_bytes": book.held_bytes,
+                "headroom_bytes": book.headroom_bytes,
+            },
+        }
+        return web.json_response(state, dumps=lambda value: json.dumps(value, indent=2))
+
+
+def _probe(reason: str | None) -> web.Response:
+    if reason is None:
+        return web.json_response({"status": "ok"})
+    return web.json_response({"status": "not ready", "reason": reason}, status=503)

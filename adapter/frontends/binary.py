@@ -1,0 +1,65 @@
+"""SageMaker's media type for V2 bodies with raw tensors behind their JSON.
+
+SageMaker strips V2's Inference-Header-Content-Length, so the length of the JSON part travels in
+`application/vnd.sagemaker-triton.binary+json;json-header-size=N`, both ways.
+"""
+
+import json
+import re
+
+from adapter.errors import InvalidRequest
+
+MEDIA_TYPE = "application/vnd.sagemaker-triton.binary+json"
+_PARAMETER = "json-header-size"
+_DIGITS = re.compile(r"[0-9]{1,19}")
+
+
+def json_header_bytes(content_type: str, content_length: int | None) -> int | None:
+    """N of the media type; None when the body is plain JSON, whatever type it claims.
+
+    `content_length` bounds N, None when it is not known beforehand (chunked or compressed).
+    """
+    kind, _, rest = content_type.partition(";")
+    if kind.strip().lower() != MEDIA_TYPE:
+        if MEDIA_TYPE in content_type.lower():
+            raise InvalidRequest(f"Content-Type {content_type!r} is not {MEDIA_TYPE}")
+        return None
+    text = next(
+        (
+            value.strip().strip('"')
+            for key, _, value in (part.partition("=") for part in rest.split(";"))
+            if key.strip().lower() == _PARAMETER
+        ),
+        None,
+    )
+    if text is None or _DIGITS.fullmatch(text) is None:
+        raise InvalidRequest(
+            f"Content-Type {content_type!r} needs {_PARAMETER}=N, a number of bytes"
+        )
+    size = int(text)
+    if content_length is not None and size > content_length:
+        raise InvalidRequest(
+            f"{_PARAMETER}={size} is more than the body, which has {content_length} bytes"
+        )
+    return size
+
+
+def content_type(json_header_size: int | None) -> str:
+    if json_header_size is None:
+        return "application/json"
+    return f"{MEDIA_TYPE};{_PARAMETER}={json_header_size}"
+
+
+def put_name_back(
+    body: bytes, json_header_size: int | None, triton_name: str, model_id: str
+) -> tuple[bytes, int | None]:
+    """Triton's answer names the model as Triton knows it; the caller knows another name.
+
+    Within a JSON string the quotes would be escaped, so the pattern is found as a member only.
+    """
+    size = len(body) if json_header_size is None else json_header_size
+    header = body[:size].replace(
+        f'"model_name":"{triton_name}"'.encode(), f'"model_name":{json.dumps(model_id)}'.encode(), 1
+    )
+    changed = None if json_header_size is None else len(header)
+    return header + body[size:], changed

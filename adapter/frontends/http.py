@@ -1,0 +1,126 @@
+"""The edge of the http door: every answer of ours is JSON, every error goes through one table."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+
+from adapter.errors import AdapterError, CallerError, CapacityError, InvalidRequest
+from adapter.frontends.status import HTTP, lookup
+from adapter.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# given back to the caller and written to the log, never used as a key
+_ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
+_LOGGED = {
+    "X-Amzn-SageMaker-Target-Model": "target_model",
+    "X-Amzn-SageMaker-Inference-Id": "inference_id",
+    "X-Amzn-SageMaker-Custom-Attributes": "custom_attributes",
+}
+
+
+def answer(body: Mapping[str, Any], status: int = 200) -> web.Response:
+    return web.Response(
+        status=status, body=json.dumps(body).encode(), content_type="application/json"
+    )
+
+
+def method_not_allowed(request: web.Request, allowed: str) -> web.Response:
+    response = answer(
+        {
+            "error": f"{request.method} is not allowed here; allowed: {allowed}",
+            "code": "MethodNotAllowed",
+            "model_name": None,
+        },
+        status=405,
+    )
+    response.headers["Allow"] = allowed
+    return response
+
+
+def path_segments(request: web.Request) -> list[str]:
+    """The path, split at its raw slashes and only then decoded, so that `%2F` is part of a name."""
+    raw = request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path
+    raw = raw.partition("?")[0]
+    try:
+        return [unquote_to_bytes(part).decode() for part in raw.removeprefix("/").split("/")]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the path is not percent-encoded UTF-8: {raw[:200]!r}") from error
+
+
+def logged_headers(request: web.Request) -> dict[str, str]:
+    return {
+        field: request.headers[header]
+        for header, field in _LOGGED.items()
+        if header in request.headers
+    }
+
+
+def error_answer(error: AdapterError) -> web.Response:
+    status, code = lookup(HTTP, error) or (500, "InternalError")
+    body: dict[str, Any] = {"error": str(error), "code": code, "model_name": error.model_id}
+    if isinstance(error, CapacityError):
+        body |= asdict(error.figures) | {"matched": error.matched}
+    return answer(body, status)
+
+
+class HttpEdge:
+    """Wraps one handler for everything: errors, counts, headers that go back."""
+
+    def __init__(self, handle: Handler, metrics: Metrics, frontend: str) -> None:
+        self._handle = handle
+        self._metrics = metrics
+        self._frontend = frontend
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=0)  # limits are the handlers', with their figures
+        app.router.add_route("*", "/{path:.*}", self.serve)
+        return app
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        begun = time.monotonic()
+        try:
+            response = await self._handle(request)
+        except AdapterError as error:
+            self._log(request, error)
+            response = error_answer(error)
+        except (ConnectionResetError, asyncio.CancelledError):
+            raise  # the caller has gone
+        except Exception:
+            log.exception("request.failed", extra={"path": request.raw_path[:500]})
+            body = {"error": "internal error; see the log", "code": "InternalError"}
+            response = answer(body | {"model_name": None}, status=500)
+        if not response.prepared:
+            echo(request, response)
+        self._count(request, response.status, time.monotonic() - begun)
+        return response
+
+    def _log(self, request: web.Request, error: AdapterError) -> None:
+        level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
+        fields = logged_headers(request) | {
+            "path": request.raw_path[:500],
+            "reason": str(error)[:2000],
+            "error": type(error).__name__,
+        }
+        log.log(level, "request.failed", extra=fields)
+
+    def _count(self, request: web.Request, status: int, seconds: float) -> None:
+        method = request.get("operation", "other")
+        self._metrics.requests.labels(self._frontend, method, status).inc()
+        self._metrics.request_seconds.labels(self._frontend, method).observe(seconds)
+
+
+def echo(request: web.Request, response: web.StreamResponse) -> None:
+    for header in _ECHOED:
+        value = request.headers.get(header)
+        if value is not None and value.isascii() and value.isprintable():
+            response.headers[header] = value

@@ -1,0 +1,131 @@
+"""Events on stdout, one a line. The message is the event's name; the figures are fields.
+
+`logger.info("model.loaded", extra={"model_id": id, "seconds": 1.2})`
+"""
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+EVENTS: Mapping[str, str] = {
+    "adapter.listening": "a door is open; fields say which and where",
+    "adapter.started": "ready for work",
+    "adapter.stopped": "everything is closed; the process ends",
+    "adapter.stopping": "asked to stop; work in flight goes on for a while",
+    "model.drain_timed_out": "an unload did not wait any longer for inferences in flight",
+    "model.load_failed": "a load was tried and lost",
+    "model.load_refused": "a load was not tried, for the reason given",
+    "model.loaded": "a model is ready",
+    "model.undo_failed": "what a failed load left behind in Triton could not be removed",
+    "model.unload_stalled": "an unload showed no progress and is tried again",
+    "model.unloaded": "a model is gone and its memory is given back",
+    "operation.failed": "a bug: a load or an unload ended with an error nobody foresaw",
+    "request.failed": "a request was answered with an error",
+    "settings.ignored": "a setting has no effect, for the reason given",
+    "triton.exited": "the embedded tritonserver ended",
+    "triton.log": "a line of the embedded tritonserver's own log",
+    "triton.models_vanished": "Triton no longer has models that were loaded: it was restarted",
+    "triton.restart_failed": "the embedded tritonserver could not be started again; tried later",
+    "triton.restart_hook_failed": "a bug: taking stock after a restart of Triton failed",
+    "triton.restarted": "the embedded tritonserver was started again",
+    "triton.unreachable": "Triton does not answer",
+}
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_BARE = re.compile(r"[\w.:/@%+~-]+")
+
+
+def setup_logging(
+    level: Literal["debug", "info", "warning", "error"],
+    format: Literal["auto", "json", "text"],  # noqa: A002 - the setting's name
+    stream: TextIO | None = None,
+) -> None:
+    """Send every logger's records to one stream (stdout), in place of what was set up before."""
+    out = sys.stdout if stream is None else stream
+    is_text = format == "text" or (format == "auto" and out.isatty())
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # one line a request: the metrics count them, and inference is silent by intent
+    logging.getLogger("aiohttp.access").disabled = True
+
+
+class JsonFormatter(logging.Formatter):
+    """ASCII only, so lone surrogates and any stream's encoding are no matter."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _event(record),
+            **_extra(record),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return "{" + ", ".join(f"{_json(str(k))}: {_json(v)}" for k, v in fields.items()) + "}"
+
+
+class TextFormatter(logging.Formatter):
+    """`12:34:56.789 warning model.load_failed model_id=fraud reason="no such file"`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = f"{_time(record)[11:23]} {record.levelname.lower():<7} {_printable(_event(record))}"
+        line = " ".join([head, *(f"{k}={_bare(v)}" for k, v in _extra(record).items())])
+        if record.exc_info:
+            line += "\n" + _printable(self.formatException(record.exc_info))
+        return line
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _event(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - arguments that do not fit must not lose the line
+        return _text(record.msg)
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    """The fields given by `extra`. They cannot hide the line's own."""
+    own = {"time", "level", "logger", "event", "exception"}
+    return {
+        (f"{key}_" if key in own else key): value
+        for key, value in vars(record).items()
+        if key not in _STANDARD
+    }
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(value, default=_text, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # odd keys, NaN, a value inside itself
+        return json.dumps(_text(value))
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - a log line must not break the work that it is about
+        return f"<{type(value).__name__}>"
+
+
+def _bare(value: object) -> str:
+    """Quoted unless it is one plain word, so that a value cannot pass for another field."""
+    text = _text(value)
+    return text if text.isascii() and _BARE.fullmatch(text) else _json(text)
+
+
+def _printable(text: str) -> str:
+    """As it is but for what would upset a terminal or the stream."""
+    shown = "".join(c if c in "\n\t" or c.isprintable() else _json(c)[1:-1] for c in text)
+    return shown.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,23 @@
+"""Every setting, where its value came from, and all that is wrong with them at once.
+
+A value given by a flag beats one from the environment, that beats the file, that beats the names
+inherited from SageMaker and ModelMesh, and those beat the defaults. One name, three spellings:
+`--load-timeout-seconds`, `ADAPTER_LOAD_TIMEOUT_SECONDS`, `load_timeout_seconds:`.
+"""
+
+from adapter.settings.model import Settings, as_text, flag_of, variable_of
+from adapter.settings.sources import CONFIG_VARIABLE, Loaded, load_settings
+from adapter.settings.values import Door, Reserve, parse_door
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "Door",
+    "Loaded",
+    "Reserve",
+    "Settings",
+    "as_text",
+    "flag_of",
+    "load_settings",
+    "parse_door",
+    "variable_of",
+]

@@ -1,0 +1,170 @@
+"""Every setting: its type, its default and what it means."""
+
+import shlex
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from adapter.settings.values import (
+    AnyDoor,
+    Arguments,
+    Door,
+    Paths,
+    Patterns,
+    Seconds,
+    Share,
+    Size,
+    TcpDoor,
+)
+
+EXTERNAL_REPOSITORY = Path("/models/_triton_models")
+
+
+def _setting(default: object, meaning: str, unset: str = "none") -> Any:
+    """Describe one field. `unset` says what None stands for, to people."""
+    return Field(default=default, description=meaning, json_schema_extra={"unset": unset})
+
+
+class Settings(BaseModel):
+    """Valid as a whole. Defaults are written the way a user would write them."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, coerce_numbers_to_str=True
+    )
+
+    http: AnyDoor = _setting(
+        "0.0.0.0:8080",
+        "door of the SageMaker contract and of V2 REST: HOST:PORT, unix:/path or off",
+    )
+    admin: AnyDoor = _setting(
+        "0.0.0.0:8081",
+        "door of /livez, /readyz, /metrics and so on: HOST:PORT, unix:/path or off",
+    )
+    triton: Literal["external", "embedded"] = _setting(
+        "external",
+        "external: Triton is another container; embedded: start and supervise one of our own",
+    )
+    triton_http: TcpDoor = _setting(
+        "127.0.0.1:8000",
+        "where Triton's HTTP endpoint listens; port 0 = any free one, embedded only",
+    )
+    triton_grpc: TcpDoor = _setting(
+        "127.0.0.1:8001",
+        "where Triton's gRPC endpoint listens; port 0 = any free one, embedded only",
+    )
+    triton_metrics: TcpDoor = _setting(
+        "127.0.0.1:8002",
+        "where Triton's metrics endpoint listens; port 0 = any free one, embedded only",
+    )
+    tritonserver: Path | None = _setting(
+        None,
+        "embedded: the binary to start",
+        "tritonserver on PATH, else the one of the wheel nvidia-pytriton",
+    )
+    triton_args: Arguments = _setting(
+        (), "embedded: more arguments for tritonserver; in the environment split as a shell would"
+    )
+    repository: Path | None = _setting(
+        None,
+        "model repository that Triton serves and the adapter fills; both must see it at this path",
+        f"{EXTERNAL_REPOSITORY}; embedded: a private folder",
+    )
+    model_roots: Paths = _setting(
+        ("/opt/ml/models", "/models"),
+        "the only folders that a caller's path may lie in, after resolving links; "
+        "in the environment separated by colons",
+    )
+    single_model: Path | None = _setting(
+        None, "the one package to load at start and to serve at /invocations"
+    )
+    memory_source: Literal["auto", "host", "off"] = _setting(
+        "auto",
+        "what measures memory. host: the embedded server's processes; off: nothing; "
+        "auto: host when Triton is embedded, else off",
+    )
+    memory_limit: Size | None = _setting(
+        None,
+        "bytes that models may take together, or 8GiB",
+        "the cgroup's limit, else physical memory",
+    )
+    memory_reserve: Share = _setting(
+        "5%", "memory of the limit kept free on purpose: a share such as 5%, or a size"
+    )
+    oom_patterns: Patterns = _setting(
+        (),
+        "further regular expressions that mean out of memory in a failure text; "
+        "in the environment one a line",
+    )
+    load_timeout_seconds: Seconds = _setting(
+        350.0, "how long a load may take; SageMaker itself gives up after 360"
+    )
+    unload_timeout_seconds: Seconds = _setting(
+        340.0, "how long an unload may take; SageMaker itself gives up after 360"
+    )
+    unload_stall_seconds: Seconds = _setting(
+        30.0, "an unload that has shown no progress for so long is taken for stuck"
+    )
+    infer_timeout_seconds: Seconds = _setting(300.0, "how long an inference may take")
+    control_timeout_seconds: Seconds = _setting(
+        10.0, "how long Triton may take over a short control call, such as an index"
+    )
+    drain_timeout_seconds: Seconds = _setting(
+        25.0,
+        "how long work in flight may go on after SIGTERM; SageMaker sends SIGKILL after 30",
+    )
+    start_timeout_seconds: Seconds = _setting(120.0, "how long to wait for Triton at start")
+    max_body_bytes: Size = _setting("64MiB", "largest body of an inference")
+    max_control_body_bytes: Size = _setting(
+        "1MiB", "largest body of a load or another control call"
+    )
+    examples: bool = _setting(
+        False,  # noqa: FBT003 - the default of the setting
+        "serve: add the example models to model_roots and print curl lines for them",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "the least grave events to log"
+    )
+    log_format: Literal["auto", "json", "text"] = _setting(
+        "auto", "json: one object a line; text: for people; auto: text on a terminal, else json"
+    )
+
+    @field_validator("triton_http", "triton_grpc", "triton_metrics")
+    @classmethod
+    def _known_port(cls, door: Door, info: ValidationInfo) -> Door:
+        if door.port == 0 and info.data.get("triton") == "external":
+            raise ValueError("port 0 (any free one) needs triton=embedded")
+        return door
+
+    @field_validator("repository")
+    @classmethod
+    def _shared_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        return (
+            EXTERNAL_REPOSITORY if path is None and info.data.get("triton") == "external" else path
+        )
+
+    @field_validator("memory_source", mode="before")
+    @classmethod
+    def _resolve_source(cls, value: object, info: ValidationInfo) -> object:
+        if value == "auto":
+            return "host" if info.data.get("triton") == "embedded" else "off"
+        return "off" if value is False else value  # YAML reads off as False
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    return "ADAPTER_" + name.upper()
+
+
+def as_text(name: str, value: object) -> str:
+    """The value of a setting for people: a default as it was written, or a validated value."""
+    if value is None:
+        return str(dict(Settings.model_fields[name].json_schema_extra or {})["unset"])  # type: ignore[arg-type]
+    if isinstance(value, tuple):
+        return " ".join(shlex.quote(str(item)) for item in value) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

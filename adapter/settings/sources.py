@@ -1,0 +1,160 @@
+"""Where values come from: the sources, their order, and all that is wrong with them at once."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+from pydantic import ValidationError
+
+from adapter.errors import InvalidSettings
+from adapter.settings.model import Settings, flag_of, variable_of
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+CONFIG_VARIABLE = "ADAPTER_CONFIG"
+_PREFIX = "ADAPTER_"
+_SAGEMAKER_MODEL = (
+    "/opt/ml/model"  # where SageMaker unpacks the one model of a single-model endpoint
+)
+# What Kubernetes sets in every container of a namespace with a Service named adapter or adapter-*.
+_SERVICE_LINK = re.compile(
+    r"\w+_(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|\w+_PORT=\w+://.*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`origins` has every setting's name: `flag --http`, `environment ADAPTER_HTTP`, `default`."""
+
+    settings: Settings
+    origins: dict[str, str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value, where it is from, how the user wrote it, and the words to complain about it."""
+
+    value: object
+    origin: str
+    label: str
+    written: object
+
+
+def load_settings(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None
+) -> Loaded:
+    """Merge all sources. None and an empty variable count as not given.
+
+    Raises InvalidSettings with every problem of every source.
+    """
+    problems: list[str] = []
+    given = {
+        **_inherited(environ),
+        **_from_file(environ, file, problems),
+        **_from_environment(environ, problems),
+        **_from_flags(flags),
+    }
+    try:
+        settings = Settings.model_validate({name: item.value for name, item in given.items()})
+    except ValidationError as error:
+        problems += [_problem(detail, given) for detail in error.errors()]
+        raise InvalidSettings(problems) from error
+    if problems:
+        raise InvalidSettings(problems)
+    origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
+    return Loaded(settings, origins, _warnings(environ))
+
+
+def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
+    return {
+        name: _Given(value, origin := f"flag {flag_of(name)}", origin, value)
+        for name, value in flags.items()
+        if value is not None
+    }
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+    names = {variable_of(name): name for name in Settings.model_fields}
+    found = {}
+    for variable, value in environ.items():
+        if not variable.startswith(_PREFIX) or variable in {CONFIG_VARIABLE, "ADAPTER_PORT"}:
+            continue
+        if (name := names.get(variable)) is None:
+            if not _SERVICE_LINK.fullmatch(f"{variable}={value}"):
+                advice = _no_such(variable, [*names, CONFIG_VARIABLE])
+                problems.append(f"environment {variable}: {value!r}: {advice}")
+        elif value:
+            origin = f"environment {variable}"
+            found[name] = _Given(value, origin, origin, value)
+    return found
+
+
+def _from_file(
+    environ: Mapping[str, str], file: Path | None, problems: list[str]
+) -> dict[str, _Given]:
+    named_by = "flag --config" if file else f"environment {CONFIG_VARIABLE}"
+    if (path := str(file or environ.get(CONFIG_VARIABLE, ""))) == "":
+        return {}
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problems.append(f"{named_by}: {path!r}: {' '.join(str(error).split())}")
+        return {}
+    if not isinstance(content, dict | None):
+        problems.append(f"{named_by}: {path!r}: write `name: value` lines")
+        return {}
+    found = {}
+    for key, value in (content or {}).items():
+        label = f"file {path}, key {key}"
+        if key not in Settings.model_fields:
+            problems.append(
+                f"{label}: {value!r}: {_no_such(str(key), list(Settings.model_fields))}"
+            )
+        elif value is not None:
+            found[key] = _Given(value, f"file {path}", label, value)
+    return found
+
+
+def _inherited(environ: Mapping[str, str]) -> dict[str, _Given]:
+    """Names that SageMaker (its container contract, Triton's serve script) and ModelMesh set."""
+    found = {}
+
+    def take(variable: str, name: str, value: str) -> None:
+        found[name] = _Given(value, variable, variable, environ[variable])
+
+    if port := environ.get("SAGEMAKER_BIND_TO_PORT"):
+        take("SAGEMAKER_BIND_TO_PORT", "http", f"0.0.0.0:{port}")
+    if port := environ.get("RUNTIME_PORT"):
+        take("RUNTIME_PORT", "triton_grpc", f"127.0.0.1:{port}")
+    many = environ.get("SAGEMAKER_MULTI_MODEL")
+    if many != "true" and (model := environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")):
+        take("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "single_model", f"{_SAGEMAKER_MODEL}/{model}")
+    elif many == "false":
+        take("SAGEMAKER_MULTI_MODEL", "single_model", _SAGEMAKER_MODEL)
+    return found
+
+
+def _warnings(environ: Mapping[str, str]) -> list[str]:
+    if "ADAPTER_PORT" not in environ:
+        return []
+    return ["environment ADAPTER_PORT: ignored: this version has no gRPC door"]
+
+
+def _no_such(name: str, known: list[str]) -> str:
+    bare = {known_name.removeprefix(_PREFIX): known_name for known_name in known}
+    near = difflib.get_close_matches(name.removeprefix(_PREFIX), bare, n=1)
+    return f"no such setting; did you mean {bare[near[0]]}?" if near else "no such setting"
+
+
+def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
+    name = str(detail["loc"][0])
+    item = given[name]
+    inside = len(detail["loc"]) > 1  # one of several values
+    written = detail["input"] if inside else item.written
+    return f"{item.label}: {written!r}: {detail['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,108 @@
+"""The types of settings: how each reads what a user wrote, as text or out of YAML."""
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from adapter.core.sizing import parse_size
+
+_MAX_PORT = 65535
+_ALL_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where to listen or to connect. Only the parts of its kind are filled."""
+
+    kind: Literal["tcp", "unix", "off"]
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "tcp":
+            return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"unix:{self.path}" if self.kind == "unix" else "off"
+
+
+def parse_door(value: object) -> Door:
+    """`HOST:PORT`, `[IPV6]:PORT`, `unix:/path` or `off`; YAML makes False of off."""
+    if isinstance(value, Door):
+        return value
+    if value is False or value == "off":
+        return Door("off")
+    text = str(value)
+    if text.startswith("unix:/"):
+        return Door("unix", path=text.removeprefix("unix:"))
+    host, _, port = text.rpartition(":")
+    if bracketed := host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or (":" in host) is not bracketed or re.fullmatch("[0-9]{1,5}", port) is None:
+        raise ValueError("write HOST:PORT, [IPV6]:PORT, unix:/path or off")
+    if int(port) > _MAX_PORT:
+        raise ValueError(f"a port is at most {_MAX_PORT}")
+    return Door("tcp", host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Memory kept free on purpose: a share of the limit or so many bytes."""
+
+    percent: float = 0.0
+    size_bytes: int = 0
+
+    def of(self, limit_bytes: int) -> int:
+        return int(limit_bytes * self.percent / _ALL_PERCENT) + self.size_bytes
+
+    def __str__(self) -> str:
+        return f"{self.percent:g}%" if self.percent else str(self.size_bytes)
+
+
+def _reserve(value: object) -> Reserve:
+    if isinstance(value, Reserve):
+        return value
+    if (share := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", str(value))) is None:
+        return Reserve(size_bytes=_size(value))
+    if float(share[1]) >= _ALL_PERCENT:
+        raise ValueError("a share is less than 100%")
+    return Reserve(percent=float(share[1]))
+
+
+def _size(value: object) -> int:
+    return parse_size(str(value))
+
+
+def _tcp(door: Door) -> Door:
+    if door.kind != "tcp":
+        raise ValueError("write HOST:PORT or [IPV6]:PORT")
+    return door
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from error
+    return text
+
+
+AnyDoor = Annotated[Door, BeforeValidator(parse_door)]
+TcpDoor = Annotated[Door, BeforeValidator(parse_door), AfterValidator(_tcp)]
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Paths = Annotated[
+    tuple[Path, ...], BeforeValidator(lambda v: v.split(os.pathsep) if isinstance(v, str) else v)
+]
+Arguments = Annotated[
+    tuple[str, ...], BeforeValidator(lambda v: shlex.split(v) if isinstance(v, str) else v)
+]
+Patterns = Annotated[
+    tuple[Annotated[str, AfterValidator(_regex)], ...],
+    BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
+]
+Share = Annotated[Reserve, BeforeValidator(_reserve)]

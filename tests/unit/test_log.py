@@ -1,0 +1,173 @@
+"""What a line of the log looks like, whatever is put into it."""
+
+import ast
+import io
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+import adapter
+from adapter.log import EVENTS, setup_logging
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    root, access = logging.getLogger(), logging.getLogger("aiohttp.access")
+    before = root.handlers[:], root.level, access.disabled
+    yield
+    root.handlers[:], access.disabled = before[0], before[2]
+    root.setLevel(before[1])
+
+
+def line_of(style="json", extra=None, message="model.loaded", args=(), **more) -> str:
+    stream = io.StringIO()
+    setup_logging("info", style, stream)
+    logging.getLogger("adapter.control").info(message, *args, extra=extra, **more)
+    assert stream.getvalue().endswith("\n")
+    return stream.getvalue()[:-1]
+
+
+def test_a_line_is_one_json_object_with_the_fields_merged_in():
+    fields = json.loads(line_of(extra={"model_id": "fraud", "bytes": 12, "seconds": 1.5}))
+    time = fields.pop("time")
+    assert fields == {
+        "level": "info",
+        "logger": "adapter.control",
+        "event": "model.loaded",
+        "model_id": "fraud",
+        "bytes": 12,
+        "seconds": 1.5,
+    }
+    assert len(time) == len("2025-01-31T12:00:00.123Z")
+    assert time.endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, None),
+        ("naïve\n", "naïve\n"),
+        (Path("/a"), "/a"),
+        ([1, Path("/b")], [1, "/b"]),
+        (float("nan"), "nan"),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+        (b"\xff", "b'\\xff'"),
+        (Unspeakable(), "<Unspeakable>"),
+        ([Unspeakable()], ["<Unspeakable>"]),
+        ({(1,): Unspeakable()}, "<dict>"),
+    ],
+)
+def test_an_odd_value_still_makes_a_line(value, written):
+    assert json.loads(line_of(extra={"reason": value}))["reason"] == written
+    assert "model.loaded" in line_of("text", extra={"reason": value})
+
+
+def test_a_value_inside_itself_still_makes_a_line():
+    loop: list[object] = []
+    loop.append(loop)
+    assert json.loads(line_of(extra={"reason": loop}))["reason"] == "[[...]]"
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_a_lone_surrogate_is_escaped(style):
+    line = line_of(style, extra={"reason": "a\udc80"}, message="m\udc80")
+    assert "\\udc80" in line
+    assert line.isascii()
+
+
+def test_arguments_that_do_not_fit_do_not_lose_the_line():
+    assert json.loads(line_of(message="%d items", args=("many",)))["event"] == "%d items"
+
+
+def test_a_field_cannot_hide_the_lines_own():
+    fields = json.loads(line_of(extra={"level": 9, "event": "x", "time": 0}))
+    assert (fields["level"], fields["event"]) == ("info", "model.loaded")
+    assert (fields["level_"], fields["event_"], fields["time_"]) == (9, "x", 0)
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_an_exception_is_told_with_its_cause(style):
+    error = ValueError("bad \x1b[31m")
+    error.__cause__ = OSError("disk")
+    line = line_of(style, exc_info=error)
+    told = json.loads(line)["exception"] if style == "json" else line
+    assert "OSError: disk" in told
+    assert "ValueError: bad" in told
+    assert "\x1b" not in line
+
+
+def test_text_is_for_people():
+    line = line_of("text", extra={"model_id": "fraud", "reason": "a b\nc=d", "bytes": 7})
+    time, rest = line.split(" ", 1)
+    assert len(time) == len("12:34:56.789")
+    assert rest == 'info    model.loaded model_id=fraud reason="a b\\nc=d" bytes=7'
+
+
+@pytest.mark.parametrize(
+    ("style", "stream", "is_json"),
+    [
+        ("auto", io.StringIO, True),
+        ("auto", Terminal, False),
+        ("json", Terminal, True),
+        ("text", io.StringIO, False),
+    ],
+)
+def test_auto_is_text_on_a_terminal_and_json_elsewhere(style, stream, is_json):
+    out = stream()
+    setup_logging("info", style, out)
+    logging.getLogger("a").info("model.loaded")
+    assert out.getvalue().startswith("{") is is_json
+
+
+def test_the_level_counts_for_every_logger_and_access_lines_are_off():
+    out = io.StringIO()
+    setup_logging("warning", "json", out)
+    logging.getLogger("adapter").info("model.loaded")
+    logging.getLogger("aiohttp.access").error("GET /ping")
+    assert out.getvalue() == ""
+    logging.getLogger("third.party").warning("triton.exited")
+    assert json.loads(out.getvalue())["level"] == "warning"
+
+
+def test_setting_up_again_replaces_what_was_there(capsys):
+    setup_logging("info", "json", io.StringIO())
+    setup_logging("info", "json")
+    logging.getLogger("adapter").info("model.loaded")
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert logging.getLogger().handlers[0].stream is sys.stdout
+
+
+def logged_events() -> set[str]:
+    """Every literal that the package's own loggers are given as a message."""
+    levels = {"debug", "info", "warning", "error", "exception", "critical"}
+    calls = (
+        node
+        for path in Path(adapter.__file__).parent.rglob("*.py")
+        if "_proto" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    )
+    return {
+        call.args[0].value
+        for call in calls
+        if call.func.attr in levels and call.args and isinstance(call.args[0], ast.Constant)
+    }
+
+
+def test_every_event_that_is_logged_has_its_meaning():
+    assert logged_events() - set(EVENTS) == set()

@@ -1,0 +1,287 @@
+"""Where values come from, what is refused, and in which words."""
+
+from pathlib import Path
+
+import pytest
+
+from adapter.errors import InvalidSettings
+from adapter.settings import (
+    Door,
+    Loaded,
+    Reserve,
+    Settings,
+    flag_of,
+    load_settings,
+    parse_door,
+    variable_of,
+)
+
+
+def load(flags=None, environ=None, file=None) -> Loaded:
+    return load_settings(flags or {}, environ or {}, file)
+
+
+def problems(flags=None, environ=None, file=None) -> list[str]:
+    with pytest.raises(InvalidSettings) as caught:
+        load(flags, environ, file)
+    return caught.value.problems
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str) -> Path:
+        path = tmp_path / "adapter.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+class TestDoor:
+    @pytest.mark.parametrize(
+        ("text", "door"),
+        [
+            ("0.0.0.0:8080", Door("tcp", "0.0.0.0", 8080)),
+            ("triton.models.svc:0", Door("tcp", "triton.models.svc", 0)),
+            ("[::1]:8080", Door("tcp", "::1", 8080)),
+            ("unix:/run/a b.sock", Door("unix", path="/run/a b.sock")),
+            ("off", Door("off")),
+        ],
+    )
+    def test_a_door_reads_and_writes_the_same_text(self, text, door):
+        assert parse_door(text) == door
+        assert str(door) == text
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "8080",
+            ":8080",
+            "host:",
+            "host:80a",
+            "host:-1",
+            "host:65536",
+            "::1:80",
+            "[::1]",
+            "[host]:80",
+            "unix:relative",
+            "host:٣",
+            "host:0000080",
+            "OFF",
+        ],
+    )
+    def test_anything_else_is_no_door(self, text):
+        with pytest.raises(ValueError, match=r"write HOST:PORT|a port is at most"):
+            parse_door(text)
+
+
+class TestOrder:
+    def test_defaults_stand_when_nothing_is_given(self):
+        loaded = load()
+        assert str(loaded.settings.http) == "0.0.0.0:8080"
+        assert loaded.settings.model_roots == (Path("/opt/ml/models"), Path("/models"))
+        assert loaded.settings.max_body_bytes == 64 * 2**20
+        assert loaded.settings.load_timeout_seconds == 350
+        assert set(loaded.origins) == set(Settings.model_fields)
+        assert set(loaded.origins.values()) == {"default"}
+        assert loaded.warnings == []
+
+    def test_each_source_beats_the_next(self, write):
+        file = write("http: h:3\n")
+        flags, environ = {"http": "h:1"}, {"ADAPTER_HTTP": "h:2", "SAGEMAKER_BIND_TO_PORT": "4"}
+        inherited = {"SAGEMAKER_BIND_TO_PORT": "4"}
+        steps = [
+            (load(flags, environ, file), 1, "flag --http"),
+            (load({}, environ, file), 2, "environment ADAPTER_HTTP"),
+            (load({}, inherited, file), 3, f"file {file}"),
+            (load({}, inherited), 4, "SAGEMAKER_BIND_TO_PORT"),
+            (load(), 8080, "default"),
+        ]
+        for loaded, port, origin in steps:
+            assert (loaded.settings.http.port, loaded.origins["http"]) == (port, origin)
+
+    def test_none_empty_and_null_count_as_not_given(self, write):
+        loaded = load({"http": None}, {"ADAPTER_ADMIN": ""}, write("triton_grpc:\n"))
+        assert set(loaded.origins.values()) == {"default"}
+
+    def test_the_environment_can_name_the_file_and_the_flag_beats_it(self, write, tmp_path):
+        environ = {"ADAPTER_CONFIG": str(write("log_level: debug\n"))}
+        assert load({}, environ).settings.log_level == "debug"
+        (other := tmp_path / "other.yaml").write_text("log_level: error\n")
+        assert load({}, environ, other).settings.log_level == "error"
+
+    def test_an_empty_file_gives_nothing(self, write):
+        assert set(load({}, {}, write("# nothing\n")).origins.values()) == {"default"}
+
+    def test_a_name_has_three_spellings(self):
+        assert flag_of("load_timeout_seconds") == "--load-timeout-seconds"
+        assert variable_of("load_timeout_seconds") == "ADAPTER_LOAD_TIMEOUT_SECONDS"
+
+
+class TestInherited:
+    def test_the_ports_of_sagemaker_and_modelmesh_keep_the_host(self):
+        loaded = load({}, {"SAGEMAKER_BIND_TO_PORT": "8443", "RUNTIME_PORT": "9001"})
+        assert str(loaded.settings.http) == "0.0.0.0:8443"
+        assert str(loaded.settings.triton_grpc) == "127.0.0.1:9001"
+        assert loaded.origins["triton_grpc"] == "RUNTIME_PORT"
+
+    @pytest.mark.parametrize(
+        ("environ", "model"),
+        [
+            ({}, None),
+            ({"SAGEMAKER_MULTI_MODEL": "true"}, None),
+            ({"SAGEMAKER_MULTI_MODEL": "false"}, Path("/opt/ml/model")),
+            ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m"}, Path("/opt/ml/model/m")),
+            (
+                {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_MULTI_MODEL": "false"},
+                Path("/opt/ml/model/m"),
+            ),
+            (
+                {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_MULTI_MODEL": "true"},
+                None,
+            ),
+        ],
+    )
+    def test_sagemaker_says_whether_there_is_one_model(self, environ, model):
+        assert load({}, environ).settings.single_model == model
+
+    def test_the_port_of_a_door_that_does_not_exist_is_a_warning(self):
+        loaded = load({}, {"ADAPTER_PORT": "8085"})
+        assert len(loaded.warnings) == 1
+        assert "ADAPTER_PORT" in loaded.warnings[0]
+
+    def test_what_kubernetes_sets_for_a_service_called_adapter_is_no_setting(self):
+        load(
+            {},
+            {
+                "ADAPTER_PORT": "tcp://10.0.0.1:80",
+                "ADAPTER_SERVICE_HOST": "10.0.0.1",
+                "ADAPTER_SERVICE_PORT_HTTP": "80",
+                "ADAPTER_PORT_80_TCP": "tcp://10.0.0.1:80",
+                "ADAPTER_PORT_80_TCP_PROTO": "tcp",
+                "ADAPTER_CANARY_PORT": "tcp://10.0.0.2:80",
+            },
+        )
+
+
+class TestTypes:
+    def test_text_and_yaml_mean_the_same(self, write):
+        text = load(
+            {},
+            {
+                "ADAPTER_HTTP": "off",
+                "ADAPTER_MEMORY_SOURCE": "off",
+                "ADAPTER_TRITON": "embedded",
+                "ADAPTER_MODEL_ROOTS": "/a:/b c",
+                "ADAPTER_TRITON_ARGS": "--log-verbose 1 --model='a b'",
+                "ADAPTER_OOM_PATTERNS": "no room\nfull|brim",
+                "ADAPTER_MEMORY_LIMIT": "1.5GiB",
+                "ADAPTER_INFER_TIMEOUT_SECONDS": "2.5",
+                "ADAPTER_EXAMPLES": "true",
+            },
+        )
+        file = write(
+            "http: off\nmemory_source: off\ntriton: embedded\nmodel_roots: [/a, /b c]\n"
+            "triton_args: [--log-verbose, 1, '--model=a b']\noom_patterns: [no room, full|brim]\n"
+            "memory_limit: 1610612736\ninfer_timeout_seconds: 2.5\nexamples: yes\n"
+        )
+        assert load({}, {}, file).settings == text.settings
+        assert text.settings.http == Door("off")
+        assert text.settings.memory_source == "off"
+        assert text.settings.triton_args == ("--log-verbose", "1", "--model=a b")
+        assert text.settings.memory_limit == 1610612736
+        assert text.settings.examples is True
+
+    def test_each_repeated_flag_is_one_value(self):
+        settings = load({"model_roots": ["/a", "/b"], "triton_args": ["--x=1 2"]}).settings
+        assert settings.model_roots == (Path("/a"), Path("/b"))
+        assert settings.triton_args == ("--x=1 2",)
+
+    @pytest.mark.parametrize(
+        ("text", "kept"), [("5%", 50), ("0%", 0), ("2.5 %", 25), ("0", 0), ("1KiB", 1024)]
+    )
+    def test_a_reserve_is_a_share_or_a_size(self, text, kept):
+        assert load({"memory_reserve": text}).settings.memory_reserve.of(1000) == kept
+
+    def test_a_reserve_is_written_as_it_was_read(self):
+        assert str(Reserve(percent=2.5)) == "2.5%"
+        assert str(Reserve(size_bytes=1024)) == "1024"
+
+    def test_the_mode_decides_what_is_left_open(self):
+        external, embedded = load().settings, load({"triton": "embedded"}).settings
+        assert external.repository == Path("/models/_triton_models")
+        assert embedded.repository is None
+        assert (external.memory_source, embedded.memory_source) == ("off", "host")
+
+    def test_settings_cannot_be_changed(self):
+        with pytest.raises(ValueError, match="frozen"):
+            load().settings.http = Door("off")
+
+
+class TestProblems:
+    def test_all_problems_of_all_sources_come_at_once(self, write):
+        file = write("admin: 8081\nlog_levle: info\n")
+        environ = {"ADAPTER_HTPP": "1", "ADAPTER_MAX_BODY_BYTES": "-1", "RUNTIME_PORT": "abc"}
+        found = problems({"http": "here", "oom_patterns": ["fine", "("]}, environ, file)
+        beginnings = [
+            f"file {file}, key log_levle: 'info': no such setting; did you mean log_level?",
+            "environment ADAPTER_HTPP: '1': no such setting; did you mean ADAPTER_HTTP?",
+            "flag --http: 'here': write HOST:PORT",
+            f"file {file}, key admin: 8081: write HOST:PORT",
+            "RUNTIME_PORT: 'abc': write HOST:PORT",
+            "flag --oom-patterns: '(': is no regular expression",
+            "environment ADAPTER_MAX_BODY_BYTES: '-1': '-1' is no size",
+        ]
+        assert len(found) == len(beginnings)
+        for line, beginning in zip(found, beginnings, strict=True):
+            assert line.startswith(beginning)
+
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            {"triton_http": "unix:/run/triton.sock"},
+            {"triton_metrics": "off"},
+            {"triton_grpc": "127.0.0.1:0"},
+            {"triton": "remote"},
+            {"memory_limit": "0"},
+            {"memory_limit": "lots"},
+            {"memory_reserve": "100%"},
+            {"load_timeout_seconds": "0"},
+            {"load_timeout_seconds": "inf"},
+            {"drain_timeout_seconds": "soon"},
+            {"examples": "perhaps"},
+            {"log_level": "INFO"},
+            {"no_such_thing": "1"},
+        ],
+    )
+    def test_a_value_outside_its_rule_names_its_flag(self, flags):
+        [(name, value)] = flags.items()
+        [problem] = problems(flags)
+        assert problem.startswith(f"flag {flag_of(name)}: {value!r}: ")
+
+    def test_any_free_port_is_for_the_embedded_triton(self):
+        flags = {"triton_grpc": "127.0.0.1:0", "triton": "embedded"}
+        assert load(flags).settings.triton_grpc.port == 0
+
+    def test_arguments_with_an_open_quote_are_refused(self):
+        [problem] = problems({}, {"ADAPTER_TRITON_ARGS": "--a 'b"})
+        assert problem == 'environment ADAPTER_TRITON_ARGS: "--a \'b": No closing quotation'
+
+    def test_nothing_is_suggested_for_a_name_like_no_other(self):
+        assert problems({}, {"ADAPTER_XYZZY": "1"}) == [
+            "environment ADAPTER_XYZZY: '1': no such setting"
+        ]
+
+    @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", "\x00", "plain"])
+    def test_a_file_that_holds_no_settings_is_one_problem(self, write, text):
+        path = write(text)
+        [problem] = problems({}, {}, path)
+        assert problem.startswith(f"flag --config: {str(path)!r}: ")
+        assert "\n" not in problem
+
+    def test_a_missing_file_names_what_named_it_beside_other_problems(self, tmp_path):
+        missing = str(tmp_path / "none.yaml")
+        found = problems({"http": "x"}, {"ADAPTER_CONFIG": missing})
+        assert found[0].startswith(f"environment ADAPTER_CONFIG: {missing!r}: ")
+        assert found[1].startswith("flag --http: 'x': ")
