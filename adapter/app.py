@@ -51,6 +51,9 @@ class Adapter:
             on_retry=lambda call: self._metrics.retries.labels(call).inc(),
         )
         self._embedded = self._build_embedded() if settings.triton == "embedded" else None
+        repository = self._embedded.repository if self._embedded else settings.repository
+        assert repository is not None  # noqa: S101 - settings resolve it
+        self._repository = repository
         self._control = self._build_control()
         self._dataplane = HttpDataPlane(faults, timeout_seconds=settings.infer_timeout_seconds)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
@@ -90,15 +93,13 @@ class Adapter:
             roots.append(examples_folder())
         if settings.single_model:
             roots.append(settings.single_model.parent)
-        repository = embedded.repository if embedded else settings.repository
-        assert repository is not None  # noqa: S101 - settings resolve it
         headroom = settings.memory_reserve.of(limit) if limit else 0
         control = ModelControl(
             registry=Registry(),
             ledger=Ledger(limit, headroom),
             sizes=Sizes(),
             triton=self._triton,
-            packages=Packages(repository, roots),
+            packages=Packages(self._repository, roots),
             memory=memory,
             metrics=self._metrics,
             limits=TimeLimits(
@@ -135,7 +136,16 @@ class Adapter:
             self._phase = f"starting: loading {self._single!r}"
             await self._control.load(self._single, ModelSource(str(self._settings.single_model)))
         self._phase = ""
-        log.info("adapter.started", extra={"triton": self._settings.triton, "triton_http": http})
+        log.info(
+            "adapter.started",
+            extra={
+                "triton": self._settings.triton,
+                "triton_http": http,
+                "triton_grpc": grpc,
+                "repository": str(self._repository),
+                "memory_limit": self._control.ledger.limit_bytes,
+            },
+        )
 
     async def stop(self) -> None:
         """Answer what is in flight, take nothing new, close in reverse order."""

@@ -1,0 +1,58 @@
+"""Fixtures only. Servers are real, on free ports, and checked to leave nothing behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
+from tests.trees import write_python_model
+
+
+@pytest.fixture(scope="session")
+def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the shared adapter accepts packages from."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def shared_adapter(model_root: Path) -> Iterator[RunningAdapter]:
+    """One adapter with an embedded Triton for all tests that do not hurt it."""
+    with embedded_adapter(f"--model-roots={model_root}", "--unload-stall-seconds=8") as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def adapter(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+    """The shared adapter; whatever the test loaded is unloaded after it."""
+    yield shared_adapter
+    cleaner = shared_adapter.client()
+    unload_all(cleaner)
+    cleaner.close()
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    client = adapter.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def triton() -> Iterator[RunningAdapter]:
+    """A stock Triton to talk to directly: grpc_address, http_address, repository."""
+    with embedded_adapter() as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def package(model_root: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder to write one model package into (tests.trees)."""
+    folder = model_root / f"{request.node.name[:60].replace('/', '_')}-{id(request)}"
+    folder.mkdir()
+    yield folder
+
+
+@pytest.fixture
+def identity(package: Path) -> Path:
+    return write_python_model(package)

@@ -1,0 +1,334 @@
+"""The embedded Triton, on a real one: it starts, is replaced when it dies, and leaves nothing."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc.aio import InferenceServerClient
+
+from adapter.backend import tritonserver
+from adapter.backend.embedded import EmbeddedTriton
+from adapter.errors import BackendUnavailable
+
+real = pytest.mark.triton
+
+CONFIG = """backend: "python"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+instance_group [{ kind: KIND_CPU }]
+"""
+IDENTITY = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        tensors = [pb.get_input_tensor_by_name(request, "IN") for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("OUT", one.as_numpy())]) for one in tensors]
+"""
+# an adapter to be killed: says what it runs, once the model's stub is there
+PARENT = """
+import asyncio, json, sys
+from pathlib import Path
+from adapter.backend.embedded import EmbeddedTriton
+from tritonclient.grpc.aio import InferenceServerClient
+
+async def main():
+    any_port = ("127.0.0.1", 0)
+    triton = EmbeddedTriton(
+        tritonserver=None, repository=Path(sys.argv[1]), http=any_port, grpc=any_port,
+        metrics=any_port, extra_args=[], start_timeout_seconds=30, on_restart=None,
+    )
+    await triton.start()
+    client = InferenceServerClient(triton.grpc_address)
+    load = asyncio.create_task(client.load_model("stuck"))
+    while not triton.has_live_stub("stuck"):
+        await asyncio.sleep(0.02)
+    print(json.dumps(triton.process_ids()), flush=True)
+    await load
+
+asyncio.run(main())
+"""
+
+
+def add_model(repository: Path, name: str, initialize: str = "pass") -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(CONFIG)
+    (repository / name / "1" / "model.py").write_text(IDENTITY.format(initialize=initialize))
+
+
+def new_triton(**changes) -> EmbeddedTriton:
+    any_port = ("127.0.0.1", 0)
+    settings = {
+        "tritonserver": None,
+        "repository": None,
+        "http": any_port,
+        "grpc": any_port,
+        "metrics": any_port,
+        "extra_args": (),
+        "start_timeout_seconds": 30.0,
+        "on_restart": None,
+    }
+    return EmbeddedTriton(**(settings | changes))
+
+
+@asynccontextmanager
+async def running(**changes):
+    triton = new_triton(**changes)
+    await triton.start()
+    try:
+        yield triton
+    finally:
+        await triton.stop()
+
+
+async def load(triton: EmbeddedTriton, name: str) -> None:
+    async with InferenceServerClient(triton.grpc_address) as client:
+        await client.load_model(name)
+
+
+async def is_ready(triton: EmbeddedTriton) -> bool:
+    async with InferenceServerClient(triton.grpc_address) as client:
+        return await client.is_server_ready()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+def regions(folder: Path) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"{folder.name}*"))
+
+
+@real
+async def test_a_started_server_answers_at_the_chosen_addresses():
+    async with running() as triton:
+        assert await is_ready(triton)
+        addresses = {triton.http_address, triton.grpc_address, triton.metrics_address}
+        assert len(addresses) == 3
+        for address in addresses:
+            host, port = address.split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.close()
+            await writer.wait_closed()
+        assert triton.process_ids() == [triton.pid]
+        assert triton.repository.stat().st_mode & 0o777 == 0o755
+
+
+@real
+async def test_stop_leaves_no_process_no_folder_and_no_shared_memory():
+    async with running() as triton:
+        add_model(triton.repository, "identity")
+        await load(triton, "identity")
+        pids, folder = triton.process_ids(), triton.repository.parent
+        assert regions(folder)
+    assert not [pid for pid in pids if is_alive(pid)]
+    assert not folder.exists()
+    assert not regions(folder)
+    assert triton.pid is None
+    await triton.stop()
+
+
+@real
+async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
+    async with running() as triton:
+        add_model(triton.repository, "identity")
+        add_model(triton.repository, "identity_2")
+        await load(triton, "identity")
+        server, stub = triton.process_ids()
+        assert server == triton.pid
+        assert triton.has_live_stub("identity") is True
+        assert triton.has_live_stub("identity_2") is False
+        assert triton.has_live_stub("unknown") is None
+
+        os.kill(stub, signal.SIGKILL)
+        assert await until(lambda: triton.has_live_stub("identity") is False)
+        assert triton.process_ids() == [server]
+
+        # Triton would wait for the dead stub at its end; this is quicker
+        os.kill(server, signal.SIGKILL)
+        assert await until(lambda: triton.pid is None)
+        assert triton.process_ids() == []
+        assert triton.has_live_stub("identity") is None
+
+
+@real
+async def test_a_killed_server_is_replaced_at_the_same_addresses_and_its_stubs_are_gone(caplog):
+    caplog.set_level(logging.INFO)
+    calls = asyncio.Queue()
+
+    async def on_restart() -> None:
+        await calls.put(triton.pid)
+        raise RuntimeError("the hook's own trouble")
+
+    async with running(on_restart=on_restart) as triton:
+        add_model(triton.repository, "identity")
+        await load(triton, "identity")
+        for count in (1, 2):
+            pids = triton.process_ids()
+            os.kill(triton.pid, signal.SIGKILL)
+            assert await asyncio.wait_for(calls.get(), 20) == triton.pid not in pids
+            assert not [pid for pid in pids if is_alive(pid)]
+            assert triton.restarts == count
+            assert await is_ready(triton)
+    events = [record.msg for record in caplog.records if record.msg.startswith("triton.")]
+    assert [event for event in events if event != "triton.log"] == [
+        "triton.exited",
+        "triton.restarted",
+        "triton.restart_hook_failed",
+    ] * 2
+    exited = next(record for record in caplog.records if record.msg == "triton.exited")
+    assert exited.reason == "was killed by SIGKILL"
+
+
+@contextmanager
+def killed_at_the_end(repository: Path, temporary: Path):
+    """An adapter process; its server and its stub."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(repository)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as parent:
+        try:
+            yield json.loads(parent.stdout.readline())
+        finally:
+            parent.kill()
+
+
+@real
+async def test_nothing_outlives_a_killed_adapter_and_the_next_removes_its_folder(tmp_path):
+    # this stub never notices a dead server by itself: the call holds Python's lock
+    stuck = "import ctypes; ctypes.PyDLL(None).sleep(1000)"
+    add_model(tmp_path / "repository", "stuck", initialize=stuck)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with killed_at_the_end(tmp_path / "repository", temporary) as pids:
+        assert len(pids) == 2
+        (folder,) = temporary.iterdir()
+        assert regions(folder)
+    assert await until(lambda: not any(map(is_alive, pids)), 2)
+    assert await until(lambda: not regions(folder), 2)
+    assert folder.exists()
+    with killed_at_the_end(tmp_path / "repository", temporary) as pids:
+        assert not folder.exists()
+    assert await until(lambda: not any(map(is_alive, pids)), 2)
+
+
+@real
+async def test_a_bad_argument_is_refused_with_the_words_of_triton():
+    for bad, words in (
+        ("--no-such=1", "unrecognized option '--no-such=1'"),
+        ("--http-thread-count=abc", "Invalid option value. Got abc"),
+        ("--load-model=absent", "failed to load all models"),
+    ):
+        triton = new_triton(extra_args=[bad])
+        with pytest.raises(BackendUnavailable) as raised:
+            await triton.start()
+        assert words in str(raised.value)
+        assert "exited with 1" in str(raised.value).splitlines()[0]
+        assert len(str(raised.value).splitlines()) <= 21
+        assert raised.value.delivered is False
+        assert not triton.repository.parent.exists()
+
+
+async def test_a_busy_port_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        host, port = other.getsockname()
+        with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{port}, Triton's grpc address"):
+            await new_triton(grpc=(host, port)).start()
+
+
+@real
+async def test_a_server_that_is_not_live_in_time_is_ended():
+    triton = new_triton(start_timeout_seconds=0.001)
+    with pytest.raises(BackendUnavailable, match=r"not live after 0\.001 s"):
+        await triton.start()
+    assert triton.pid is None
+    assert not triton.repository.parent.exists()
+
+
+@real
+async def test_many_start_at_once():
+    tritons = [new_triton() for _ in range(4)]
+    try:
+        await asyncio.gather(*(triton.start() for triton in tritons))
+        assert all([await is_ready(triton) for triton in tritons])
+        assert len({triton.grpc_address for triton in tritons}) == 4
+    finally:
+        await asyncio.gather(*(triton.stop() for triton in tritons))
+
+
+@real
+async def test_what_a_model_prints_is_logged_and_a_huge_line_is_cut(caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    add_model(tmp_path, "chatty", initialize="print('huge ' + 'x' * 3_000_000); print('after it')")
+    async with running(repository=tmp_path) as triton:
+        assert triton.repository == tmp_path
+        await load(triton, "chatty")
+
+        def records():
+            return {record.line: record for record in caplog.records if hasattr(record, "line")}
+
+        assert await until(lambda: "after it" in records())
+        assert records()["after it"].levelname == "INFO"
+        assert max(map(len, records())) == 8192
+        assert {one.levelname for line, one in records().items() if line[0] == "W"} == {"WARNING"}
+
+
+async def test_a_missing_binary_is_named(tmp_path):
+    with pytest.raises(BackendUnavailable, match=r"no tritonserver at .*/absent"):
+        await new_triton(tritonserver=tmp_path / "absent").start()
+
+
+def test_a_binary_outside_the_wheel_runs_as_it_is(tmp_path):
+    launch = tritonserver.prepare(Path(sys.executable), tmp_path)
+    assert launch == tritonserver.Launch(Path(sys.executable), (), {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_binary_that_lost_its_executable_bit_is_copied(tmp_path):
+    source = tmp_path / "source"
+    source.write_text("#!/bin/sh\n")
+    tritonserver._place_executable(source, tmp_path / "copied")
+    source.chmod(0o755)
+    tritonserver._place_executable(source, tmp_path / "linked")
+    assert not (tmp_path / "copied").is_symlink()
+    assert os.access(tmp_path / "copied", os.X_OK)
+    assert (tmp_path / "linked").is_symlink()
+
+
+def test_a_sweep_spares_what_lives_and_what_is_not_ours():
+    owned = tritonserver.RunFolder()
+    foreign = owned.path.with_name("triton-adapter-somebody")
+    foreign.mkdir()
+    try:
+        tritonserver.RunFolder.sweep()
+        assert owned.path.exists()
+        assert foreign.exists()
+    finally:
+        foreign.rmdir()
+        owned.remove()
+    assert not owned.path.exists()

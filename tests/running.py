@@ -1,0 +1,212 @@
+"""Starts the real command and talks to it: what most tests stand on."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "models"
+START_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Client:
+    """One kept HTTP connection; bodies that are no bytes go as JSON."""
+
+    address: str
+    timeout: float = 60
+    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
+            body = json.dumps(body).encode()
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(self.address, timeout=self.timeout)
+        try:
+            self._connection.request(method, path, body, dict(headers or {}))
+            response = self._connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
+        except BaseException:
+            self.close()
+            raise
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.request("GET", path, headers=headers)
+
+    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+        return self.request("POST", path, body, headers)
+
+    def delete(self, path: str) -> Reply:
+        return self.request("DELETE", path)
+
+    def load(self, model_name: str, url: str | Path) -> Reply:
+        return self.post("/models", {"model_name": model_name, "url": str(url)})
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class RunningAdapter:
+    """`triton-adapter serve` as a child process. `started` holds the fields of adapter.started."""
+
+    def __init__(self, *flags: str, environ: Mapping[str, str] | None = None) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.doors: dict[str, str] = {}
+        self.started: dict[str, Any] = {}
+        self._news = threading.Condition()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "adapter", "serve", "--log-format", "json", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environ or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            line = json.loads(text)
+            with self._news:
+                self.lines.append(line)
+                if line["event"] == "adapter.listening":
+                    self.doors[line["door"]] = line["address"]
+                if line["event"] == "adapter.started":
+                    self.started = line
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    def wait_for(
+        self, event: str, seconds: float = START_SECONDS, **fields: object
+    ) -> dict[str, Any]:
+        """The first log line of that event that has these fields."""
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                line
+                for line in self.lines
+                if line["event"] == event and fields.items() <= line.items()
+            ]
+            return bool(found) or not self._reader.is_alive()
+
+        with self._news:
+            self._news.wait_for(is_there, seconds)
+        assert found, f"no {event} {fields}; last lines: {self.lines[-5:]}"
+        return found[0]
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in list(self.lines) if line["event"] == event]
+
+    @property
+    def http(self) -> str:
+        return self.doors["http"]
+
+    @property
+    def admin(self) -> str:
+        return self.doors["admin"]
+
+    # the raw Triton behind it
+    @property
+    def http_address(self) -> str:
+        return self.started["triton_http"]
+
+    @property
+    def grpc_address(self) -> str:
+        return self.started["triton_grpc"]
+
+    @property
+    def repository(self) -> Path:
+        return Path(self.started["repository"])
+
+    def client(self, timeout: float = 60) -> Client:
+        return Client(self.http, timeout)
+
+    def state(self) -> dict[str, Any]:
+        client = Client(self.admin)
+        try:
+            return client.get("/debug/state").json()
+        finally:
+            client.close()
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 45) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(seconds)
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.process.stdout.close()
+        self.errors = self.process.stderr.read()
+        self.process.stderr.close()
+        return code
+
+
+EMBEDDED = (
+    "--triton=embedded",
+    "--http=127.0.0.1:0",
+    "--admin=127.0.0.1:0",
+    "--triton-http=127.0.0.1:0",
+    "--triton-grpc=127.0.0.1:0",
+    "--triton-metrics=127.0.0.1:0",
+    f"--model-roots={EXAMPLES}",
+)
+
+
+@contextmanager
+def embedded_adapter(
+    *flags: str, environ: Mapping[str, str] | None = None
+) -> Iterator[RunningAdapter]:
+    """An adapter with a Triton of its own, ready for work; checked to end cleanly."""
+    adapter = RunningAdapter(*EMBEDDED, *flags, environ=environ)
+    try:
+        adapter.wait_for("adapter.started")
+        yield adapter
+    finally:
+        code = adapter.stop()
+    assert code == 0, adapter.errors
+    assert not adapter.repository.exists(), "the private folder is still there"
+
+
+def unload_all(client: Client) -> None:
+    for model in client.get("/models?limit=1000").json()["models"]:
+        name = "".join(f"%{byte:02X}" for byte in model["modelName"].encode())
+        assert client.delete(f"/models/{name}").status == 200
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Bounded poll, for what no event tells."""
+    done = threading.Event()
+    for _ in range(int(seconds / 0.02)):
+        if condition():
+            return
+        done.wait(0.02)
+    raise AssertionError(f"not within {seconds} s: {what}")
