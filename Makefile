@@ -1,0 +1,42 @@
+# Every target sets up what it needs in .venv. Needs Python 3.11+ (with venv), pip and make.
+PYTEST ?= .venv/bin/pytest
+HTTP ?= 127.0.0.1:8080
+ADMIN ?= 127.0.0.1:8081
+
+.PHONY: help setup run demo test check fix lock docs clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## make .venv with the locked packages (done by every other target)
+	@scripts/setup.sh
+
+run: setup  ## serve on a Triton of our own, with the example models; prints lines to paste
+	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --http=$(HTTP) --admin=$(ADMIN) \
+	  --triton-http=127.0.0.1:0 --triton-grpc=127.0.0.1:0 --triton-metrics=127.0.0.1:0 --log-format=text
+
+demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction that heals it
+	@exec .venv/bin/triton-adapter demo
+
+test: setup  ## the whole test suite, against a real Triton
+	$(PYTEST)
+
+check: setup  ## format, lint, types, import layers, docs up to date; writes nothing
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/python scripts/gen_docs.py --check
+
+fix: setup  ## format, and mend what the linter can
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+docs: setup  ## write the generated pages of docs/ anew
+	.venv/bin/python scripts/gen_docs.py
+
+lock: setup  ## pin the newest allowed versions in requirements/ (needs uv)
+	scripts/lock.sh
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,300 @@
+"""Is this failure text of Triton's out of memory?
+
+No status code of Triton says so (memory.md section 0): the text has to be read, and much of it was
+chosen by callers or is a name. So, in this order: statuses that are never a failed allocation are
+left alone; Triton's envelope goes; what stands in quotes, and paths, go; only then are the phrases
+of the allocators looked for, as whole words. The phrase may be anywhere in a traceback of hundreds
+of kilobytes, so every step takes time in proportion to the text.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(Enum):
+    LOAD = "load"
+    INFER = "infer"
+
+
+class Strength(Enum):
+    """STRONG stands on its own; WEAK needs a memory observation that agrees."""
+
+    STRONG = "strong"
+    WEAK = "weak"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`matched` is the phrase as it stood in the text, for callers; `rule` is a metric's label.
+
+    `requested_bytes` is what the allocator was asked for, None when the text does not say.
+    """
+
+    strength: Strength
+    matched: str | None
+    rule: str | None
+    requested_bytes: int | None
+
+
+_NOTHING = Verdict(Strength.NONE, None, None, None)
+
+_BAD_REQUEST = 400
+# UNKNOWN (DALI, FIL) and every failed load are 400, INTERNAL is 500, UNAVAILABLE is 503
+_STATUSES_OF_FAILED_ALLOCATIONS = frozenset({_BAD_REQUEST, 500, 503})
+
+# A text that repeats a phrase oftener than this is somebody's game, not a failure.
+_MAX_TRIES = 100
+_NEAR = 300
+
+_LOAD_MARK = "is at UNAVAILABLE state: "
+_EXECUTE_MARK = "Failed to process the request(s) for model '"
+_REQUEST_ID = "[request id: "
+
+_QUOTE = re.compile(r"['\"](?<!\w['\"])")
+# A quote inside a word is an apostrophe, but b'...' opens. NCCL quotes its own words: Cuda failure
+# 2 'out of memory'. A quote without an end takes all that follows, so nothing is read twice.
+_QUOTED = re.compile(
+    r"""'(?:(?<!\w')|(?<=\b[bBrRuUfF]'))(?<!failure\ ')(?<!failure\ \d\ ')(?!/dev/shm)
+        [^'\\]*+ (?:(?:\\.?|'(?=\w)) [^'\\]*+)*+ (?:'|\Z)
+    | "(?:(?<!\w")|(?<=\b[bBrRuUfF]"))(?!/dev/shm)
+        [^"\\]*+ (?:(?:\\.?|"(?=\w)) [^"\\]*+)*+ (?:"|\Z)
+    | `[^`\n]*` | “[^“”]*”""",
+    re.VERBOSE | re.DOTALL,
+)
+_PATH = re.compile(r"/(?<!\w/)(?!dev/shm)[^\s:;,'\")\]]*")
+
+_WORD_BEFORE = re.compile(r"[\w/-]")
+_WORD_AFTER = re.compile(r"[\w/-]|\.[a-z]")
+# Advice and text that is being quoted without quotes: not what happened.
+_HEDGED = re.compile(
+    r"\b(?:avoid\w*|prevent\w*|may|might|could(?! not)|would|if|unless|in case of|risk\w*"
+    r"|potential\w*|possibly|without)\b[^.:;\n()]{0,60}$"
+    r"|\b(?:prompt|query|question|sentence|token|label|title|topic|keyword|utterance)[ :=]*$"
+)
+_SURVIVED = re.compile(
+    r"[^\n]{0,200}(?:falling back|fall back|fallback to|not a failure)"
+    r"|.{0,300}skipping (?:this )?tactic",
+    re.DOTALL,
+)
+_RAISED = re.compile(r"\b(\w*(?:error|exception)): ")
+_ABOUT_THE_INPUT = re.compile(
+    r"(?:key|index|type|value|attribute|assertion|lookup|name|import|modulenotfound|filenotfound"
+    r"|unicode\w+|jsondecode|validation|notimplemented|syntax)error"
+)
+
+_FIGURE = re.compile(
+    r"(?:allocat(?:e|ing)|request for|requested(?: size(?: was)?)?|pool size to|byte size"
+    r"|gpu memory|amount of memory)"
+    r" \(?(\d[\d,]{0,24}(?:\.\d{0,6})?) ?(bytes|b|[kmgt]i?b?)\b"
+    r"|(?:requested bytes of|buffer of size|with byte size) (\d{1,24})\b"
+)
+_UNITS = "bkmgt"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A head is found fast, the tail matched where it ends. `plain`: words that people write."""
+
+    name: str
+    heads: tuple[str, ...]
+    tail: re.Pattern[str]
+    before: re.Pattern[str]
+    plain: bool
+
+
+def _rule(name: str, heads: str, tail: str = "", before: str = "", *, plain: bool = False) -> _Rule:
+    return _Rule(name, tuple(heads.split("|")), re.compile(tail), re.compile(before), plain)
+
+
+# ahead of `out of memory` where it is the error itself and not a word in a sentence
+_AS_AN_ERROR = (
+    r"(?:^|[:()\[\]<>;,.!=|\n'-]|\b(?:errors?|failed|failure|failing|ran|runs?|running|is|are|was"
+    r"|went|goes|got|hit|with|to|because|gpu|cuda|hip|xpu|mps|backend|device|host|system|ram|vram"
+    r"|allocator|pool|process|worker|server|resource_exhausted|\d))\s{0,3}$"
+)
+_NO_TOPIC = r"(?! (?:bounds?|range|access|region|address|errors|issues?|problems?)\b| ?\?)"
+_SHM = r"shared memory|/dev/shm|\bshm\b|posix_fallocate"
+_CUDA_LIBRARIES = "cublas_status|cudnn_status|cusolver_status|cusparse_status|curand_status"
+_SIZE = r"\(?\d[\d.,]{0,24} ?(?:bytes|b|[kmgt]i?b?)\b"
+
+# fmt: off
+_STRONG_RULES = (
+    _rule("cuda_out_of_memory", "cuda out of memory", _NO_TOPIC, _AS_AN_ERROR, plain=True),
+    _rule("cuda_out_of_memory", "cudaerrormemoryallocation|cuda_error_out_of_memory"),
+    _rule("cuda_library_alloc_failed", f"{_CUDA_LIBRARIES}|cufft|cnmem_status|nvjpeg_status",
+        r"_(?:alloc\w{0,20}_fail\w{0,40}|out_of_memory)"),
+    _rule("cuda_malloc_failed", "cumemalloc|cumemcreate|cudamalloc|cudahostalloc",
+        r"(?:async|host)?(?:\([^\n()]{0,80}\))? failed(?=[.;\n]|$)"),
+    _rule("onnxruntime_arena", "available memory of", r" \d+ is smaller than requested bytes \w+"),
+    _rule("onnxruntime_arena", "failed to allocate memory", r" for requested buffer of size \d+"),
+    _rule("tensorflow_oom", "oom when allocating", r" (?:tensor|[\d.])"),
+    _rule("tensor_not_initialized", "dst tensor|src tensor", " is not initialized"),
+    _rule("resource_exhausted", "resource_exhausted|resource exhausted|resourceexhaustederror",
+        r"[^\n]{0,120}?(?:out of memory|\boom\b"
+        r"|(?:failed|attempting|trying) to (?:allocate|reserve))"),
+    _rule("tensorrt_out_of_memory", "outofmemory", r"(?= error in| \(|\)|[.;:]|\s*$)"),
+    _rule("tensorrt_out_of_memory", "requested amount of gpu memory|requested amount of memory",
+        r" \(\d{1,24} bytes\) could not be allocated"),
+    _rule("out_of_memory_error", "outofmemoryerror|outofmemoryexception", plain=True),
+    _rule("rmm_out_of_memory", "out_of_memory", r": (?:rmm failure|cuda error)"),
+    _rule("bad_alloc", "bad_alloc|bad allocation"),
+    _rule("kv_cache",
+        "no available memory for the cache blocks|larger than the available kv cache memory|"
+        "larger than the maximum number of tokens that can be stored in kv cache"),
+    _rule("kv_cache", "maxtokensinpagedkvcache", r" \(\d{1,24}\) must be large enough"),
+    _rule("vllm_free_memory", "free memory on device", r"[^\n]{0,80}? is less than desired"),
+    _rule("triton_memory_limit", "memory limit set for", r" \w+ \d+ has (?:been )?exceeded"),
+    _rule("openvino_allocation", "exceeded max size of memory", " (?:object )?allocation"),
+    _rule("device_allocation", "cl_mem_object_allocation_failure|hiperroroutofmemory"),
+    _rule("shared_memory", "out of shared memory"),
+    _rule("shared_memory", "no space left on device", r"(?=[^\n]{0,20}/dev/shm)"),
+    _rule("shared_memory", "no space left on device|cannot allocate memory", "", _SHM),
+    _rule("no_memory_errno", "[errno 12]|enomem"),
+    _rule("python_memory_error", "memoryerror|_arraymemoryerror", r"(?= ?[:(<\n]|$)", plain=True),
+    _rule("allocation_failed",
+        "failed to allocate|unable to allocate|cannot allocate|can't allocate|can not allocate|"
+        "could not allocate|couldn't allocate",
+        rf" (?:{_SIZE}|request for {_SIZE}|(?:[\w-]{{1,20}} ){{0,4}}?memory(?! in static tls)"
+        r"|a? ?contiguous buffer|kv[ -]cache|compute buffers|pinned stage"
+        r"|(?:cuda|gpu|device)\d{0,2} buffer)"),
+    _rule("allocation_failed", "memory allocation|device allocation|cuda allocation",
+        " (?:failed|failure|error)"),
+    _rule("not_enough_memory", "not enough|insufficient",
+        r" (?:(?:free|available|gpu|cuda|device|host|system|cpu|shared) ){0,3}"
+        "memory(?! on requested size)"),
+    _rule("killed_for_memory", "running low on memory|oomkilled|oom-killed"),
+    _rule("out_of_memory", "out of memory", _NO_TOPIC, _AS_AN_ERROR, plain=True),
+)
+
+_WEAK_RULES = (
+    _rule("stub_not_healthy", "stub process", r" \S{0,20} ?is not healthy"),
+    _rule("stub_exited", "stub process exited unexpectedly"),
+    _rule("tensorrt_enqueue", "unable to enqueue for inference"),
+    _rule("tensorrt_context", "unable to create tensorrt context|unable to create tensorrt engine",
+        r":?\s*(?=;|$)"),
+    _rule("cuda_library_status", _CUDA_LIBRARIES,
+        r"_(?:not_initialized|execution_failed|internal_error)(?:_\w{1,40})?"),
+    _rule("opencl_resources", "cl_out_of_resources"),
+    _rule("engine_core_died", "engine core initialization failed|enginedeaderror"),
+    _rule("worker_killed", "exit code|exitcode", "[:=]? ?(?:137|-9)"),
+    _rule("worker_killed", "sigkill|killed by signal 9|signal: 9|signal: killed"),
+)
+# fmt: on
+
+
+class Classifier:
+    """Judges failure texts; `extra_patterns` are further regexes that mean out of memory."""
+
+    def __init__(self, extra_patterns: Sequence[str] = ()) -> None:
+        self._extra = tuple(_compiled(pattern) for pattern in extra_patterns)
+
+    def judge(self, text: str, *, phase: Phase, http_status: int) -> Verdict:
+        """`http_status` is what Triton's HTTP port says, or would say, for the failure."""
+        if http_status not in _STATUSES_OF_FAILED_ALLOCATIONS:
+            return _NOTHING
+        refusal = phase is Phase.INFER and http_status == _BAD_REQUEST
+        own_words = refusal or (phase is Phase.LOAD and _LOAD_MARK not in text)
+        cleaned = _without_names(_without_envelope(text, phase), own_words=own_words)
+        # U+0130 is the one letter that gets longer in lower case; offsets must stay equal
+        low = cleaned.replace("\u0130", "I").lower()
+        for rule, start, end in _occurrences(_STRONG_RULES, low, needs_figure=refusal):
+            return _verdict(Strength.STRONG, rule.name, cleaned, (start, end))
+        for pattern in self._extra:
+            if found := pattern.search(cleaned):
+                return _verdict(Strength.STRONG, "custom", cleaned, found.span())
+        for rule, start, end in _occurrences(_WEAK_RULES, low, needs_figure=refusal):
+            return _verdict(Strength.WEAK, rule.name, cleaned, (start, end))
+        return _NOTHING
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    if compiled.search(""):
+        raise ValueError(f"{pattern!r} matches empty text, so every failure would be out of memory")
+    return compiled
+
+
+def _without_envelope(text: str, phase: Phase) -> str:
+    """What the model or the backend said.
+
+    Names are cut at the last place where they can end, as a name may hold the end mark itself.
+    """
+    if (at := text.find(_REQUEST_ID)) >= 0:
+        end = text.rfind("] ", at)
+        text = text[:at] + (text[end + 2 :] if end > at else "")
+    if phase is Phase.INFER and _EXECUTE_MARK in text:
+        return text.rpartition("', message: ")[2]
+    if phase is Phase.LOAD and _LOAD_MARK in text:
+        # a second version's text follows a line break, not a name
+        return text.rpartition("': version ")[2]
+    return text
+
+
+def _without_names(text: str, *, own_words: bool) -> str:
+    """Without what stands in quotes, and without paths.
+
+    In a message of Triton's own (`own_words`) the quotes are around names alone, and a name may
+    hold quotes: all from the first to the last of them goes.
+    """
+    if own_words and (first := _QUOTE.search(text)):
+        last = _QUOTE.search(text[::-1])
+        end = len(text) - last.start() if last else 0
+        text = text[: first.start()] + (text[end:] if end > first.end() else "")
+    return _PATH.sub("", _QUOTED.sub("''", text))
+
+
+def _occurrences(
+    rules: tuple[_Rule, ...], low: str, *, needs_figure: bool
+) -> Iterator[tuple[_Rule, int, int]]:
+    for rule, head in ((each, head) for each in rules for head in each.heads):
+        start = -1
+        for _ in range(_MAX_TRIES):
+            if (start := low.find(head, start + 1)) < 0:
+                break
+            end = _end_of_phrase(rule, low, start, start + len(head))
+            if end and not (rule.plain and _merely_said(low, start, end, always=needs_figure)):
+                yield rule, start, end
+
+
+def _end_of_phrase(rule: _Rule, low: str, start: int, end: int) -> int | None:
+    """Where the phrase that begins at `start` ends; None when these words do not make it."""
+    before = low[max(0, start - _NEAR) : start]
+    if before and _WORD_BEFORE.match(before[-1]):
+        return None
+    if (tail := rule.tail.match(low, end)) is None or _WORD_AFTER.match(low, tail.end()):
+        return None
+    if not rule.before.search(before):
+        return None
+    if _HEDGED.search(before[-80:]) or _SURVIVED.match(low, tail.end()):
+        return None
+    return tail.end()
+
+
+def _merely_said(low: str, start: int, end: int, *, always: bool) -> bool:
+    """Words that anybody may write count in an error about the input only beside a figure."""
+    raised = _RAISED.findall(low, max(0, start - _NEAR), start)
+    if not always and not (raised and _ABOUT_THE_INPUT.fullmatch(raised[-1])):
+        return False
+    return _FIGURE.search(low, start, end + _NEAR) is None
+
+
+def _verdict(strength: Strength, rule: str, cleaned: str, span: tuple[int, int]) -> Verdict:
+    start, end = span
+    around = cleaned[max(0, start - _NEAR) : end + _NEAR].lower()
+    figure = _FIGURE.search(around, min(start, _NEAR)) or _FIGURE.search(around)
+    return Verdict(strength, cleaned[start:end].rstrip(), rule, figure and _bytes(figure))
+
+
+def _bytes(figure: re.Match[str]) -> int:
+    """In powers of 1024 also for GB: the allocators that print it mean that."""
+    if figure[3]:
+        return int(figure[3])
+    digits = figure[1].replace(",", "")
+    scale = 1024 ** _UNITS.index(figure[2][0])
+    return int(float(digits) * scale) if "." in digits else int(digits) * scale
