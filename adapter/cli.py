@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -166,13 +165,14 @@ def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     import uvloop  # noqa: PLC0415 - see the top
 
     from adapter.app import serve  # noqa: PLC0415 - see the top
+    from adapter.demo import welcome  # noqa: PLC0415 - see the top
     from adapter.log import setup_logging  # noqa: PLC0415 - see the top
 
     setup_logging(loaded.settings.log_level, loaded.settings.log_format)
     for warning in loaded.warnings:
         logging.getLogger(__name__).warning("settings.ignored", extra={"reason": warning})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(loaded))
+        return runner.run(serve(loaded, welcome if loaded.settings.examples else None))
 
 
 def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
@@ -182,16 +182,20 @@ def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
 
 def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    reason = _why_not_ready(_target(args, environ), _PROBE_SECONDS)
+    from adapter.probe import why_not_ready  # noqa: PLC0415 - see the top
+
+    reason = why_not_ready(_target(args, environ), _PROBE_SECONDS)
     if reason:
         print(reason)
     return 1 if reason else 0
 
 
 def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from adapter.probe import why_not_ready  # noqa: PLC0415 - see the top
+
     target = _target(args, environ)
     end = time.monotonic() + args.timeout
-    while reason := _why_not_ready(target, max(0.1, min(_PROBE_SECONDS, end - time.monotonic()))):
+    while reason := why_not_ready(target, max(0.1, min(_PROBE_SECONDS, end - time.monotonic()))):
         if time.monotonic() + _POLL_SECONDS > end:
             print(f"not ready after {args.timeout:g} s: {reason}", file=sys.stderr)
             return 1
@@ -221,28 +225,6 @@ def _ready_url(door: "Door") -> str:
         raise InvalidSettings([f"setting admin: {str(door)!r}: no door to ask; name one by --url"])
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(door.host, door.host)  # noqa: S104 - compared
     return f"http://{replace(door, host=near)}/readyz"
-
-
-def _why_not_ready(url: str, limit_seconds: float) -> str:
-    """Empty when the answer is 200, else what was answered or why nothing was."""
-    from http import HTTPStatus  # noqa: PLC0415 - see the top
-    from http.client import HTTPConnection, HTTPException  # noqa: PLC0415 - see the top
-
-    parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname or "localhost", parts.port, timeout=limit_seconds)
-    try:
-        if parts.scheme == "unix":
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(limit_seconds)
-            connection.sock.connect(parts.path)
-        connection.request("GET", parts.path if parts.scheme == "http" else "/readyz")
-        answer = connection.getresponse()
-        body = answer.read().decode(errors="replace")
-    except (OSError, HTTPException) as error:
-        return f"{url}: {str(error) or type(error).__name__}"
-    finally:
-        connection.close()
-    return "" if answer.status == HTTPStatus.OK else f"{url}: {answer.status} {body}"
 
 
 def _check_config(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -11,14 +11,22 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 usable "$PYTHON" || { echo "setup: needs Python 3.11, 3.12 or 3.13 with the venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
 
-stamp=.venv/.locked
-want="$("$PYTHON" -V) $(cat requirements/dev.txt pyproject.toml scripts/setup.sh | cksum)"
-[ "$(cat $stamp 2>/dev/null)" = "$want" ] && exit 0
+# `done_before NAME WANT`: was this step done before, for just this? `note NAME WANT`: now it is.
+done_before() { [ "$(cat ".venv/.$1" 2>/dev/null)" = "$2" ]; }
+note() { printf '%s' "$2" > ".venv/.$1"; }
 
-echo "setup: installing the locked packages into .venv with $("$PYTHON" -V) (about a minute)" >&2
-rm -rf .venv
-"$PYTHON" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-.venv/bin/python scripts/libpython.py
-printf '%s' "$want" > $stamp
+lock="$("$PYTHON" -V) $(cat requirements/dev.txt scripts/setup.sh | cksum)"
+project="$(cksum < pyproject.toml)"
+
+if ! done_before packages "$lock"; then
+  echo "setup: installing the locked packages into .venv with $("$PYTHON" -V) (about a minute)" >&2
+  rm -rf .venv
+  "$PYTHON" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+  .venv/bin/python scripts/libpython.py
+  note packages "$lock"
+fi
+if ! done_before project "$project"; then
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+  note project "$project"
+fi

@@ -112,8 +112,8 @@ def _rule(name: str, heads: str, tail: str = "", before: str = "", *, plain: boo
 # ahead of `out of memory` where it is the error itself and not a word in a sentence
 _AS_AN_ERROR = (
     r"(?:^|[:()\[\]<>;,.!=|\n'-]|\b(?:errors?|failed|failure|failing|ran|runs?|running|is|are|was"
-    r"|went|goes|got|hit|with|to|because|gpu|cuda|hip|xpu|mps|backend|device|host|system|ram|vram"
-    r"|allocator|pool|process|worker|server|resource_exhausted|\d))\s{0,3}$"
+    r"|went|goes|got|hit|with|to|because|\w*allocator|pool|process|worker|server|\d))\s{0,3}"
+    r"(?:(?:cuda|hip|xpu|mps|backend|gpu|device|host|system|ram|vram) ){0,2}$"
 )
 _NO_TOPIC = r"(?! (?:bounds?|range|access|region|address|errors|issues?|problems?)\b| ?\?)"
 _SHM = r"shared memory|/dev/shm|\bshm\b|posix_fallocate"

@@ -48,6 +48,7 @@ def test_the_name_goes_and_every_other_byte_stays(text, expected):
         "platform: name\nb: 1",
         'name { name: "x" }',
         "name: 3",
+        'name, "x"',
         "name:",
         "name",
         "",

@@ -294,6 +294,17 @@ def test_links_within_the_roots_are_followed_and_counted_once(root):
     assert look(folder, root).size_bytes == 2 * len(PYTHON) + 2 * len("weights")
 
 
+def test_a_folder_that_many_links_lead_to_is_entered_once(root):
+    """Thirty folders, each linked twice from the one before: a thousand million ways."""
+    folder = make(root / "m")
+    for number in range(30):
+        (folder / f"d{number}").mkdir()
+        (folder / f"d{number}" / "left").symlink_to(f"../d{number + 1}")
+        (folder / f"d{number}" / "right").symlink_to(f"../d{number + 1}")
+    (folder / "d30").mkdir()
+    assert look(folder, root)
+
+
 @pytest.mark.parametrize("link", ["1/model.py", "config.pbtxt", "2", "1/deep/passwd"])
 def test_a_link_that_leaves_the_roots_names_link_and_target(link, root, tmp_path):
     outside = make(tmp_path / "outside")
@@ -431,11 +442,15 @@ def test_what_may_not_be_read_is_named(name, mode, open_root):
 
 
 def test_the_same_files_give_the_same_key(root):
-    first = make(root / "a", files=["1/model.py", "1/w/x"])
-    subprocess.run(["cp", "-a", first, root / "b"], check=True)
+    """Wherever they are, and in whichever order the disk lists them."""
+    files = ["1/model.py", *(f"1/{number}" for number in range(30))]
+    first = make(root / "a", files=files)
+    second = make(root / "b", files=reversed(files))
+    for name in ("config.pbtxt", *files):
+        shutil.copystat(first / name, second / name)
     key = look(first, root).content_key
     assert look(first, root).content_key == key
-    assert look(root / "b", root).content_key == key
+    assert look(second, root).content_key == key
 
 
 def test_any_change_gives_another_key(root):

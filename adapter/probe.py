@@ -1,0 +1,25 @@
+"""Asks a probe once, over TCP or a unix socket. Standard library only: it must start fast."""
+
+import socket
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
+
+
+def why_not_ready(url: str, limit_seconds: float) -> str:
+    """Empty when the answer is 200, else what was answered or why nothing was."""
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "localhost", parts.port, timeout=limit_seconds)
+    try:
+        if parts.scheme == "unix":
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(limit_seconds)
+            connection.sock.connect(parts.path)
+        connection.request("GET", parts.path if parts.scheme == "http" else "/readyz")
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace")
+    except (OSError, HTTPException) as error:
+        return f"{url}: {str(error) or type(error).__name__}"
+    finally:
+        connection.close()
+    return "" if answer.status == HTTPStatus.OK else f"{url}: {answer.status} {body}"

@@ -1,0 +1,56 @@
+"""A door to each of the two servers. The built-in one can crash and hang: each test gets its own."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from adapter.backend.process import descendants
+from tests.builtin.doors import BuiltinServer, Door
+
+# where it takes models from, and nowhere else
+BUILTIN_MODELS = Path("/opt/ml/models")
+
+
+@pytest.fixture
+def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    if request.param == "adapter":
+        adapter = request.getfixturevalue("adapter")
+        models = request.getfixturevalue("model_root")
+        yield Door(adapter.http, models, lambda: descendants(adapter.process.pid))
+        return
+    with builtin_models() as models, builtin_server() as server:
+        yield Door(server.address, models, server.processes)
+
+
+@contextmanager
+def builtin_models() -> Iterator[Path]:
+    """The folder, made if need be; what is new in it, and what was made, is removed."""
+    made = [path for path in (BUILTIN_MODELS, *BUILTIN_MODELS.parents) if not path.exists()]
+    try:
+        BUILTIN_MODELS.mkdir(parents=True, exist_ok=True)
+        (probe := BUILTIN_MODELS / "probe").touch()
+        probe.unlink()
+    except OSError as error:
+        pytest.skip(f"the built-in endpoint takes models from {BUILTIN_MODELS} only: {error}")
+    before = set(BUILTIN_MODELS.iterdir())
+    try:
+        yield BUILTIN_MODELS
+    finally:
+        for path in set(BUILTIN_MODELS.iterdir()) - before:
+            shutil.rmtree(path)
+        for path in made:
+            with suppress(OSError):  # somebody else uses it meanwhile
+                path.rmdir()
+
+
+@contextmanager
+def builtin_server() -> Iterator[BuiltinServer]:
+    server = BuiltinServer()
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()

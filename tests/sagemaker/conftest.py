@@ -1,0 +1,42 @@
+"""Shared here. `echo` stays loaded for a whole module: a load takes 1.5 s."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
+from tests.sagemaker.asking import Gate
+
+
+@pytest.fixture(scope="module")
+def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+    """The shared adapter with `echo` loaded. A module takes either this or `adapter`."""
+    client = shared_adapter.client()
+    assert client.load("echo", EXAMPLES / "identity").status == 200
+    yield shared_adapter
+    unload_all(client)
+    client.close()
+
+
+@pytest.fixture
+def caller(served: RunningAdapter) -> Iterator[Client]:
+    client = served.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def raw_triton(served: RunningAdapter) -> Iterator[Client]:
+    """The Triton behind the adapter, asked directly."""
+    client = Client(served.http_address)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Open at the end, whatever happened: nothing hangs after a test that failed."""
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()

@@ -1,0 +1,48 @@
+"""The processes of an adapter as the kernel shows them."""
+
+from pathlib import Path
+
+from tests.running import RunningAdapter
+
+
+def children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    except OSError:  # gone meanwhile
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    return [found for child in children(pid) for found in (child, *descendants(child))]
+
+
+def arguments(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def tritonserver(adapter: RunningAdapter) -> int:
+    (pid,) = [pid for pid in children(adapter.process.pid) if "tritonserver" in arguments(pid)[0]]
+    return pid
+
+
+def stubs(adapter: RunningAdapter, triton_name: str) -> list[int]:
+    """The python processes of one model."""
+    folder = f"{adapter.repository / triton_name}/"
+    return [
+        pid
+        for pid in descendants(adapter.process.pid)
+        if any(argument.startswith(folder) for argument in arguments(pid))
+    ]
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie, whose parent has not looked yet, counts as gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
