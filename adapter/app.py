@@ -150,9 +150,10 @@ class Adapter:
     async def stop(self) -> None:
         """Answer what is in flight, take nothing new, close in reverse order."""
         self._phase = "stopping"
-        await self._control.drain(self._settings.drain_timeout_seconds)
-        for runner in reversed(self._runners):
-            await runner.cleanup()  # waits for requests in flight
+        await asyncio.gather(
+            self._control.drain(self._settings.drain_timeout_seconds),
+            *(runner.cleanup() for runner in self._runners),  # each waits for its requests
+        )
         if self._watch is not None:
             self._watch.cancel()
         await self._dataplane.close()

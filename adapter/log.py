@@ -23,6 +23,8 @@ EVENTS: Mapping[str, str] = {
     "model.loaded": "a model is ready",
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
+    "model.unload_failed": "an unload was tried and lost; the model is still there",
+    "model.unload_refused": "an unload was not tried: the model is not loaded",
     "model.unloaded": "a model is gone and its memory is given back",
     "operation.failed": "a bug: a load or an unload ended with an error nobody foresaw",
     "request.failed": "a request was answered with an error",

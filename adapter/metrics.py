@@ -36,7 +36,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.operations = Counter(
             "adapter_operations",
-            "Loads and unloads ended, by outcome: ok, or the code of the error.",
+            "Loads and unloads ended, by outcome: ok, or the name of the error.",
             ["operation", "outcome"],
             registry=self.registry,
         )

@@ -6,7 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from prometheus_client.metrics import MetricWrapperBase
+
+from adapter import errors
+from adapter.core.ledger import LedgerSnapshot, MemoryReading
+from adapter.core.state import TRANSITIONS, ModelState
+from adapter.frontends.status import HTTP
 from adapter.log import EVENTS
+from adapter.metrics import Metrics, State
 from adapter.settings import Settings, as_text, flag_of, variable_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -68,9 +75,163 @@ def events_page() -> str:
     )
 
 
+# For each class of the HTTP table: when it is raised, and what the reader of the answer can do.
+ANSWERS: dict[type[BaseException], tuple[str, str]] = {
+    errors.InvalidRequest: (
+        "body, header, name, path or Triton's check of the inputs; `url` outside `model_roots`",
+        "mend the request; the text says what is wrong",
+    ),
+    errors.InvalidModel: (
+        "the package cannot be served: no config.pbtxt, no version folder, no model file and so on",
+        "mend the package; the text names the file and the reason",
+    ),
+    errors.LoadFailed: (
+        "Triton refused the model, or its folder could not be written to the repository",
+        "read the text, which is Triton's own; the log of Triton may say more",
+    ),
+    errors.ModelNotFound: (
+        "the model is not loaded, is being unloaded, or has lost its process",
+        "load it; SageMaker does so by itself",
+    ),
+    errors.SourceMissing: (
+        "the `url` of a load does not exist",
+        "check the path, and that the adapter sees the same file system",
+    ),
+    errors.AlreadyLoaded: (
+        "a model of this name is loaded or being loaded",
+        "use it, or unload it first",
+    ),
+    errors.PayloadTooLarge: (
+        "a body is over `max_body_bytes`, or over `max_control_body_bytes` for a load",
+        "send less, or raise the limit",
+    ),
+    errors.InferenceFailed: (
+        "the model raised, or its python process died (the next call then gets `ModelNotFound`)",
+        "read the text, which is the model's own; load the model again if its process has died",
+    ),
+    errors.ModelNotReady: ("the model is being loaded", "try again in a while"),
+    errors.BackendError: (
+        "a folder of the repository cannot be listed or removed",
+        "look at the disk and at who may write to it; the text names the folder",
+    ),
+    errors.BackendUnavailable: (
+        "Triton cannot be reached or is overloaded; the adapter is starting or stopping",
+        "try again; if it lasts, see [operations.md](operations.md)",
+    ),
+    errors.BackendTimeout: (
+        "Triton did not answer within a time limit of the [settings](settings.md)",
+        "look whether the model or Triton hangs; raise the limit if the work is just long",
+    ),
+    errors.InsufficientMemory: (
+        "the model is known to need more than is free; nothing was tried",
+        "unload another model and load again; SageMaker does so by itself",
+    ),
+    errors.OutOfMemory: (
+        "a load or an inference was tried and ran out of memory",
+        "unload another model and try again; SageMaker does so by itself",
+    ),
+}
+
+# Codes that stand for no class of the table.
+OTHER_ANSWERS = [
+    ["405", "`MethodNotAllowed`", "-", "the path exists, not with this method", "see `Allow`"],
+    ["500", "`InternalError`", "-", "a bug", "see the log; tell us"],
+]
+
+
+def errors_page() -> str:
+    rows = [
+        [str(status), f"`{code}`", f"`{kind.__name__}`", *ANSWERS[kind]]
+        for kind, (status, code) in HTTP.items()
+    ]
+    return (
+        "# Errors\n\n"
+        'Every error answer of the `http` door is JSON: `{"error": TEXT, "code": CODE, '
+        '"model_name": NAME or null}`. `error` is for people and may change; `code` and the status '
+        "are for programs.\n\n"
+        "Answers with status 507 have four more members, each of them null where nobody knew: "
+        "`needed_bytes`, `free_bytes`, `limit_bytes`, and `matched`, the words in the failure text "
+        "that mean out of memory. [memory.md](memory.md) says which failures become 507.\n\n"
+        "The class is what the adapter's own code raises (`adapter/errors.py`); "
+        "`StubDied` is a kind of `InferenceFailed`.\n\n"
+        + table(
+            ["status", "code", "class", "when", "what to do"],
+            sorted([*rows, *OTHER_ANSWERS], key=lambda row: row[0]),
+        )
+    )
+
+
+def metrics_page() -> str:
+    return (
+        "# Metrics\n\n"
+        "At `/metrics` of the `admin` door, in the text format of Prometheus. Labels never name a "
+        "model. A counter or a histogram with labels appears with its first event. Histograms have "
+        "the usual `_bucket`, `_count` and `_sum`.\n\n"
+        + table(["metric", "type", "labels", "meaning"], metric_rows())
+    )
+
+
+def metric_rows() -> list[list[str]]:
+    metrics = Metrics()
+    counted = [kept for kept in vars(metrics).values() if isinstance(kept, MetricWrapperBase)]
+    # prometheus_client tells the labels of a metric only by this attribute
+    labels = {name: kept._labelnames for kept in counted for name in names_of(kept)}  # noqa: SLF001
+    book = LedgerSnapshot(0, 0, 0, 0, 0, 0)
+    metrics.watch(
+        State(
+            models=lambda: dict.fromkeys(ModelState, 0),
+            ledger=lambda: book,
+            memory=lambda: MemoryReading(0, 0),
+            triton_live=lambda: True,
+        )
+    )
+    rows = []
+    for family in metrics.registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        shown = ", ".join(f"`{label}`" for label in labels.get(family.name, ()))
+        values = [value for sample in family.samples for value in sample.labels.values()]
+        if family.type == "gauge" and values:
+            label = next(iter(family.samples[0].labels))
+            shown = f"`{label}`: " + ", ".join(values)
+        rows.append([f"`{name}`", family.type, shown or "none", family.documentation])
+    return rows
+
+
+def names_of(metric: MetricWrapperBase) -> list[str]:
+    return [family.name for family in metric.describe()]
+
+
+def states_page() -> str:
+    arrows = "".join(
+        f"    {before.value if before else '[*]'} --> {after.value if after else '[*]'}: "
+        f"{event.value}\n"
+        for (before, event), after in TRANSITIONS.items()
+    )
+    return (
+        "# States of a model\n\n"
+        "The life of one model, as `adapter/core/state.py` has it. The dots are a model without a "
+        "record: not loaded. An event that has no arrow in a state is a bug: it raises, and "
+        "nothing changes.\n\n"
+        f"```mermaid\nstateDiagram-v2\n{arrows}```\n\n"
+        + table(
+            ["state", "listed", "get and invoke", "load", "unload"],
+            [
+                ["none", "no", "404", "begins", "404"],
+                ["LOADING", "no", "503", "409", "waits for the load, then begins"],
+                ["READY", "yes", "served", "409", "begins"],
+                ["DEAD", "no", "404", "takes down what is left, then begins", "begins"],
+                ["UNLOADING", "no", "404", "waits for the unload, then begins", "waits, then 404"],
+            ],
+        )
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "events.md": events_page,
+    "errors.md": errors_page,
+    "metrics.md": metrics_page,
+    "states.md": states_page,
 }
 
 

@@ -8,8 +8,8 @@ each other.
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from types import TracebackType
 
+from adapter.control.lease import Lease
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Processes, TimeLimits, Triton
 from adapter.core.admission import admit
@@ -38,27 +38,6 @@ log = logging.getLogger(__name__)
 
 # How long a normal unload may take once its process is known to be gone.
 _DEAD_SECONDS = 1.0
-
-
-class Lease:
-    """`with control.lease(id) as record:` is one inference; an unload waits for it to end."""
-
-    __slots__ = ("_control", "_record")
-
-    def __init__(self, control: "ModelControl", record: ModelRecord) -> None:
-        self._control = control
-        self._record = record
-
-    def __enter__(self) -> ModelRecord:
-        self._record.in_flight += 1
-        return self._record
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self._record.in_flight -= 1
-        if self._record.in_flight == 0 or error is not None:
-            self._control.lease_ended(self._record, error)
 
 
 class ModelControl:
@@ -92,7 +71,7 @@ class ModelControl:
     # -- what callers ask -------------------------------------------------------------------
 
     def lease(self, model_id: ModelId) -> Lease:
-        return Lease(self, self.registry.serving(model_id))
+        return Lease(self.registry.serving(model_id), self._lease_ended)
 
     async def load(self, model_id: ModelId, source: ModelSource, **seen: str) -> ModelRecord:
         """Bring the model up. `seen` goes into the log line: request ids and the like.
@@ -181,7 +160,7 @@ class ModelControl:
         self.is_open = False
         await self._operations.drain(seconds)
 
-    def lease_ended(self, record: ModelRecord, error: BaseException | None) -> None:
+    def _lease_ended(self, record: ModelRecord, error: BaseException | None) -> None:
         if record.in_flight == 0 and (event := self._drained.get(record.id)) is not None:
             event.set()
         if isinstance(error, StubDied):
@@ -230,9 +209,11 @@ class ModelControl:
         except BaseException:
             self.registry.unload_failed(record)
             raise
-        await self._packages.remove(record.name)
-        self.ledger.release(model_id)
-        self.registry.finish_unload(record)
+        try:
+            await self._packages.remove(record.name)
+        finally:  # Triton has let go, whatever the disk says
+            self.ledger.release(model_id)
+            self.registry.finish_unload(record)
 
     async def _bring_down(self, record: ModelRecord, *, is_dead: bool = False) -> None:
         """Unload, and wait until nothing is left.

@@ -49,9 +49,11 @@ _STATUSES_OF_FAILED_ALLOCATIONS = frozenset({_BAD_REQUEST, 500, 503})
 _MAX_TRIES = 100
 _NEAR = 300
 
-_LOAD_MARK = "is at UNAVAILABLE state: "
-_EXECUTE_MARK = "Failed to process the request(s) for model '"
-_REQUEST_ID = "[request id: "
+_LOAD_MARK = "load failed for model '"
+_EXECUTE_MARK = re.compile(
+    r"(?:in ensemble '[^']*', )*Failed to process the request\(s\) for model '"
+)
+_REQUEST_ID = re.compile(r"(?:in ensemble '[^']*', |\w+: )*\[request id: ")
 
 _QUOTE = re.compile(r"['\"](?<!\w['\"])")
 # A quote inside a word is an apostrophe, but b'...' opens. NCCL quotes its own words: Cuda failure
@@ -196,8 +198,10 @@ class Classifier:
         if http_status not in _STATUSES_OF_FAILED_ALLOCATIONS:
             return _NOTHING
         refusal = phase is Phase.INFER and http_status == _BAD_REQUEST
-        own_words = refusal or (phase is Phase.LOAD and _LOAD_MARK not in text)
-        cleaned = _without_names(_without_envelope(text, phase), own_words=own_words)
+        inner = _without_envelope(text)
+        if refusal or (phase is Phase.LOAD and not text.startswith(_LOAD_MARK)):
+            inner = _without_names(inner)
+        cleaned = _PATH.sub("", _QUOTED.sub("''", inner))
         # U+0130 is the one letter that gets longer in lower case; offsets must stay equal
         low = cleaned.replace("\u0130", "I").lower()
         for rule, start, end in _occurrences(_STRONG_RULES, low, needs_figure=refusal):
@@ -220,33 +224,29 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return compiled
 
 
-def _without_envelope(text: str, phase: Phase) -> str:
+def _without_names(text: str) -> str:
+    """Triton's own quotes are around names, which may hold quotes: first to last, all goes."""
+    first, last = _QUOTE.search(text), _QUOTE.search(text[::-1])
+    if first is None or last is None:
+        return text
+    return text[: first.start()] + text[max(first.end(), len(text) - last.start()) :]
+
+
+def _without_envelope(text: str) -> str:
     """What the model or the backend said.
 
     Names are cut at the last place where they can end, as a name may hold the end mark itself.
     """
-    if (at := text.find(_REQUEST_ID)) >= 0:
-        end = text.rfind("] ", at)
-        text = text[:at] + (text[end + 2 :] if end > at else "")
-    if phase is Phase.INFER and _EXECUTE_MARK in text:
-        return text.rpartition("', message: ")[2]
-    if phase is Phase.LOAD and _LOAD_MARK in text:
+    if text.startswith(_LOAD_MARK):
         # a second version's text follows a line break, not a name
-        return text.rpartition("': version ")[2]
-    return text
-
-
-def _without_names(text: str, *, own_words: bool) -> str:
-    """Without what stands in quotes, and without paths.
-
-    In a message of Triton's own (`own_words`) the quotes are around names alone, and a name may
-    hold quotes: all from the first to the last of them goes.
-    """
-    if own_words and (first := _QUOTE.search(text)):
-        last = _QUOTE.search(text[::-1])
-        end = len(text) - last.start() if last else 0
-        text = text[: first.start()] + (text[end:] if end > first.end() else "")
-    return _PATH.sub("", _QUOTED.sub("''", text))
+        text = text.rpartition("': version ")[2]
+    elif _EXECUTE_MARK.match(text):
+        text = text.rpartition("', message: ")[2]
+    if not _REQUEST_ID.match(text):
+        return text
+    # a name further on may hold the end mark as well: what is read begins after both
+    end, quote = text.rfind("] "), _QUOTE.search(text[::-1])
+    return "" if end < 0 else text[max(end + 2, len(text) - quote.start() if quote else 0) :]
 
 
 def _occurrences(

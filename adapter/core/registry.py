@@ -86,7 +86,8 @@ class Registry:
         self._apply(record, ModelEvent.LOAD_FAILED)
 
     def died(self, record: ModelRecord) -> None:
-        if record.state is ModelState.READY:  # many requests notice the same death
+        """Many requests notice the same death, some of them after the model has gone."""
+        if self._records.get(record.id) is record and record.state is ModelState.READY:
             self._apply(record, ModelEvent.DIED)
 
     def begin_unload(self, model_id: ModelId) -> ModelRecord:

@@ -11,7 +11,8 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
-from adapter.errors import AdapterError, CallerError, CapacityError, InvalidRequest
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, CallerError, CapacityError, InvalidRequest, OutOfMemory
 from adapter.frontends.status import HTTP, lookup
 from adapter.metrics import Metrics
 
@@ -21,6 +22,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # given back to the caller and written to the log, never used as a key
 _ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
+_INFERENCES = frozenset({"invoke", "invocations"})
 _LOGGED = {
     "X-Amzn-SageMaker-Target-Model": "target_model",
     "X-Amzn-SageMaker-Inference-Id": "inference_id",
@@ -65,9 +67,10 @@ def logged_headers(request: web.Request) -> dict[str, str]:
     }
 
 
-def error_answer(error: AdapterError) -> web.Response:
+def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
     status, code = lookup(HTTP, error) or (500, "InternalError")
-    body: dict[str, Any] = {"error": str(error), "code": code, "model_name": error.model_id}
+    name = error.model_id or model_id
+    body: dict[str, Any] = {"error": str(error), "code": code, "model_name": name}
     if isinstance(error, CapacityError):
         body |= asdict(error.figures) | {"matched": error.matched}
     return answer(body, status)
@@ -92,7 +95,7 @@ class HttpEdge:
             response = await self._handle(request)
         except AdapterError as error:
             self._log(request, error)
-            response = error_answer(error)
+            response = error_answer(error, request.get("model_id"))
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
         except Exception:
@@ -112,6 +115,8 @@ class HttpEdge:
             "error": type(error).__name__,
         }
         log.log(level, "request.failed", extra=fields)
+        if isinstance(error, OutOfMemory) and request.get("operation") in _INFERENCES:
+            self._metrics.out_of_memory.labels("infer").inc()
 
     def _count(self, request: web.Request, status: int, seconds: float) -> None:
         method = request.get("operation", "other")

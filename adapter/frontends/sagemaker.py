@@ -93,7 +93,7 @@ class SageMaker:
         name, url = body.get("model_name"), body.get("url")
         if not isinstance(name, str):
             raise InvalidRequest("model_name must be a string")
-        model_id = parse_model_id(name)
+        request["model_id"] = model_id = parse_model_id(name)
         if not isinstance(url, str) or not url:
             raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
         record = await self._control.load(model_id, ModelSource(url), **logged_headers(request))

@@ -19,6 +19,7 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.InferenceFailed: (500, "InferenceFailed"),
     errors.ModelNotReady: (503, "ModelNotReady"),
     errors.BackendUnavailable: (503, "BackendUnavailable"),
+    errors.BackendError: (503, "BackendUnavailable"),
     errors.BackendTimeout: (504, "BackendTimeout"),
     errors.InsufficientMemory: (507, "InsufficientMemory"),
     errors.OutOfMemory: (507, "OutOfMemory"),

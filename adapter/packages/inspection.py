@@ -71,7 +71,7 @@ def inspect(url: str, model_roots: Sequence[Path]) -> Package:
 
 
 def shown(path: str | Path) -> str:
-    """A path fit for a message, whatever bytes its names are made of."""
+    """A path fit for a message, whatever bytes it is made of."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -217,6 +217,8 @@ class _Contents:
         if not os.access(entry.path, os.R_OK, effective_ids=True):
             raise InvalidModel(f"{shown(entry.path)}: {os.strerror(errno.EACCES)}")
         name = os.path.relpath(entry.path, self._root)
+        if "__pycache__" in name.split("/"):  # Python's own: written by the first load
+            return is_folder
         detail = f"{status.st_size} {status.st_mtime_ns}"
         if is_folder:
             detail = os.path.relpath(real, self._root)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapter.core.model import ModelId, ModelSource, Package, TritonName
-from adapter.errors import BackendError, InvalidRequest, LoadFailed
+from adapter.errors import BackendError, InvalidRequest
 from adapter.packages import inspection
 from adapter.packages.config_text import without_name
 
@@ -43,7 +43,7 @@ class Packages:
     ) -> None:
         """Replace what a former run left under this name; InvalidRequest if it is not ours.
 
-        LoadFailed when the disk refuses; nothing of the new folder is left then.
+        BackendError when the disk refuses; nothing of the new folder is left then.
         """
         marker = {"model_id": model_id, "url": source.url, "content_key": package.content_key}
         await asyncio.to_thread(self._place, name, json.dumps(marker), package)
@@ -84,7 +84,7 @@ class Packages:
                 shutil.rmtree(folder)
                 raise
         except OSError as error:
-            raise LoadFailed(f"cannot stage the model in {folder}: {error.strerror}") from error
+            raise BackendError(f"cannot stage the model in {folder}: {error.strerror}") from error
 
     def _remove(self, name: TritonName) -> None:
         folder = self._repository / name

@@ -35,7 +35,7 @@ class Settings(BaseModel):
 
     http: AnyDoor = _setting(
         "0.0.0.0:8080",
-        "door of the SageMaker contract and of V2 REST: HOST:PORT, unix:/path or off",
+        "door of the SageMaker contract: HOST:PORT, unix:/path or off",
     )
     admin: AnyDoor = _setting(
         "0.0.0.0:8081",
@@ -110,8 +110,9 @@ class Settings(BaseModel):
         10.0, "how long Triton may take over a short control call, such as an index"
     )
     drain_timeout_seconds: Seconds = _setting(
-        25.0,
-        "how long work in flight may go on after SIGTERM; SageMaker sends SIGKILL after 30",
+        18.0,
+        "how long work in flight may go on after SIGTERM; an embedded Triton may take 10 s more, "
+        "and SageMaker sends SIGKILL after 30",
     )
     start_timeout_seconds: Seconds = _setting(120.0, "how long to wait for Triton at start")
     max_body_bytes: Size = _setting("64MiB", "largest body of an inference")
@@ -148,6 +149,8 @@ class Settings(BaseModel):
     def _resolve_source(cls, value: object, info: ValidationInfo) -> object:
         if value == "auto":
             return "host" if info.data.get("triton") == "embedded" else "off"
+        if value == "host" and info.data.get("triton") == "external":
+            raise ValueError("host needs triton=embedded: another container's processes are unseen")
         return "off" if value is False else value  # YAML reads off as False
 
 

@@ -21,26 +21,26 @@ def door(request: pytest.FixtureRequest) -> Iterator[Door]:
         models = request.getfixturevalue("model_root")
         yield Door(adapter.http, models, lambda: descendants(adapter.process.pid))
         return
-    with builtin_models() as models, builtin_server() as server:
-        yield Door(server.address, models, server.processes)
+    with builtin_models(), builtin_server() as server:
+        door = Door(server.address, BUILTIN_MODELS, server.processes)
+        yield door
+        for folder in door.unpacked:
+            shutil.rmtree(folder, ignore_errors=True)  # some tests never write one
 
 
 @contextmanager
-def builtin_models() -> Iterator[Path]:
-    """The folder, made if need be; what is new in it, and what was made, is removed."""
+def builtin_models() -> Iterator[None]:
+    """The folder is made if need be, and removed then."""
     made = [path for path in (BUILTIN_MODELS, *BUILTIN_MODELS.parents) if not path.exists()]
     try:
         BUILTIN_MODELS.mkdir(parents=True, exist_ok=True)
         (probe := BUILTIN_MODELS / "probe").touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
         pytest.skip(f"the built-in endpoint takes models from {BUILTIN_MODELS} only: {error}")
-    before = set(BUILTIN_MODELS.iterdir())
     try:
-        yield BUILTIN_MODELS
+        yield
     finally:
-        for path in set(BUILTIN_MODELS.iterdir()) - before:
-            shutil.rmtree(path)
         for path in made:
             with suppress(OSError):  # somebody else uses it meanwhile
                 path.rmdir()

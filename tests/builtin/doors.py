@@ -8,7 +8,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,11 +43,15 @@ def path_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Door:
-    """`models` is the folder that urls must lie in, `processes` the pids of server and stubs."""
+    """`models` is the folder that urls must lie in, `processes` the pids of server and stubs.
+
+    `unpacked`: what tests have put into `models`.
+    """
 
     address: str
     models: Path
     processes: Callable[[], list[int]]
+    unpacked: list[Path] = field(default_factory=list)
 
     def request(
         self,
@@ -94,12 +98,14 @@ class Door:
         body = infer_body(1.5, -2.0) if body is None else body
         return self.request("POST", f"{path_of(name)}/invoke", body, headers, seconds=seconds)
 
-    def delete(self, name: str) -> Reply:
-        return self.request("DELETE", path_of(name))
+    def delete(self, name: str, *, seconds: float = 15) -> Reply:
+        return self.request("DELETE", path_of(name), seconds=seconds)
 
     def folder(self) -> Path:
         """Where the platform would unpack the next archive; it does not exist yet."""
-        return self.models / f"test_{uuid.uuid4().hex}" / "model"
+        hashed = self.models / f"test_{uuid.uuid4().hex}"
+        self.unpacked.append(hashed)
+        return hashed / "model"
 
     def model(self, **bodies: str) -> Path:
         return write_python_model(self.folder(), **bodies)

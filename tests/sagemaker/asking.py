@@ -5,7 +5,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -37,11 +37,8 @@ def model_names(client: Client) -> list[str]:
 
 def triton_index(adapter: RunningAdapter) -> dict[str, str]:
     """Name -> state, for what the raw Triton behind the adapter has or had."""
-    raw = Client(adapter.http_address)
-    try:
+    with closing(Client(adapter.http_address)) as raw:
         index = raw.post("/v2/repository/index", {}).json()
-    finally:
-        raw.close()
     return {m["name"]: m.get("state", "") for m in index}
 
 
@@ -85,11 +82,8 @@ class Background:
         """What `call` returned, and when (monotonic seconds)."""
 
         def work() -> tuple[Any, float]:
-            client = self._adapter.client()
-            try:
+            with closing(self._adapter.client()) as client:
                 return call(client), time.monotonic()
-            finally:
-                client.close()
 
         return self._pool.submit(work)
 

@@ -1,6 +1,7 @@
 """Shared here. `echo` stays loaded for a whole module: a load takes 1.5 s."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,26 +13,23 @@ from tests.sagemaker.asking import Gate
 @pytest.fixture(scope="module")
 def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
     """The shared adapter with `echo` loaded. A module takes either this or `adapter`."""
-    client = shared_adapter.client()
-    assert client.load("echo", EXAMPLES / "identity").status == 200
-    yield shared_adapter
-    unload_all(client)
-    client.close()
+    with closing(shared_adapter.client()) as client:
+        assert client.load("echo", EXAMPLES / "identity").status == 200
+        yield shared_adapter
+        unload_all(client)
 
 
 @pytest.fixture
 def caller(served: RunningAdapter) -> Iterator[Client]:
-    client = served.client()
-    yield client
-    client.close()
+    with closing(served.client()) as client:
+        yield client
 
 
 @pytest.fixture
 def raw_triton(served: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
-    client = Client(served.http_address)
-    yield client
-    client.close()
+    with closing(Client(served.http_address)) as client:
+        yield client
 
 
 @pytest.fixture

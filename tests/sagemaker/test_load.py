@@ -114,18 +114,27 @@ def test_two_models_load_side_by_side(
     assert model_names(client) == ["left", "right"]
 
 
-@pytest.mark.parametrize("tail", ["/", "/model", "/model/", "/../model-of/model"])
-def test_model_url_is_told_as_it_was_given(client: Client, package: Path, tail: str) -> None:
-    folder = package / "model-of"
-    write_python_model(folder / "model" if "model" in tail else folder)
-    url = f"{folder}{tail}"
+def test_model_url_is_told_as_it_was_given(
+    client: Client, adapter: RunningAdapter, package: Path
+) -> None:
+    write_python_model(package / "of hash" / "model")
+    folder = f"{package}/of hash"
+    urls = {
+        "nested": folder,
+        "as-sagemaker": f"{folder}/model",
+        "slash": f"{folder}/model/",
+        "dots": f"{folder}/../of hash//model",
+        "file": f"file://{folder.replace(' ', '%20')}/model",
+    }
 
-    loaded = client.load("echo", url)
+    with background(adapter) as others:
+        loads = {n: others.ask(lambda c, n=n, u=u: c.load(n, u)) for n, u in urls.items()}
+        replies = {name: load.result()[0] for name, load in loads.items()}
 
-    described = {"modelName": "echo", "modelUrl": url}
-    assert (loaded.status, loaded.json()) == (200, described)
-    assert client.get("/models/echo").json() == described
-    assert client.get("/models").json() == {"models": [described]}
+    described = [{"modelName": n, "modelUrl": u} for n, u in sorted(urls.items())]
+    assert [replies[n].json() for n in sorted(urls)] == described
+    assert [client.get(f"/models/{n}").json() for n in sorted(urls)] == described
+    assert client.get("/models").json() == {"models": described}
 
 
 def test_a_missing_folder_is_404(client: Client, package: Path) -> None:

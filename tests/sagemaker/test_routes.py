@@ -50,11 +50,10 @@ def test_head_is_get_without_the_body(caller: Client, path: str) -> None:
 
     assert (head.status, head.body) == (got.status, b"")
     assert head.headers["Content-Type"] == got.headers["Content-Type"]
-    assert head.headers["Content-Length"] == got.headers["Content-Length"]
 
 
 def test_head_of_a_model_that_is_not_loaded_is_404(caller: Client) -> None:
-    assert (caller.request("HEAD", "/models/nobody")).status == 404
+    assert caller.request("HEAD", "/models/nobody").status == 404
 
 
 def test_head_of_what_cannot_be_got_is_405(caller: Client) -> None:

@@ -1,0 +1,205 @@
+"""Faults 2 to 8 of sagemaker.md section 2: the life of a model."""
+
+import os
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.builtin.doors import Door, error_of, on_adapter, on_both, on_either, wait_for_file
+from tests.running import Client, RunningAdapter, wait_until
+
+pytestmark = [pytest.mark.triton, pytest.mark.builtin]
+
+TARGET = "X-Amzn-SageMaker-Target-Model"
+
+
+def written_by(path: Path) -> str:
+    """A statement of a model: leave its process id in that file."""
+    return f"import os; open({str(path)!r}, 'w').write(str(os.getpid()))"
+
+
+def dead_name(url: Path) -> str:
+    """One for each test: the adapter takes longer over a name whose last process has died."""
+    return url.parent.name
+
+
+@on_both("2: the unload waits for the answer in flight, which waits for the unload's thread")
+def test_an_unload_during_an_invocation_is_answered_once_that_has_ended(
+    door: Door, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    slow = f"{written_by(begun)}\nimport time; time.sleep(2)"
+    door.put("x", door.model(answer=slow))
+    with ThreadPoolExecutor() as pool:
+        invoked = pool.submit(door.invoke, "x")
+        wait_for_file(begun)
+        try:
+            unloaded = door.delete("x")
+        finally:
+            answer = invoked.exception() or invoked.result()
+
+    assert unloaded.status == 200
+    assert answer.status == 200
+    assert door.listed() == []
+
+
+class TestTheTargetModelHeaderIsForLoggingOnly:
+    """Fault 3: loaded with it, a model is known to the built-in endpoint by it."""
+
+    @pytest.fixture
+    def loaded(self, door: Door) -> Door:
+        door.put("hash", door.model(), {TARGET: "team-a.tar.gz"})
+        return door
+
+    @on_both("3: lists {}")
+    def test_a_model_loaded_with_it_is_listed(self, loaded: Door) -> None:
+        assert loaded.listed() == ["hash"]
+
+    @on_both("3: looks for a model of the header's name")
+    @pytest.mark.parametrize("headers", [{}, {TARGET: "team-b.tar.gz"}], ids=["none", "another"])
+    def test_an_invocation_may_come_without_it_or_with_another(
+        self, loaded: Door, headers: dict[str, str]
+    ) -> None:
+        assert loaded.invoke("hash", headers=headers).status == 200
+
+    @on_both("3: unloads nothing, and waits for it for 350 s")
+    def test_an_unload_may_come_without_it(self, loaded: Door) -> None:
+        server, *stubs = loaded.processes()
+        if not stubs:
+            raise RuntimeError("no stub process")
+        assert loaded.delete("hash", seconds=6).status == 200
+        wait_until(lambda: not set(stubs) & set(loaded.processes()), 5, "the process is gone")
+        assert server in loaded.processes()
+
+
+@on_both("4: asks for version 1 alone")
+def test_a_model_without_a_version_1_is_listed(door: Door) -> None:
+    door.put("x", door.model(version="3"))
+
+    assert door.listed() == ["x"]
+
+
+@on_both("5: /ping says 400 during loads")
+def test_ping_is_well_during_a_load(door: Door, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    url = door.model(initialize=f"{written_by(begun)}\nimport time; time.sleep(1.5)")
+    with ThreadPoolExecutor() as pool:
+        loaded = pool.submit(door.load, "x", url)
+        wait_for_file(begun)
+        during = door.request("GET", "/ping")
+        if loaded.done() or loaded.result().status != 200:
+            raise RuntimeError("the load was over too soon, or failed")
+
+    assert during.status == 200
+
+
+@on_both("5: /ping says 400 for good")
+def test_ping_is_well_after_a_failed_load(door: Door) -> None:
+    if door.load("x", door.model(initialize="raise ValueError('no weights')")).status != 400:
+        raise RuntimeError("the load did not fail")
+
+    assert door.request("GET", "/ping").status == 200
+
+
+@on_both("6: the server dies of it")
+def test_a_model_whose_folder_was_removed_is_unloaded(door: Door) -> None:
+    url = door.model()
+    door.put("x", url)
+    shutil.rmtree(url.parent)
+
+    unloaded = door.delete("x")
+
+    assert unloaded.status == 200
+    assert door.is_serving()
+    assert door.listed() == []
+
+
+@on_adapter
+def test_an_unload_is_answered_when_triton_no_longer_has_the_model(
+    door: Door, adapter: RunningAdapter
+) -> None:
+    """Fault 7 is about the inner models of ensembles, which this adapter refuses to load."""
+    door.put("x", door.model(finalize="import time; time.sleep(1)"))
+
+    assert door.delete("x").status == 200
+
+    triton = Client(adapter.http_address)
+    index = triton.post("/v2/repository/index").json()
+    triton.close()
+    assert [model for model in index if model["name"] == "x"] == []
+    assert not (adapter.repository / "x").exists()
+
+
+@on_adapter
+def test_an_ensemble_is_refused_and_called_one(door: Door) -> None:
+    reply = door.load("x", door.model(config='platform: "ensemble"\n'))
+
+    assert reply.status == 400
+    assert "ensembles are not supported" in error_of(reply)
+    assert door.listed() == []
+
+
+class TestAModelWhosePythonProcessHasDied:
+    """Fault 8. Once an invocation has met the dead process, the server knows."""
+
+    @pytest.fixture
+    def url(self, door: Door, tmp_path: Path) -> Path:
+        stub = tmp_path / "stub"
+        url = door.model(initialize=written_by(stub))
+        door.put(dead_name(url), url)
+        pid = int(stub.read_text())
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid not in door.processes(), 10, "the process is gone")
+        return url
+
+    @on_both("8: says 400, as if the caller could mend it")
+    def test_an_invocation_fails_as_the_fault_of_the_server(self, door: Door, url: Path) -> None:
+        assert door.invoke(dead_name(url)).status >= 500
+
+    @on_both("8: goes on calling it fine")
+    def test_it_is_no_longer_listed_nor_found(self, door: Door, url: Path) -> None:
+        door.invoke(dead_name(url))
+
+        assert door.listed() == []
+        assert door.get(dead_name(url)).status == 404
+
+    @on_both("8: waits for it for 350 s")
+    def test_it_is_unloaded_within_15_seconds(self, door: Door, url: Path) -> None:
+        door.invoke(dead_name(url))
+
+        assert door.delete(dead_name(url)).status == 200
+        assert door.get(dead_name(url)).status == 404
+
+    @on_either
+    def test_it_is_unloaded_when_nobody_knows_yet(self, door: Door, url: Path) -> None:
+        """The built-in endpoint can do this: it is the invocation that it never gets over."""
+        assert door.delete(dead_name(url)).status == 200
+        assert door.get(dead_name(url)).status == 404
+
+    @on_both("6 and 8: the server dies of it")
+    def test_it_is_unloaded_when_its_folder_is_gone_too(self, door: Door, url: Path) -> None:
+        shutil.rmtree(url.parent)
+
+        assert door.delete(dead_name(url)).status == 200
+        assert door.get(dead_name(url)).status == 404
+
+    @on_adapter
+    def test_it_is_unloaded_when_it_is_known_and_its_folder_is_gone(
+        self, door: Door, url: Path
+    ) -> None:
+        """Not on the built-in endpoint: it hangs or dies, as the two tests above say."""
+        door.invoke(dead_name(url))
+        shutil.rmtree(url.parent)
+
+        assert door.delete(dead_name(url)).status == 200
+        assert door.get(dead_name(url)).status == 404
+
+    @on_both("8: says 409, it is loaded already")
+    def test_it_can_be_loaded_again(self, door: Door, url: Path) -> None:
+        door.invoke(dead_name(url))
+
+        assert door.load(dead_name(url), url).status == 200
+        assert door.invoke(dead_name(url)).status == 200

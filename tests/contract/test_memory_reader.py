@@ -1,0 +1,83 @@
+"""Memory of real processes as the kernel counts it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapter.backend.memory import HostMemory, NoMemory, host_limit_bytes
+from adapter.core.ledger import MemoryReading
+
+MIB = 2**20
+ALLOCATE = """
+import sys
+sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
+block = bytearray(200 * 2**20)
+block[::4096] = b"x" * len(block[::4096])
+sys.stdout.write("touched\\n"); sys.stdout.flush(); sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def child():
+    """A small process that takes 200 MiB when it gets a line, and ends with the next."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ALLOCATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
+
+
+def tell(process: subprocess.Popen[bytes]) -> None:
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+@pytest.fixture
+def gone() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+async def test_what_a_process_allocates_and_touches_is_seen(child):
+    memory = HostMemory(lambda: [child.pid], limit_bytes=1000 * MIB)
+    before = await memory.read()
+    tell(child)
+    assert child.stdout.readline() == b"touched\n"
+    after = await memory.read()
+    assert after.limit_bytes == 1000 * MIB
+    assert after.used_bytes - before.used_bytes == pytest.approx(200 * MIB, rel=0.1)
+    assert memory.last == after
+
+
+async def test_processes_are_added_up_and_a_gone_one_counts_nothing(child, gone):
+    one = await HostMemory(lambda: [child.pid], 1).read()
+    assert one.used_bytes > MIB
+    both = await HostMemory(lambda: [child.pid, gone], 1).read()
+    assert both.used_bytes == pytest.approx(one.used_bytes, rel=0.1)
+    assert await HostMemory(lambda: [gone], 1).read() == MemoryReading(1, 0)
+
+
+async def test_without_a_process_nothing_is_known():
+    memory = HostMemory(list, 1)
+    assert await memory.read() is None
+    assert memory.last is None
+
+
+async def test_a_reader_that_is_off_knows_nothing():
+    memory = NoMemory()
+    assert await memory.read() is None
+    assert (memory.source, memory.last) == ("off", None)
+
+
+def test_the_limit_is_positive_and_at_most_what_the_machine_has():
+    (line,) = [
+        line
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        if line.startswith("MemTotal:")
+    ]
+    assert 0 < host_limit_bytes() <= int(line.split()[1]) * 1024

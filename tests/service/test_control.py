@@ -1,0 +1,876 @@
+"""Load, unload and what lies between, on fakes: the order of steps, and what is undone."""
+
+import asyncio
+import logging
+import time
+
+import pytest
+import pytest_asyncio
+
+from adapter.control import TimeLimits
+from adapter.core.model import ModelId, TritonName
+from adapter.core.state import ModelState
+from adapter.errors import (
+    AlreadyLoaded,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    InferenceFailed,
+    InsufficientMemory,
+    InvalidModel,
+    LoadFailed,
+    MemoryFigures,
+    ModelNotFound,
+    ModelNotReady,
+    OutOfMemory,
+    StubDied,
+)
+from adapter.log import EVENTS
+from tests.fakes.house import House
+
+LOAD = ["inspect /m", "read", "place m", "load m", "read"]
+UNLOAD = ["unload m", "wait_gone m", "remove m"]
+LOST = BackendUnavailable("the connection to Triton broke", delivered=True)
+
+
+@pytest_asyncio.fixture
+async def house():
+    house = await House().open()
+    yield house
+    await house.close()
+
+
+@pytest_asyncio.fixture
+async def measured():
+    """1000 bytes, and a reader that sees who takes them."""
+    house = await House(limit=1000).open()
+    house.sizes |= {"m": 300, "n": 200}
+    yield house
+    await house.close()
+
+
+@pytest_asyncio.fixture
+async def hasty():
+    """Time limits that are over at once; callers wait one second more."""
+    house = await House(limits=TimeLimits(load=0, unload=0, stall=0)).open()
+    yield house
+    await house.close()
+
+
+def operations(house: House, operation: str, outcome: str) -> float:
+    labels = {"operation": operation, "outcome": outcome}
+    return house.metrics.registry.get_sample_value("adapter_operations_total", labels) or 0
+
+
+# -- the straight way ---------------------------------------------------------------------------
+
+
+async def test_a_load_looks_then_stages_then_loads_then_measures(house):
+    record = await house.load("m")
+    assert house.steps.seen == LOAD
+    assert record.state is ModelState.READY
+    assert record.source.url == "/m"
+    house.check("m")
+
+
+async def test_an_unload_removes_the_folder_only_when_triton_has_let_go(house):
+    await house.load("m")
+    house.steps.seen.clear()
+    await house.unload("m")
+    assert house.steps.seen == UNLOAD
+    house.check()
+
+
+async def test_a_model_with_an_unsafe_name_gets_a_safe_one_in_triton(house):
+    record = await house.load("team/a b")
+    assert record.name == "ta.u.team_2fa_20b"
+    assert house.triton.models == {"ta.u.team_2fa_20b"}
+    assert house.listed() == ["team/a b"]
+
+
+async def test_each_operation_leaves_one_line_with_its_figures(measured, caplog):
+    caplog.set_level(logging.INFO)
+    await measured.control.load(ModelId("m"), (await measured.load("n")).source, request_id="r7")
+    await measured.unload("m")
+    lines = [(r.message, r.model_id, r.bytes) for r in caplog.records]
+    assert lines == [
+        ("model.loaded", "n", 200),
+        ("model.loaded", "m", 300),
+        ("model.unloaded", "m", 0),
+    ]
+    assert caplog.records[1].request_id == "r7"
+    assert caplog.records[1].seconds >= 0
+    assert operations(measured, "load", "ok") == 2
+    assert operations(measured, "unload", "ok") == 1
+
+
+# -- undo ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "undone"),
+    [
+        ("inspect", []),
+        ("read", []),
+        ("place", ["remove m"]),
+        ("load", UNLOAD),
+    ],
+)
+async def test_a_failure_at_any_step_is_undone_newest_first(house, step, undone):
+    house.steps.fail(step, InvalidModel("no config.pbtxt"))
+    with pytest.raises(InvalidModel, match=r"no config\.pbtxt"):
+        await house.load("m")
+    seen = house.steps.seen
+    assert seen[[s.split()[0] for s in seen].index(step) + 1 :] == undone
+    house.check()
+    await house.load("m")
+    house.check("m")
+
+
+async def test_a_failure_after_the_load_unloads_again(house):
+    gate = house.steps.hold("load")
+    load = house.begin(house.load("m"))
+    await gate.reached.wait()
+    house.steps.fail("read", LOST)
+    gate.open()
+    with pytest.raises(BackendUnavailable):
+        await load
+    house.check()
+
+
+async def test_a_bug_is_undone_too_and_logged_with_its_traceback(house, caplog):
+    house.steps.fail("place", RuntimeError("bug"))
+    with pytest.raises(RuntimeError, match="bug"):
+        await house.load("m")
+    await house.quiet()
+    house.check()
+    (line,) = [r for r in caplog.records if r.message == "operation.failed"]
+    assert line.exc_info is not None
+    assert operations(house, "load", "bug") == 1
+
+
+async def test_an_undo_that_fails_does_not_hide_why_the_load_failed(house, caplog):
+    house.steps.fail("load", LoadFailed("no weights"))
+    house.steps.fail("unload", LOST)
+    with pytest.raises(LoadFailed, match="no weights"):
+        await house.load("m")
+    assert "model.undo_failed" in [r.message for r in caplog.records]
+    house.check()
+
+
+async def test_a_folder_that_cannot_be_removed_does_not_hide_why_the_load_failed(house):
+    house.steps.fail("load", LoadFailed("no weights"))
+    house.steps.fail("remove", BackendError("cannot remove m"))
+    with pytest.raises(LoadFailed, match="no weights"):
+        await house.load("m")
+    assert house.control.registry.records() == []
+
+
+async def test_an_unload_that_fails_leaves_the_model_serving(house):
+    await house.load("m")
+    house.steps.fail("unload", LOST)
+    with pytest.raises(BackendUnavailable):
+        await house.unload("m")
+    house.check("m")
+    await house.unload("m")
+    house.check()
+
+
+async def test_a_folder_that_cannot_be_removed_does_not_hold_the_model(house):
+    """Triton has let go, so its memory is free and the name is too."""
+    await house.load("m")
+    house.steps.fail("remove", BackendError("cannot remove m"))
+    with pytest.raises(BackendError):
+        await house.unload("m")
+    assert house.control.registry.records() == []
+    assert house.control.ledger.snapshot().models == 0
+    await house.load("m")
+    house.check("m")
+
+
+# -- one model, many callers --------------------------------------------------------------------
+
+
+async def test_a_second_load_of_a_loaded_model_is_a_conflict(house):
+    await house.load("m")
+    with pytest.raises(AlreadyLoaded, match="'m' is loaded already") as caught:
+        await house.load("m")
+    assert caught.value.model_id == "m"
+    house.check("m")
+
+
+async def test_a_second_load_is_refused_at_once_while_the_first_goes_on(house):
+    gate = house.steps.hold("load")
+    first = house.begin(house.load("m"))
+    await gate.reached.wait()
+    with pytest.raises(AlreadyLoaded, match="'m' is being loaded"):
+        await house.load("m")
+    assert not first.done()
+    gate.open()
+    await first
+    house.check("m")
+
+
+async def test_a_second_load_is_refused_before_the_first_has_taken_a_step(house):
+    first = house.begin(house.load("m"))
+    second = house.begin(house.load("m"))
+    done = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(d).__name__ for d in done] == ["ModelRecord", "AlreadyLoaded"]
+
+
+async def test_a_model_being_loaded_cannot_be_invoked_yet(house):
+    gate = house.steps.hold("load")
+    first = house.begin(house.load("m"))
+    await gate.reached.wait()
+    with pytest.raises(ModelNotReady):
+        house.control.lease(ModelId("m"))
+    gate.open()
+    await first
+
+
+async def test_an_unload_during_a_load_waits_and_then_unloads(house):
+    gate = house.steps.hold("load")
+    load = house.begin(house.load("m"))
+    await gate.reached.wait()
+    unload = house.begin(house.unload("m"))
+    await asyncio.sleep(0)
+    gate.open()
+    await load
+    await unload
+    assert house.steps.seen == LOAD + UNLOAD
+    house.check()
+
+
+async def test_an_unload_during_a_load_that_fails_finds_nothing(house):
+    gate = house.steps.hold("load")
+    house.steps.fail("load", LoadFailed("no weights"))
+    load = house.begin(house.load("m"))
+    await gate.reached.wait()
+    unload = house.begin(house.unload("m"))
+    await asyncio.sleep(0)
+    gate.open()
+    done = await asyncio.gather(load, unload, return_exceptions=True)
+    assert [type(d) for d in done] == [LoadFailed, ModelNotFound]
+    house.check()
+
+
+async def test_of_two_unloads_at_once_the_second_finds_nothing(house):
+    await house.load("m")
+    both = (house.begin(house.unload("m")), house.begin(house.unload("m")))
+    done = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(d) for d in done] == [type(None), ModelNotFound]
+    house.check()
+
+
+async def test_a_load_during_an_unload_waits_and_then_loads(house):
+    await house.load("m")
+    house.steps.seen.clear()
+    gate = house.steps.hold("unload")
+    unload = house.begin(house.unload("m"))
+    await gate.reached.wait()
+    load = house.begin(house.load("m"))
+    await asyncio.sleep(0)
+    assert house.steps.seen == ["unload m"]
+    gate.open()
+    await unload
+    await load
+    assert house.steps.seen == UNLOAD + LOAD
+    house.check("m")
+
+
+async def test_unload_of_an_unknown_model_is_not_found_and_starts_nothing(house):
+    with pytest.raises(ModelNotFound):
+        await house.unload("m")
+    assert house.steps.seen == []
+
+
+async def test_models_do_not_wait_for_each_other(house):
+    await house.load("c")
+    gates = [house.steps.hold("load a"), house.steps.hold("unload c")]
+    slow = [house.begin(house.load("a")), house.begin(house.unload("c"))]
+    for gate in gates:
+        await gate.reached.wait()
+    await house.load("b")
+    await house.unload("b")
+    assert not any(task.done() for task in slow)
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(*slow)
+    house.check("a")
+
+
+# -- inferences ---------------------------------------------------------------------------------
+
+
+async def test_an_unload_waits_for_the_inferences_under_way_and_new_ones_are_refused(house):
+    await house.load("m")
+    house.steps.seen.clear()
+    with house.control.lease(ModelId("m")) as record, house.control.lease(ModelId("m")):
+        assert record.in_flight == 2
+        unload = house.begin(house.unload("m"))
+        await house.until_state("m", ModelState.UNLOADING)
+        with pytest.raises(ModelNotFound):
+            house.control.lease(ModelId("m"))
+        assert house.steps.seen == []
+    await unload
+    assert house.steps.seen == UNLOAD
+    house.check()
+
+
+async def test_the_last_of_several_inferences_lets_the_unload_go_on(house):
+    await house.load("m")
+    house.steps.seen.clear()
+    first, second = (house.control.lease(ModelId("m")) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    unload = house.begin(house.unload("m"))
+    await house.until_state("m", ModelState.UNLOADING)
+    first.__exit__(None, None, None)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert house.steps.seen == []
+    second.__exit__(None, None, None)
+    await unload
+
+
+async def test_an_unload_does_not_wait_for_ever(hasty, caplog):
+    await hasty.load("m")
+    with hasty.control.lease(ModelId("m")):
+        await hasty.unload("m")
+    hasty.check()
+    assert "model.drain_timed_out" in [r.message for r in caplog.records]
+
+
+async def test_an_inference_that_failed_says_nothing_about_the_model(house):
+    await house.load("m")
+    with pytest.raises(InferenceFailed), house.control.lease(ModelId("m")) as record:
+        raise InferenceFailed("bad label")
+    assert record.in_flight == 0
+    house.check("m")
+
+
+# -- the process of a model dies ----------------------------------------------------------------
+
+
+async def kill(house: House, name: str) -> None:
+    house.triton.stuck.add(name)
+    with pytest.raises(StubDied), house.control.lease(ModelId(name)):
+        raise StubDied(f"Stub process '{name}_0_0' is not healthy.")
+
+
+async def test_a_dead_model_is_neither_listed_nor_served(house):
+    await house.load("m")
+    await kill(house, "m")
+    assert house.listed() == []
+    with pytest.raises(ModelNotFound, match="load it again"):
+        house.control.lease(ModelId("m"))
+
+
+async def test_a_load_brings_a_dead_model_back(house):
+    await house.load("m")
+    await kill(house, "m")
+    await house.load("m")
+    house.check("m")
+
+
+async def test_a_dead_model_can_be_unloaded_by_way_of_a_live_process(house):
+    await house.load("m")
+    await kill(house, "m")
+    house.steps.seen.clear()
+    await house.unload("m")
+    assert house.steps.seen == [
+        *("unload m", "wait_gone m"),
+        *("load m", "unload m", "wait_gone m"),
+        "remove m",
+    ]
+    assert house.triton.waited[0] == 1.0
+    house.check()
+
+
+async def test_a_process_known_to_be_gone_is_not_waited_for(house, caplog):
+    """Nobody has called the model since; only the process table knows."""
+    await house.load("m")
+    house.triton.stuck.add("m")
+    house.processes.live["m"] = False
+    await house.unload("m")
+    assert house.triton.waited == [1.0, 5.0]  # the first look, and the one after the live process
+    assert "model.unload_stalled" in [r.message for r in caplog.records]
+    house.check()
+
+
+async def test_a_live_process_is_given_its_time(house):
+    await house.load("m")
+    house.triton.stuck.add("m")
+    house.processes.live["m"] = True
+    await house.unload("m")
+    assert house.triton.waited == [1.0, 5.0, 5.0]
+    house.check()
+
+
+async def test_a_slow_end_within_the_stall_time_is_no_stall(house):
+    await house.load("m")
+    house.triton.stuck.add("m")
+    gate = house.steps.hold("wait_gone")
+    unload = house.begin(house.unload("m"))
+    await gate.reached.wait()
+    house.steps.seen.clear()
+    second = house.steps.hold("wait_gone")
+    gate.open()
+    await second.reached.wait()
+    house.triton.models.discard("m")
+    second.open()
+    await unload
+    assert house.steps.seen == ["wait_gone m", "remove m"]
+    house.check()
+
+
+async def test_a_model_that_triton_never_lets_go_of_is_still_there(house):
+    await house.load("m")
+    house.triton.stuck.add("m")
+    gate = house.steps.hold("load m")
+    unload = house.begin(house.unload("m"))
+    await gate.reached.wait()
+    again = house.steps.hold("unload m")
+    gate.open()
+    await again.reached.wait()
+    house.triton.stuck.add("m")
+    again.open()
+    with pytest.raises(BackendTimeout, match="does not let go of model 'm'"):
+        await unload
+    assert house.state("m") is ModelState.READY
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+async def test_a_load_alone_is_measured_and_held(measured):
+    await measured.load("m")
+    assert measured.held("m") == 300
+    assert measured.control.ledger.snapshot().held_bytes == 300
+    await measured.unload("m")
+    measured.check()
+
+
+async def test_what_was_learned_is_reserved_the_next_time(measured):
+    await measured.load("m")
+    await measured.unload("m")
+    gate = measured.steps.hold("load")
+    load = measured.begin(measured.load("m"))
+    await gate.reached.wait()
+    assert measured.control.ledger.snapshot().reserved_bytes == 300
+    gate.open()
+    await load
+
+
+@pytest.mark.parametrize("other", ["load", "unload"])
+async def test_a_load_beside_another_operation_is_not_measured(measured, other):
+    measured.packages.declared["/m"] = 111
+    if other == "unload":
+        await measured.load("n")
+    gate = measured.steps.hold("load m")
+    load = measured.begin(measured.load("m"))
+    await gate.reached.wait()
+    await (measured.load("n") if other == "load" else measured.unload("n"))
+    gate.open()
+    await load
+    assert measured.held("m") == 111
+
+
+async def test_a_load_that_began_beside_another_operation_is_not_measured(measured):
+    measured.packages.declared["/m"] = 111
+    gate = measured.steps.hold("load n")
+    other = measured.begin(measured.load("n"))
+    await gate.reached.wait()
+    second = measured.steps.hold("load m")
+    load = measured.begin(measured.load("m"))
+    await second.reached.wait()
+    gate.open()
+    await other
+    second.open()
+    await load
+    assert measured.held("m") == 111
+
+
+async def test_an_operation_that_ends_while_memory_is_read_spoils_the_measurement(measured):
+    """The reading was taken with `n` in memory; without it, `m` would seem to take less."""
+    measured.packages.declared["/m"] = 111
+    await measured.load("n")
+    gate = measured.steps.hold("unload n")
+    unload = measured.begin(measured.unload("n"))
+    await gate.reached.wait()
+    reading = measured.steps.hold("read")
+    load = measured.begin(measured.load("m"))
+    await reading.reached.wait()
+    gate.open()
+    await unload
+    reading.open()
+    await load
+    assert measured.held("m") == 111
+
+
+async def test_memory_that_shrank_during_a_load_is_no_negative_size(measured):
+    measured.others = 400
+    gate = measured.steps.hold("load")
+    load = measured.begin(measured.load("m"))
+    await gate.reached.wait()
+    measured.others = 0
+    gate.open()
+    await load
+    assert measured.held("m") == 0
+
+
+async def test_what_does_not_fit_is_refused_before_anything_is_touched(measured):
+    await measured.load("m")
+    measured.packages.declared["/big"] = 701
+    measured.steps.seen.clear()
+    with pytest.raises(InsufficientMemory) as caught:
+        await measured.load("big")
+    assert caught.value.figures == MemoryFigures(701, 700, 1000)
+    assert measured.steps.seen == ["inspect /big", "read"]
+    measured.check("m")
+    await measured.unload("m")
+    await measured.load("big")  # nothing else is there that could go: tried
+
+
+async def test_loads_side_by_side_do_not_share_the_same_free_bytes(measured):
+    await measured.load("m")
+    measured.packages.declared |= {"/a": 400, "/b": 400}
+    both = (measured.begin(measured.load("a")), measured.begin(measured.load("b")))
+    done = await asyncio.gather(*both, return_exceptions=True)
+    assert sorted(type(d).__name__ for d in done) == ["InsufficientMemory", "ModelRecord"]
+
+
+async def test_out_of_memory_is_told_with_what_ledger_and_reader_know(measured):
+    await measured.load("n")
+    measured.packages.declared["/m"] = 500
+    cause = ValueError("grpc")
+    failure = OutOfMemory("CUDA out of memory", model_id="m", matched="CUDA out of memory")
+    failure.__cause__ = cause
+    measured.steps.fail("load m", failure)
+    with pytest.raises(OutOfMemory) as caught:
+        await measured.load("m")
+    assert caught.value.figures == MemoryFigures(500, 300, 1000)
+    assert caught.value.matched == "CUDA out of memory"
+    assert caught.value.__cause__ is cause
+    sample = measured.metrics.registry.get_sample_value
+    assert sample("adapter_oom_total", {"phase": "load"}) == 1
+    measured.check("n")
+
+
+async def test_figures_that_the_failure_itself_named_are_kept(measured):
+    failure = OutOfMemory("full", figures=MemoryFigures(7, 8, 9))
+    found = await measured.control.with_figures(failure, ModelId("m"))
+    assert found.figures == MemoryFigures(7, 8, 9)
+
+
+async def test_a_failure_that_says_zero_bytes_are_free_is_believed(measured):
+    failure = OutOfMemory("full", figures=MemoryFigures(free_bytes=0))
+    found = await measured.control.with_figures(failure, ModelId("m"))
+    assert found.figures == MemoryFigures(None, 0, 1000)
+
+
+async def test_where_nothing_is_known_the_figures_say_so(house):
+    found = await house.control.with_figures(OutOfMemory("full"), ModelId("m"))
+    assert found.figures == MemoryFigures(None, None, None)
+    assert await house.control.look_at_memory() is None
+
+
+async def test_a_refusal_is_counted_apart(measured):
+    await measured.load("m")
+    measured.packages.declared["/big"] = 10_000
+    with pytest.raises(InsufficientMemory):
+        await measured.load("big")
+    sample = measured.metrics.registry.get_sample_value
+    assert sample("adapter_oom_total", {"phase": "refused"}) == 1
+    assert sample("adapter_oom_total", {"phase": "load"}) is None
+    assert operations(measured, "load", "InsufficientMemory") == 1
+
+
+# -- Triton restarts ----------------------------------------------------------------------------
+
+
+async def test_models_that_triton_no_longer_has_are_forgotten(measured, caplog):
+    await measured.load("m")
+    await measured.load("n")
+    measured.triton.models.discard("m")
+    await measured.control.reconcile()
+    measured.check("n")
+    (line,) = [r for r in caplog.records if r.message == "triton.models_vanished"]
+    assert line.models == ["m"]
+
+
+async def test_where_nothing_vanished_nothing_is_said(house, caplog):
+    await house.load("m")
+    await house.control.reconcile()
+    house.check("m")
+    assert caplog.records == []
+
+
+async def test_a_model_that_became_ready_while_triton_was_asked_is_kept(house):
+    gate = house.steps.hold("ready")
+    looking = house.begin(house.control.reconcile())
+    await gate.reached.wait()
+    await house.load("m")
+    gate.open()
+    await looking
+    house.check("m")
+
+
+async def test_a_model_that_was_loaded_anew_while_triton_was_asked_is_kept(house):
+    await house.load("m")
+    house.triton.models.clear()
+    gate = house.steps.hold("ready")
+    looking = house.begin(house.control.reconcile())
+    await gate.reached.wait()
+    await house.unload("m")
+    await house.load("m")
+    gate.open()
+    await looking
+    house.check("m")
+
+
+async def test_a_dead_model_that_vanished_is_forgotten(house):
+    await house.load("m")
+    await kill(house, "m")
+    house.triton.models.clear()
+    await house.control.reconcile()
+    house.check()
+
+
+async def test_two_looks_at_once_forget_a_model_once(house):
+    """The supervisor and the watch both notice a restart."""
+    for name in "abc":
+        await house.load(name)
+    house.triton.models.discard("a")
+    first = house.steps.hold("ready")
+    one = house.begin(house.control.reconcile())
+    await first.reached.wait()
+    second = house.steps.hold("ready")
+    two = house.begin(house.control.reconcile())
+    await second.reached.wait()
+    first.open()
+    second.open()
+    await asyncio.gather(one, two)
+    house.check("b", "c")
+
+
+async def test_an_inference_of_before_a_restart_that_ends_after_it_hurts_no_other_model(house):
+    await house.load("a")
+    await house.load("b")
+    lease = house.control.lease(ModelId("a"))
+    lease.__enter__()
+    house.triton.models.discard("a")
+    await house.control.reconcile()
+    died = StubDied("Stub process 'a_0_0' is not healthy.")
+    lease.__exit__(type(died), died, None)
+    house.check("b")
+
+
+async def test_a_load_right_after_a_restart_keeps_its_folder(house):
+    """What is lost is removed from the disk in the model's own turn."""
+    await house.load("m")
+    house.triton.models.clear()
+    gate = house.steps.hold("ready")
+    looking = house.begin(house.control.reconcile())
+    await gate.reached.wait()
+    gate.open()
+    await house.until_state("m", None)
+    await house.load("m")
+    await looking
+    house.check("m")
+
+
+async def test_a_load_that_comes_first_keeps_what_it_staged(house):
+    for name in ("m", "n"):
+        await house.load(name)
+    house.triton.models.clear()
+    gate = house.steps.hold("remove m")
+    looking = house.begin(house.control.reconcile())
+    await gate.reached.wait()
+    load = house.begin(house.load("n"))  # has its turn before the clearing of `n`
+    await load
+    gate.open()
+    await looking
+    house.check("n")
+
+
+async def test_a_not_found_of_triton_makes_it_look_once(house):
+    await house.load("m")
+    house.triton.models.clear()
+    gate = house.steps.hold("ready")
+    for _ in range(3):
+        with pytest.raises(ModelNotFound), house.control.lease(ModelId("m")):
+            raise ModelNotFound("Request for unknown model: 'm' is not found")
+    await gate.reached.wait()
+    gate.open()
+    await house.quiet()
+    assert house.steps.seen.count("ready") == 1
+    house.check()
+    await house.load("m")
+    with pytest.raises(ModelNotFound), house.control.lease(ModelId("m")):
+        raise ModelNotFound("Request for unknown model: 'm' is not found")
+    await house.quiet()
+    assert house.steps.seen.count("ready") == 2
+    house.check("m")
+
+
+async def test_a_look_that_finds_no_triton_forgets_nothing(house):
+    await house.load("m")
+    house.steps.fail("ready", LOST)
+    with pytest.raises(BackendUnavailable):
+        await house.control.reconcile()
+    house.check("m")
+
+
+# -- start and stop -----------------------------------------------------------------------------
+
+
+async def test_before_the_first_load_what_an_earlier_run_left_is_taken_down():
+    house = House(limit=1000)
+    house.others = 70
+    house.packages.folders = {TritonName("m"): ModelId("m"), TritonName("ta.u._20"): ModelId(" ")}
+    house.triton.models = {"m", "ta.u._20", "foreign"}
+    await house.control.purge()
+    assert house.steps.seen == [
+        "staged",
+        *UNLOAD,
+        *(f"{verb} ta.u._20" for verb in ("unload", "wait_gone", "remove")),
+        "read",
+    ]
+    assert house.triton.models == {"foreign"}
+    assert house.packages.folders == {}
+    assert house.control.ledger.baseline_bytes == 70
+    assert house.control.is_open
+
+
+async def test_what_memory_holds_at_the_start_is_unknown_without_a_reader(house):
+    assert house.control.ledger.baseline_bytes == 0
+
+
+@pytest.mark.parametrize("operation", ["load", "unload"])
+async def test_nothing_begins_before_the_start_and_after_the_stop(operation):
+    house = House()
+    call = getattr(house, operation)
+    with pytest.raises(BackendUnavailable, match="starting or stopping"):
+        await call("m")
+    await house.open()
+    await house.load("m")
+    await house.control.drain(1)
+    with pytest.raises(BackendUnavailable, match="starting or stopping"):
+        await call("m")
+
+
+async def test_a_stop_waits_for_the_operations_under_way(house):
+    gate = house.steps.hold("load")
+    load = house.begin(house.load("m"))
+    await gate.reached.wait()
+    stop = house.begin(house.control.drain(30))
+    await asyncio.sleep(0)
+    assert not stop.done()
+    gate.open()
+    await stop
+    await load
+    house.check("m")
+
+
+async def test_a_stop_waits_no_longer_than_it_was_told(house):
+    gate = house.steps.hold("load")
+    house.begin(house.load("m"))
+    await gate.reached.wait()
+    await house.control.drain(0.01)
+    assert house.state("m") is ModelState.LOADING
+    gate.open()
+
+
+# -- callers that go away, and time limits ------------------------------------------------------
+
+
+async def test_a_load_outlives_its_caller(house):
+    gate = house.steps.hold("load")
+    caller = house.begin(house.load("m"))
+    await gate.reached.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    with pytest.raises(AlreadyLoaded):
+        await house.load("m")
+    gate.open()
+    await house.quiet()
+    house.check("m")
+
+
+async def test_a_load_that_fails_after_its_caller_has_gone_is_undone_and_logged(house, caplog):
+    gate = house.steps.hold("load")
+    house.steps.fail("load", LoadFailed("no weights"))
+    caller = house.begin(house.load("m"))
+    await gate.reached.wait()
+    caller.cancel()
+    gate.open()
+    await house.quiet()
+    house.check()
+    assert "model.load_failed" in [r.message for r in caplog.records]
+
+
+async def test_an_unload_outlives_its_caller(house):
+    await house.load("m")
+    gate = house.steps.hold("unload")
+    caller = house.begin(house.unload("m"))
+    await gate.reached.wait()
+    caller.cancel()
+    gate.open()
+    await house.quiet()
+    house.check()
+
+
+async def test_a_caller_gets_a_timeout_while_the_undo_goes_on(hasty):
+    """As when Triton still loads after the time limit: its unload waits for that."""
+    hasty.steps.fail("load", BackendTimeout("Triton did not answer in time"))
+    gate = hasty.steps.hold("unload")
+    begun = time.monotonic()
+    with pytest.raises(BackendTimeout, match="did not load within 0 s") as caught:
+        await hasty.load("m")
+    assert time.monotonic() - begun < 5
+    assert caught.value.model_id == "m"
+    assert hasty.state("m") is ModelState.LOADING
+    with pytest.raises(AlreadyLoaded):
+        await hasty.load("m")
+    gate.open()
+    await hasty.quiet()
+    hasty.check()
+    await hasty.load("m")
+    hasty.check("m")
+
+
+async def test_a_caller_gets_a_timeout_while_the_unload_goes_on(hasty):
+    await hasty.load("m")
+    gate = hasty.steps.hold("unload")
+    with pytest.raises(BackendTimeout, match="was not gone within 0 s") as caught:
+        await hasty.unload("m")
+    assert caught.value.model_id == "m"
+    assert hasty.state("m") is ModelState.UNLOADING
+    gate.open()
+    await hasty.quiet()
+    hasty.check()
+
+
+# -- what is said about it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["load", "unload"])
+@pytest.mark.parametrize("kind", [LoadFailed, InvalidModel, RuntimeError])
+async def test_an_operation_that_fails_leaves_a_line_with_a_documented_event(
+    house, caplog, operation, kind
+):
+    caplog.set_level(logging.INFO)
+    await house.load("m")
+    caplog.clear()
+    house.steps.fail("inspect" if operation == "load" else "unload", kind("x"))
+    with pytest.raises(kind):
+        await (house.load("n") if operation == "load" else house.unload("m"))
+    lines = [r for r in caplog.records if r.message.startswith("model.")]
+    assert [r.message for r in lines if r.message not in EVENTS] == []
+    assert len(lines) == 1
+    (line,) = lines
+    refused = kind is InvalidModel
+    assert line.message == f"model.{operation}_{'refused' if refused else 'failed'}"
+    assert operations(house, operation, "bug" if kind is RuntimeError else kind.__name__) == 1

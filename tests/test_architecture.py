@@ -1,0 +1,160 @@
+"""The rules of the house that no linter checks."""
+
+import ast
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapter.log import EVENTS
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(
+    path
+    for path in (ROOT / "adapter").rglob("*.py")
+    if "_proto" not in path.relative_to(ROOT).parts
+)
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+_LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+# what the events of control/operations.py are named after
+_OPERATIONS = {"load", "unload"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=name(path))
+
+
+def test_the_layers_hold():
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_a_file_has_at_most_300_lines(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_a_function_has_at_most_40_lines(path):
+    long = {
+        node.name: node.end_lineno - node.lineno + 1
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno >= 40
+    }
+    assert long == {}
+
+
+def protocols(module: ast.Module) -> list[ast.ClassDef]:
+    return [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "adapter" / "core").glob("*.py")), ids=name)
+def test_the_core_decides_and_never_waits(path):
+    """Only the shapes of what others do asynchronously are written down there."""
+    module = tree(path)
+    shapes = {node for shape in protocols(module) for node in ast.walk(shape)}
+    assert path.name == "infer.py" or not shapes
+    waits = [
+        node.lineno
+        for node in ast.walk(module)
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith)
+        and node not in shapes
+    ]
+    assert waits == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name)
+def test_a_double_is_a_class_and_no_mock(path):
+    imported = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {node.module or ""} | {f"{node.module}.{a.name}" for a in node.names}
+    assert not {module for module in imported if module.startswith(("unittest.mock", "mock"))}
+
+
+def texts(node: ast.expr) -> set[str]:
+    """All that this expression can say."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return {text}
+        case ast.Name(id="operation"):
+            return _OPERATIONS
+        case ast.FormattedValue(value=inner):
+            return texts(inner)
+        case ast.IfExp(body=one, orelse=other):
+            return texts(one) | texts(other)
+        case ast.JoinedStr(values=parts):
+            return {"".join(made) for made in itertools.product(*map(texts, parts))}
+    return set()
+
+
+def assigned(module: ast.Module, variable: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            pairs = (
+                zip(target.elts, value.elts, strict=True)
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+                else [(target, value)]
+            )
+            for one, what in pairs:
+                if isinstance(one, ast.Name) and one.id == variable:
+                    found |= texts(what)
+    return found
+
+
+def is_log(node: ast.expr) -> bool:
+    return ast.unparse(node) in {"log", "_log", "logging.getLogger(__name__)"}
+
+
+def logged(module: ast.Module) -> set[str]:
+    """The first argument of each log call; where that is a variable, all it may hold."""
+    found: set[str] = set()
+    for node in ast.walk(module):
+        match node:
+            case ast.Call(func=ast.Attribute(value=to, attr=level), args=given) if (
+                level in _LEVELS and is_log(to)
+            ):
+                message = given[level == "log"]
+                is_variable = isinstance(message, ast.Name)
+                events = assigned(module, message.id) if is_variable else texts(message)
+                assert events, f"line {node.lineno}: which event is this?"
+                found |= events
+    return found
+
+
+def logged_events() -> dict[str, str]:
+    return {event: name(path) for path in SOURCES for event in logged(tree(path))}
+
+
+def test_every_event_that_is_logged_is_described():
+    assert {event: path for event, path in logged_events().items() if event not in EVENTS} == {}
+
+
+def test_every_event_that_is_described_is_logged():
+    assert set(EVENTS) - set(logged_events()) == set()
+
+
+@pytest.mark.parametrize("event", sorted(EVENTS))
+def test_an_event_is_a_noun_and_what_happened_to_it(event):
+    assert re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", event)

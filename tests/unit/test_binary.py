@@ -1,0 +1,128 @@
+"""SageMaker's media type for raw tensors, and the model's name in Triton's answer."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter.errors import InvalidRequest
+from adapter.frontends.binary import content_type, json_header_bytes, put_name_back
+
+TYPE = "application/vnd.sagemaker-triton.binary+json"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (f"{TYPE};json-header-size=12", 12),
+        (f"{TYPE}; json-header-size=12", 12),
+        (f" {TYPE} ; json-header-size = 12 ", 12),
+        (f"{TYPE.upper()};JSON-HEADER-SIZE=12", 12),
+        (f'{TYPE};json-header-size="12"', 12),
+        (f"{TYPE};charset=utf-8;json-header-size=12;x=1", 12),
+        (f"{TYPE};json-header-size=0", 0),  # no JSON: one raw input
+        (f"{TYPE};json-header-size=100", 100),  # no tensors
+        (f"{TYPE};json-header-size=007", 7),
+    ],
+)
+def test_the_header_size_is_read_in_every_legal_spelling(text, size):
+    assert json_header_bytes(text, 100) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "application/json", "application/octet-stream", "text/csv; json-header-size=5", "*/*"],
+)
+def test_every_other_type_means_plain_json(text):
+    assert json_header_bytes(text, 100) is None
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "",
+        ";",
+        ";json-header-size",
+        ";json-header-size=",
+        ";json-header-size=-1",
+        ";json-header-size=+1",
+        ";json-header-size=1.0",
+        ";json-header-size=0x10",
+        ";json-header-size=1_0",
+        ";json-header-size=ten",
+        ";json-header-size=1 2",
+        ";json-header-size=\u0661",  # a digit, but none of ours
+        ";json-header-size=" + "9" * 20,
+        ";json-header-size=" + "9" * 10_000,  # int() itself refuses more than 4300
+        ";header-size=5",
+    ],
+)
+def test_a_size_that_is_no_number_is_refused(parameters):
+    with pytest.raises(InvalidRequest, match="needs json-header-size=N"):
+        json_header_bytes(TYPE + parameters, None)
+
+
+def test_a_size_beyond_the_body_is_refused_with_both_figures():
+    with pytest.raises(InvalidRequest, match=r"json-header-size=101 .* has 100 bytes"):
+        json_header_bytes(f"{TYPE};json-header-size=101", 100)
+
+
+def test_a_body_of_unknown_length_bounds_nothing():
+    assert json_header_bytes(f"{TYPE};json-header-size=101", None) == 101
+
+
+@pytest.mark.parametrize("text", [f"x{TYPE};json-header-size=5", f"{TYPE}5;json-header-size=5"])
+def test_the_media_type_with_something_attached_is_refused(text):
+    with pytest.raises(InvalidRequest, match="is not application"):
+        json_header_bytes(text, 100)
+
+
+def test_an_answer_with_raw_tensors_says_how_long_its_json_is():
+    assert content_type(None) == "application/json"
+    assert content_type(12) == f"{TYPE};json-header-size=12"
+    assert json_header_bytes(content_type(12), 100) == 12
+
+
+def body_of(name: str, **more: object) -> bytes:
+    return json.dumps(
+        {"model_name": name, "model_version": "1", **more}, separators=(",", ":")
+    ).encode()
+
+
+def test_the_callers_name_replaces_tritons():
+    changed, size = put_name_back(body_of("ta.u.a_20b"), None, "ta.u.a_20b", "a b")
+    assert (changed, size) == (body_of("a b"), None)
+
+
+def test_raw_tensors_stay_as_they_are_and_the_size_follows_the_json():
+    header = body_of("ta.u.a_20b")
+    tensors = b'\x00\xff"model_name":"ta.u.a_20b"'
+    changed, size = put_name_back(header + tensors, len(header), "ta.u.a_20b", "a b")
+    assert changed == body_of("a b") + tensors
+    assert size == len(body_of("a b"))
+
+
+def test_an_answer_that_names_no_model_stays_as_it_is():
+    assert put_name_back(b'{"error":"x"}', None, "ta.u.a_20b", "a b") == (b'{"error":"x"}', None)
+    assert put_name_back(b"", 0, "t", "a b") == (b"", 0)
+
+
+@given(st.text(), st.text())
+def test_a_text_output_that_quotes_the_answer_is_left_alone(name, text):
+    """Whatever the model puts out: only the member itself changes."""
+    quoted = text + '"model_name":"T",'
+    raw = body_of("T", id=quoted, outputs=[{"name": "OUT", "data": [quoted]}])
+    answer = json.loads(put_name_back(raw, None, "T", name)[0])
+    expected = json.loads(raw)
+    expected["model_name"] = name
+    assert answer == expected
+
+
+def test_an_id_before_the_name_is_left_alone():
+    """Triton writes the request's id first."""
+    raw = b'{"id":"\\"model_name\\":\\"T\\"","model_name":"T"}'
+    assert json.loads(put_name_back(raw, None, "T", "n")[0]) == {
+        "id": '"model_name":"T"',
+        "model_name": "n",
+    }

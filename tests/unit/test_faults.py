@@ -1,0 +1,260 @@
+"""Real texts of Triton 2.51 and of grpcio, and the error that each becomes."""
+
+import pytest
+
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId, TritonName
+from adapter.core.oom import Classifier
+from adapter.errors import (
+    BackendTimeout,
+    BackendUnavailable,
+    InferenceFailed,
+    InvalidRequest,
+    LoadFailed,
+    ModelNotFound,
+    OutOfMemory,
+    StubDied,
+)
+
+FAULTS = Faults(Classifier())
+M = ModelId("m")
+JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
+
+
+def control(code: str, text: str, name: str = "m", model_id: str = "m"):
+    return FAULTS.of_control(code, text, name=TritonName(name), model_id=ModelId(model_id))
+
+
+def inference(status: int, kind: str, text: str, name: str = "m", model_id: str = "m"):
+    found = FAULTS.of_inference(
+        status, kind, text, name=TritonName(name), model_id=ModelId(model_id)
+    )
+    assert found.model_id == model_id
+    return found
+
+
+def failed(inner: str) -> str:
+    return f"load failed for model 'm': version 1 is at UNAVAILABLE state: {inner};\n"
+
+
+def raised(inner: str) -> str:
+    return (
+        f"Failed to process the request(s) for model 'm_0_0', message: {inner}\n\n"
+        "At:\n  /models/m/1/model.py(31): execute\n"
+    )
+
+
+CUDA = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+    "of 15.90 GiB of which 1.50 GiB is free."
+)
+
+DALI = (
+    "Runtime error: Critical error in pipeline:\nError when executing GPU operator Resize "
+    "encountered:\nCan't allocate 4489633332 bytes on device 0.\nCurrent pipeline object is no "
+    "longer valid."
+)
+NOBODY = "failed to connect to all addresses; last error"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        ("INVALID_ARGUMENT", failed("Internal: ValueError: no weights"), LoadFailed),
+        ("INVALID_ARGUMENT", failed(f"Internal: {CUDA}"), OutOfMemory),
+        ("INVALID_ARGUMENT", failed("Internal: MemoryError: <EMPTY MESSAGE>"), OutOfMemory),
+        (
+            "INVALID_ARGUMENT",
+            failed("Unavailable: memory limit set for GPU 0 has exceeded"),
+            OutOfMemory,
+        ),
+        ("INVALID_ARGUMENT", failed("Internal: Stub process 'm_0_0' is not healthy."), LoadFailed),
+        ("INTERNAL", "failed to load 'm', failed to poll from model repository", LoadFailed),
+        ("INTERNAL", "failed to load 'OOM', failed to poll from model repository", LoadFailed),
+        ("INTERNAL", "failed to load 'm', no version is available", LoadFailed),
+        (
+            "UNAVAILABLE",
+            "explicit model load / unload is not allowed if polling is enabled",
+            LoadFailed,
+        ),
+        # grpcio's own limit: the words are lost, and it is no lack of memory
+        (
+            "RESOURCE_EXHAUSTED",
+            "received metadata size exceeds hard limit (value length 300186 vs. 16384)",
+            LoadFailed,
+        ),
+        ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (5039 vs. 1000)", LoadFailed),
+        ("RESOURCE_EXHAUSTED", f"Internal: {CUDA}", LoadFailed),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", BackendTimeout),
+        ("UNKNOWN", "", LoadFailed),
+    ],
+)
+def test_a_control_call_that_failed_becomes(code, text, kind):
+    error = control(code, text)
+    assert type(error) is kind
+    assert error.model_id == "m"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{NOBODY}: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host (111)",
+        f"{NOBODY}: UNAVAILABLE: ipv4:127.0.0.1:1: Endpoint closing",
+        "DNS resolution failed for triton:8001: C-ares status is not ARES_SUCCESS",
+        f"{NOBODY}: UNAVAILABLE: unix:/t: No such file or directory",
+    ],
+)
+def test_a_call_that_found_no_triton_was_not_delivered(text):
+    error = control("UNAVAILABLE", text)
+    assert type(error) is BackendUnavailable
+    assert error.delivered is False
+    assert "Triton cannot be reached" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("UNAVAILABLE", "Socket closed"),
+        ("UNAVAILABLE", "Stream removed (Socket closed)"),
+        ("UNAVAILABLE", "Connection reset by peer"),
+        ("UNAVAILABLE", "recvmsg:Connection reset by peer"),
+        ("UNAVAILABLE", "GOAWAY received"),
+        ("UNAVAILABLE", "keepalive watchdog timeout"),
+        ("CANCELLED", "Stream removed"),
+    ],
+)
+def test_a_call_whose_connection_broke_may_have_arrived(code, text):
+    error = control(code, text)
+    assert type(error) is BackendUnavailable
+    assert error.delivered is True
+
+
+def test_a_lack_of_memory_carries_the_phrase_and_what_was_asked_for():
+    error = control("INVALID_ARGUMENT", failed(f"Internal: {CUDA}"))
+    assert error.matched == "CUDA out of memory"
+    assert error.figures.needed_bytes == 2 * 2**30
+
+
+def test_a_load_failure_is_told_in_tritons_words_without_its_trailing_mark():
+    text = "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ValueError: x"
+    assert str(control("INVALID_ARGUMENT", failed("Internal: ValueError: x"))) == text
+
+
+def test_a_call_about_no_model_fails_like_any_other():
+    error = FAULTS.of_control("DEADLINE_EXCEEDED", "Deadline Exceeded", model_id=None)
+    assert type(error) is BackendTimeout
+    assert error.model_id is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text", "expected"),
+    [
+        (404, PLAIN, "Request for unknown model: 'm' is not found", ModelNotFound),
+        (404, PLAIN, "Request for unknown model: 'm' has no available versions", ModelNotFound),
+        (404, PLAIN, "Request for unknown model: 'm' version 99 is not found", ModelNotFound),
+        (503, PLAIN, "'m' version 1 is not at ready state", ModelNotFound),
+        (503, PLAIN, "[request id: 7] 'm' version 1 is not at ready state", ModelNotFound),
+        (
+            404,
+            PLAIN,
+            "[request id: <id_unknown>] Request for unknown model: 'm' is not found",
+            ModelNotFound,
+        ),
+        # TritonError.NOT_FOUND of the model itself: to the platform a 404 would say 'load it'
+        (404, PLAIN, raised("no such user"), InferenceFailed),
+        (500, PLAIN, raised("IndexError: list index out of range"), InferenceFailed),
+        (500, PLAIN, raised(CUDA), OutOfMemory),
+        (500, PLAIN, raised("MemoryError: <EMPTY MESSAGE>"), OutOfMemory),
+        (503, PLAIN, "failed to allocate GPU memory: out of memory", OutOfMemory),
+        (
+            400,
+            PLAIN,
+            DALI,
+            OutOfMemory,
+        ),
+        (500, PLAIN, "Stub process 'm_0_0' is not healthy.", StubDied),
+        (
+            500,
+            PLAIN,
+            "in ensemble 'm', Stub process 'inner_0_0' is not healthy.",
+            StubDied,
+        ),
+        (503, PLAIN, "[request id: <id_unknown>] Exceeds maximum queue size", BackendUnavailable),
+        (
+            400,
+            PLAIN,
+            "unexpected inference input 'CUDA out of memory' for model 'm'",
+            InvalidRequest,
+        ),
+        (
+            400,
+            PLAIN,
+            "[request id: out of memory] expected 1 inputs but got 2 inputs for model 'm'",
+            InvalidRequest,
+        ),
+        # found while parsing: the caller's fault, though Triton says 500
+        (500, JSON, "failed to parse the request JSON buffer: Invalid value. at 0", InvalidRequest),
+        (500, JSON, "Unable to parse 'data': out of memory", InvalidRequest),
+        (501, PLAIN, "Unsupported Content-Encoding: br", InvalidRequest),
+        (501, JSON, "infer on decoupled model is not supported", InvalidRequest),
+        (413, PLAIN, "too large", InvalidRequest),
+        (500, PLAIN, "", InferenceFailed),
+        (502, PLAIN, "", InferenceFailed),
+    ],
+)
+def test_an_inference_that_failed_becomes(status, kind, text, expected):
+    assert type(inference(status, kind, text)) is expected
+
+
+def test_a_full_queue_was_delivered_and_is_not_sent_again():
+    assert inference(503, PLAIN, "Exceeds maximum queue size").delivered is True
+
+
+def test_a_model_that_quotes_the_words_of_a_dead_process_is_alive():
+    """Models repeat their input in errors; a caller must not declare another's model dead."""
+    text = raised("ValueError: unknown label: Stub process 'm_0_0' is not healthy.")
+    assert type(inference(500, PLAIN, text)) is InferenceFailed
+
+
+def test_a_request_id_that_imitates_an_unknown_model_is_no_unknown_model():
+    """The id is the caller's choice, and 404 makes the platform load the model again."""
+    text = "[request id: x] Request for unknown model: ] Exceeds maximum queue size"
+    assert type(inference(503, PLAIN, text)) is BackendUnavailable
+
+
+PRIVATE, PUBLIC = "ta.u.team_2fa_20b", "team/a b"
+
+
+def test_the_caller_reads_the_name_that_the_caller_gave():
+    text = f"load failed for model '{PRIVATE}': version 1 is at UNAVAILABLE state: Internal: x;\n"
+    shown = f"load failed for model '{PUBLIC}': version 1 is at UNAVAILABLE state: Internal: x"
+    assert str(control("INVALID_ARGUMENT", text, PRIVATE, PUBLIC)) == shown
+    unknown = f"Request for unknown model: '{PRIVATE}' is not found"
+    assert PRIVATE not in str(inference(404, PLAIN, unknown, PRIVATE, PUBLIC))
+    assert PUBLIC in str(inference(404, PLAIN, unknown, PRIVATE, PUBLIC))
+
+
+@pytest.mark.parametrize(
+    "model_id", ["connection refused", "socket closed", "failed to connect", "broken pipe"]
+)
+def test_a_model_named_like_a_fault_of_the_network_is_not_taken_for_one(model_id):
+    """Its private name has no blanks; only the text made for the caller could be misread."""
+    name = "ta.u." + model_id.replace(" ", "_20")
+    error = control("UNAVAILABLE", f"cannot load '{name}' now", name, model_id)
+    assert type(error) is LoadFailed
+
+
+@pytest.mark.parametrize("model_id", ["CUDA out of memory", "std::bad_alloc", "x: out of memory"])
+def test_a_model_named_like_a_lack_of_memory_is_not_taken_for_one(model_id):
+    name = "ta.u." + model_id.replace(" ", "_20").replace(":", "_3a").replace("_alloc", "_5falloc")
+    text = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: Internal: x;\n"
+    assert type(control("INVALID_ARGUMENT", text, name, model_id)) is LoadFailed
+    execution = raised("ValueError: x").replace("'m_0_0'", f"'{name}_0_0'")
+    assert type(inference(500, PLAIN, execution, name, model_id)) is InferenceFailed
+
+
+def test_a_model_named_like_a_dead_process_is_not_taken_for_one():
+    model_id = "Stub process 'x' is not healthy."
+    name = "ta.u.Stub_20process_20_27x_27_20is_20not_20healthy."
+    text = raised("ValueError: x").replace("'m_0_0'", f"'{name}_0_0'")
+    assert type(inference(500, PLAIN, text, name, model_id)) is InferenceFailed

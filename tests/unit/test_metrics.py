@@ -1,0 +1,95 @@
+"""The exposition: names, labels, and gauges that are read at each scrape."""
+
+from prometheus_client import generate_latest
+
+from adapter.core.ledger import Ledger, MemoryReading
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.registry import Registry
+from adapter.metrics import Metrics, State
+
+
+def scrape(metrics: Metrics) -> dict[str, float]:
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs if "_created" not in name}
+
+
+class World:
+    def __init__(self, limit: int | None) -> None:
+        self.registry = Registry()
+        self.ledger = Ledger(limit)
+        self.reading: MemoryReading | None = None
+        self.live = True
+        self.metrics = Metrics()
+        self.metrics.watch(
+            State(
+                models=self.registry.counts,
+                ledger=self.ledger.snapshot,
+                memory=lambda: self.reading,
+                triton_live=lambda: self.live,
+            )
+        )
+
+
+def test_counters_and_histograms_have_their_documented_names_and_labels():
+    metrics = Metrics()
+    metrics.operations.labels("load", "ok").inc()
+    metrics.operation_seconds.labels("load").observe(1.3)
+    metrics.requests.labels("sagemaker", "invoke", 200).inc()
+    metrics.request_seconds.labels("sagemaker", "invoke").observe(0.002)
+    metrics.out_of_memory.labels("load").inc()
+    metrics.retries.labels("load_model").inc()
+    found = scrape(metrics)
+    assert found['adapter_operations_total{operation="load",outcome="ok"}'] == 1
+    assert found['adapter_operation_seconds_sum{operation="load"}'] == 1.3
+    assert found['adapter_operation_seconds_bucket{le="2.5",operation="load"}'] == 1
+    assert found['adapter_operation_seconds_bucket{le="1.0",operation="load"}'] == 0
+    request = 'code="200",frontend="sagemaker",method="invoke"'
+    assert found[f"adapter_requests_total{{{request}}}"] == 1
+    assert found['adapter_request_seconds_count{frontend="sagemaker",method="invoke"}'] == 1
+    assert found['adapter_oom_total{phase="load"}'] == 1
+    assert found['adapter_backend_retries_total{call="load_model"}'] == 1
+
+
+def test_two_sets_of_metrics_do_not_share_counts():
+    first, second = Metrics(), Metrics()
+    first.out_of_memory.labels("load").inc()
+    assert scrape(second) == {}
+
+
+def test_models_are_counted_by_state_and_never_named():
+    world = World(None)
+    record = world.registry.begin_load(ModelId("secret"), TritonName("secret"), ModelSource("/"))
+    assert scrape(world.metrics)['adapter_models{state="LOADING"}'] == 1
+    world.registry.finish_load(record)
+    found = scrape(world.metrics)
+    assert found['adapter_models{state="LOADING"}'] == 0
+    assert found['adapter_models{state="READY"}'] == 1
+    assert not any("secret" in name for name in found)
+
+
+def test_memory_is_read_from_book_and_reader_at_each_scrape():
+    world = World(1000)
+    world.ledger.reserve(ModelId("a"), 100)
+    world.ledger.reserve(ModelId("b"), 50)
+    world.ledger.settle(ModelId("b"), None)
+    world.reading = MemoryReading(1000, 300)
+    found = scrape(world.metrics)
+    memory = {
+        kind: found[f'adapter_memory_bytes{{kind="{kind}"}}']
+        for kind in ("limit", "reserved", "held", "used", "free")
+    }
+    assert memory == {"limit": 1000, "reserved": 100, "held": 50, "used": 300, "free": 600}
+
+
+def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
+    found = scrape(World(None).metrics)
+    kinds = {name for name in found if name.startswith("adapter_memory_bytes")}
+    assert kinds == {'adapter_memory_bytes{kind="reserved"}', 'adapter_memory_bytes{kind="held"}'}
+
+
+def test_triton_that_does_not_answer_is_shown():
+    world = World(None)
+    assert scrape(world.metrics)["adapter_triton_live"] == 1
+    world.live = False
+    assert scrape(world.metrics)["adapter_triton_live"] == 0

@@ -1,0 +1,116 @@
+"""One table from errors to HTTP; every error a caller can meet has its entry."""
+
+import json
+
+import pytest
+
+from adapter import errors
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, MemoryFigures
+from adapter.frontends.http import error_answer
+from adapter.frontends.status import HTTP, lookup
+
+# the branches of the tree: classes that sort errors and are never raised themselves
+GROUPS = {AdapterError, errors.CallerError, errors.CapacityError}
+
+# the answers that users and the platform rely on, by class name
+EXPECTED = {
+    "InvalidRequest": (400, "InvalidRequest"),
+    "PayloadTooLarge": (413, "PayloadTooLarge"),
+    "InvalidModel": (400, "InvalidModel"),
+    "SourceMissing": (404, "SourceMissing"),
+    "ModelNotFound": (404, "ModelNotFound"),
+    "AlreadyLoaded": (409, "AlreadyLoaded"),
+    "ModelNotReady": (503, "ModelNotReady"),
+    "InsufficientMemory": (507, "InsufficientMemory"),
+    "OutOfMemory": (507, "OutOfMemory"),
+    "BackendError": (503, "BackendUnavailable"),  # the disk under Triton refused
+    "BackendUnavailable": (503, "BackendUnavailable"),
+    "BackendTimeout": (504, "BackendTimeout"),
+    "LoadFailed": (400, "InvalidModel"),
+    "InferenceFailed": (500, "InferenceFailed"),
+    "StubDied": (500, "InferenceFailed"),
+}
+
+
+def tree(kind: type[AdapterError]) -> set[type[AdapterError]]:
+    return {kind}.union(*(tree(child) for child in kind.__subclasses__()))
+
+
+def an(kind: type[AdapterError]) -> AdapterError:
+    if issubclass(kind, errors.BackendUnavailable):
+        return kind("text", model_id="m", delivered=True)
+    return kind("text", model_id="m")
+
+
+def test_every_error_of_the_tree_has_an_expected_answer():
+    assert {kind.__name__ for kind in tree(AdapterError) - GROUPS} == set(EXPECTED)
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(tree(AdapterError) - GROUPS, key=lambda kind: kind.__name__)
+)
+def test_an_error_is_answered_as_the_interface_says(kind):
+    assert lookup(HTTP, an(kind)) == EXPECTED[kind.__name__]
+
+
+def test_the_table_holds_only_errors_of_the_tree():
+    assert set(HTTP) <= tree(AdapterError) - GROUPS
+
+
+def test_an_error_out_of_the_table_is_answered_as_its_nearest_ancestor():
+    class Odd(errors.OutOfMemory):
+        pass
+
+    assert lookup(HTTP, Odd("text")) == (507, "OutOfMemory")
+    assert lookup({errors.CapacityError: 1, AdapterError: 2}, Odd("text")) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), AdapterError("x"), errors.InvalidSettings([])])
+def test_what_has_no_entry_is_a_bug(error):
+    assert lookup(HTTP, error) is None
+
+
+def test_an_error_is_told_as_text_code_and_model():
+    answer = error_answer(
+        errors.ModelNotFound("model 'm' is not loaded", model_id="m"), ModelId("M")
+    )
+    assert answer.status == 404
+    assert answer.content_type == "application/json"
+    assert json.loads(answer.body) == {
+        "error": "model 'm' is not loaded",
+        "code": "ModelNotFound",
+        "model_name": "m",
+    }
+
+
+def test_an_error_that_names_no_model_is_told_with_the_one_that_was_asked_for():
+    answer = error_answer(errors.InvalidRequest("no JSON"), ModelId("m"))
+    assert json.loads(answer.body)["model_name"] == "m"
+
+
+@pytest.mark.parametrize("kind", [errors.InsufficientMemory, errors.OutOfMemory])
+def test_a_lack_of_memory_is_told_with_its_figures(kind):
+    answer = error_answer(
+        kind("full", figures=MemoryFigures(3, 2, 1), matched="out of memory"), None
+    )
+    assert answer.status == 507
+    assert json.loads(answer.body) == {
+        "error": "full",
+        "code": kind.__name__,
+        "model_name": None,
+        "needed_bytes": 3,
+        "free_bytes": 2,
+        "limit_bytes": 1,
+        "matched": "out of memory",
+    }
+
+
+def test_figures_that_nobody_knows_are_null():
+    body = json.loads(error_answer(errors.OutOfMemory("full"), None).body)
+    assert (body["needed_bytes"], body["free_bytes"], body["limit_bytes"]) == (None, None, None)
+
+
+def test_an_error_without_an_entry_is_answered_as_internal():
+    answer = error_answer(AdapterError("x"), None)
+    assert (answer.status, json.loads(answer.body)["code"]) == (500, "InternalError")
