@@ -46,11 +46,11 @@ def triton() -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def package(model_root: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+def package(model_root: Path, request: pytest.FixtureRequest) -> Path:
     """A folder to write one model package into (tests.trees)."""
     folder = model_root / f"{request.node.name[:60].replace('/', '_')}-{id(request)}"
     folder.mkdir()
-    yield folder
+    return folder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 """
 
-_MODEL = '''\
+_MODEL = """\
 import triton_python_backend_utils as pb_utils
 {imports}
 
@@ -28,7 +28,7 @@ class TritonPythonModel:
 
     def finalize(self):
 {finalize}
-'''
+"""
 
 
 def write_python_model(
@@ -57,7 +57,5 @@ def write_python_model(
 
 def infer_body(*values: float) -> dict[str, object]:
     return {
-        "inputs": [
-            {"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": list(values)}
-        ]
+        "inputs": [{"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": list(values)}]
     }

@@ -7,6 +7,7 @@ each other.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from adapter.control.lease import Lease
@@ -144,7 +145,11 @@ class ModelControl:
         # noted before the look at Triton: what becomes ready after it must not be missed there
         before = [r for r in self.registry.records() if r.state in settled]
         ready = await self._triton.ready()
-        lost = [r for r in before if r.state in settled and r.name not in ready]
+        lost = [
+            r
+            for r in before
+            if self.registry.get(r.id) is r and r.state in settled and r.name not in ready
+        ]
         for record in lost:
             self.registry.vanished(record)
             self.ledger.release(record.id)
@@ -183,9 +188,9 @@ class ModelControl:
             before = await self._reserve(record, package)
             undo.callback(self.ledger.release, model_id)
             # pushed before each act: one that failed or was given up may still have done its work
-            undo.push_async_callback(self._packages.remove, record.name)
+            undo.push_async_callback(self._undo, record, lambda: self._packages.remove(record.name))
             await self._packages.place(record.name, model_id, source, package)
-            undo.push_async_callback(self._undo_load, record)
+            undo.push_async_callback(self._undo, record, lambda: self._bring_down(record))
             try:
                 await self._triton.load(record.name, model_id)
             except OutOfMemory as error:
@@ -242,9 +247,9 @@ class ModelControl:
     def _has_lost_its_process(self, record: ModelRecord) -> bool:
         return self._processes is not None and self._processes.has_live_stub(record.name) is False
 
-    async def _undo_load(self, record: ModelRecord) -> None:
+    async def _undo(self, record: ModelRecord, step: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._bring_down(record)
+            await step()
         except AdapterError as error:
             # Nothing more can be done from here, and the load's own failure is what is raised.
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
@@ -266,12 +271,13 @@ class ModelControl:
         self, record: ModelRecord, package: Package
     ) -> tuple[MemoryReading | None, int]:
         """Admit and reserve in one breath; returns what the load will be measured against."""
+        changes = self._operations.changes
         reading = await self._memory.read()
         estimate = self._sizes.estimate(package)
         book = self.ledger.snapshot()
         admit(record.id, estimate, book, reading.used_bytes if reading else None)
         self.ledger.reserve(record.id, estimate.size_bytes)
-        return (reading if len(self._operations) == 1 else None), self._operations.changes
+        return (reading if len(self._operations) == 1 else None), changes
 
     async def _settle(
         self, record: ModelRecord, package: Package, before: tuple[MemoryReading | None, int]

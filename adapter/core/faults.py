@@ -31,12 +31,16 @@ _LOST = re.compile(
     r"connection (?:closed|aborted|timed out)|keepalive|endpoint closing|channel (?:is )?closed",
     re.IGNORECASE,
 )
-# core infer_request.cc / model_lifecycle.cc; UNAVAILABLE instead of NOT_FOUND before mid-2022
+# Triton's own words end the text: what stands before them (a request id) a caller may have chosen.
+# UNAVAILABLE instead of NOT_FOUND before mid-2022.
 _UNKNOWN_MODEL = re.compile(
-    r"(?:\[request id: [^\]]*\] )?"
-    r"(?:Request for unknown model: |'[^']*' version \d+ is not at ready)"
+    r"(?:Request for unknown model: '[^']*'(?: version \d+)? (?:is not found|has no available"
+    r" versions)|'[^']*' version \d+ is not at ready state)\.?\s*$"
 )
-_DEAD_STUB = re.compile(r"Stub process .{0,512}is not healthy")
+_DEAD_STUB = re.compile(
+    r"^(?:\[request id: .{0,1024}\] )?(?:in ensemble '[^']*', )?"
+    r"Stub process '[^']*' is not healthy\.?\s*$"
+)
 
 # gRPC code of a load failure -> what Triton's HTTP port would have said
 _HTTP_OF_LOAD = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "INTERNAL": 500, "UNKNOWN": 400}
@@ -57,23 +61,23 @@ class Faults:
         verdict = self._classifier.judge(
             text, phase=Phase.LOAD, http_status=_HTTP_OF_LOAD.get(code, _SERVER_ERROR)
         )
-        text = _for_caller(text, name, model_id)
+        said = _for_caller(text, name, model_id)
         if code == "UNAVAILABLE" and _NOT_DELIVERED.search(text):
             return BackendUnavailable(
-                f"Triton cannot be reached: {text}", model_id=model_id, delivered=False
+                f"Triton cannot be reached: {said}", model_id=model_id, delivered=False
             )
         if code in {"UNAVAILABLE", "CANCELLED"} and _LOST.search(text):
             return BackendUnavailable(
-                f"the connection to Triton broke: {text}", model_id=model_id, delivered=True
+                f"the connection to Triton broke: {said}", model_id=model_id, delivered=True
             )
         if code == "DEADLINE_EXCEEDED":
             return BackendTimeout("Triton did not answer in time", model_id=model_id)
         if code == "RESOURCE_EXHAUSTED":
             # grpcio's own limits on messages and metadata; Triton never uses this code
-            return LoadFailed(text, model_id=model_id)
+            return LoadFailed(said, model_id=model_id)
         if verdict.strength is Strength.STRONG:
-            return _out_of_memory(text, verdict, model_id)
-        return LoadFailed(text, model_id=model_id)
+            return _out_of_memory(said, verdict, model_id)
+        return LoadFailed(said, model_id=model_id)
 
     def of_inference(
         self, status: int, content_type: str, text: str, *, name: TritonName, model_id: ModelId
@@ -86,7 +90,7 @@ class Faults:
         """
         verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
         said = _for_caller(text, name, model_id)
-        if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.match(text):
+        if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.search(text):
             return ModelNotFound(f"Triton does not have the model: {said}", model_id=model_id)
         parsing = status == _SERVER_ERROR and content_type.startswith("application/json")
         if parsing or status == _NOT_IMPLEMENTED:

@@ -54,6 +54,6 @@ def model_id(name: str) -> ModelId | None:
             name.removeprefix(_ESCAPED).encode(),
         )
         found = ModelId(raw.decode())
-    except UnicodeDecodeError:
+    except UnicodeError:
         return None
-    return found if triton_name(found) == name else None
+    return found if found and triton_name(found) == name else None

@@ -5,12 +5,9 @@ Triton itself only answers "failed to poll from model repository" to most of the
 """
 
 import errno
-import hashlib
 import os
 import re
-import stat
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -22,9 +19,9 @@ from adapter.core.model import Package
 from adapter.core.sizing import parse_size
 from adapter.errors import InvalidModel, InvalidRequest, SourceMissing
 from adapter.packages.config_text import BOM
+from adapter.packages.contents import Contents, follow, is_within, shown
 
 CONFIG = "config.pbtxt"
-MAX_ENTRIES = 100_000
 # Parsing takes a second a MiB, and other threads wait for the interpreter meanwhile.
 MAX_CONFIG_BYTES = 2**20
 
@@ -53,7 +50,7 @@ def inspect(url: str, model_roots: Sequence[Path]) -> Package:
     roots = [os.path.realpath(root) for root in model_roots]
     try:
         root = _model_folder(_resolve(url, roots), roots)
-        contents = _Contents(str(root), roots)
+        contents = Contents(str(root), roots)
         config_text = _read_config(root / CONFIG)
         contents.digest.update(config_text.encode())
         config = _parse(config_text, root / CONFIG)
@@ -70,22 +67,11 @@ def inspect(url: str, model_roots: Sequence[Path]) -> Package:
     )
 
 
-def shown(path: str | Path) -> str:
-    """A path fit for a message, whatever bytes it is made of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-def is_within(path: str, folder: str) -> bool:
-    """Both real paths; a folder lies within itself."""
-    return os.path.commonpath([path, folder]) == folder
-
-
 def _local_path(url: str) -> str:
     """The path behind an absolute path or a `file:///` URL; anything else is InvalidRequest."""
     try:
-        raw = (
-            unquote_to_bytes(url[len("file://") :]) if url.startswith("file:///") else url.encode()
-        )
+        is_file_url = url.startswith("file:///")
+        raw = unquote_to_bytes(url[len("file://") :]) if is_file_url else url.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest("url is not valid UTF-8") from error
     path = os.fsdecode(raw)
@@ -122,7 +108,7 @@ def _model_folder(folder: Path, roots: Sequence[str]) -> Path:
     candidates = [entry for entry in found if _may_be_model(entry)]
     if len(candidates) == 1:
         path = candidates[0].path
-        return Path(_follow(path, roots) if candidates[0].is_symlink() else path)
+        return Path(follow(path, roots) if candidates[0].is_symlink() else path)
     if not candidates:
         raise InvalidModel(
             f"{shown(folder)} holds no {CONFIG}, nor does a folder in it; found"
@@ -147,86 +133,6 @@ def _listed(names: Iterable[str]) -> str:
     texts = [shown(name) for name in names]
     more = f" and {len(texts) - 10} more" if len(texts) > 10 else ""  # noqa: PLR2004 - see above
     return (", ".join(texts[:10]) or "nothing") + more
-
-
-def _follow(link: str, roots: Sequence[str]) -> str:
-    """The real path behind a link. It must exist and lie within the model roots."""
-    named = f"{shown(link)} is a link to {shown(Path(link).readlink())}"
-    try:
-        target = os.path.realpath(link, strict=True)
-    except OSError as error:
-        reasons = {errno.ELOOP: "a loop of links", errno.ENOENT: "which does not exist"}
-        reason = reasons.get(error.errno or 0, error.strerror)
-        raise InvalidModel(f"{named}: {reason}") from error
-    if not any(is_within(target, root) for root in roots):
-        raise InvalidModel(f"{named}: {shown(target)} lies outside the model roots")
-    return target
-
-
-class _Contents:
-    """Everything below a package's root, links followed, each real folder entered once.
-
-    The key digests config, relative paths, sizes and modification times. Weights are not read:
-    they may be many GB, and SageMaker waits. Unpacking the same archive again restores its times,
-    so the key survives an eviction; a file touched without need only costs a learned size.
-    """
-
-    def __init__(self, root: str, roots: Sequence[str]) -> None:
-        self.size_bytes = 0
-        self.digest = hashlib.sha256()
-        self._root = root
-        self._roots = roots
-        self._counted = 0
-        self._inodes: set[tuple[int, int]] = set()
-        self._walk()
-
-    def _walk(self) -> None:
-        """Depth first. A link back to a folder that we are inside of never ends, for Triton too."""
-        inside = {self._root: self._entries(self._root)}
-        entered = {self._root}
-        while inside:
-            folder = next(reversed(inside))
-            entry = next(inside[folder], None)
-            if entry is None:
-                del inside[folder]
-                continue
-            real = _follow(entry.path, self._roots) if entry.is_symlink() else entry.path
-            if not self._note(entry, real):
-                continue
-            real = os.path.realpath(real)
-            if real in inside:
-                raise InvalidModel(f"{shown(entry.path)} leads back to {shown(real)}: a loop")
-            if real not in entered:
-                entered.add(real)
-                inside[real] = self._entries(entry.path)
-
-    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        with os.scandir(folder) as entries:
-            found = list(islice(entries, MAX_ENTRIES + 1 - self._counted))
-        self._counted += len(found)
-        if self._counted > MAX_ENTRIES:
-            raise InvalidModel(f"{shown(self._root)} holds more than {MAX_ENTRIES} entries")
-        return iter(sorted(found, key=lambda entry: entry.name))
-
-    def _note(self, entry: os.DirEntry[str], real: str) -> bool:
-        """Count one entry; True for a folder."""
-        status = entry.stat()
-        is_folder = stat.S_ISDIR(status.st_mode)
-        if not is_folder and not stat.S_ISREG(status.st_mode):
-            raise InvalidModel(f"{shown(entry.path)} is neither a file nor a folder")
-        if not os.access(entry.path, os.R_OK, effective_ids=True):
-            raise InvalidModel(f"{shown(entry.path)}: {os.strerror(errno.EACCES)}")
-        name = os.path.relpath(entry.path, self._root)
-        if "__pycache__" in name.split("/"):  # Python's own: written by the first load
-            return is_folder
-        detail = f"{status.st_size} {status.st_mtime_ns}"
-        if is_folder:
-            detail = os.path.relpath(real, self._root)
-        elif (inode := (status.st_dev, status.st_ino)) not in self._inodes:
-            self._inodes.add(inode)
-            self.size_bytes += status.st_size
-        self.digest.update(os.fsencode(f"{name}\0{detail}\0"))
-        return is_folder
 
 
 def _read_config(path: Path) -> str:

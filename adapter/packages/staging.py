@@ -12,6 +12,7 @@ from adapter.core.model import ModelId, ModelSource, Package, TritonName
 from adapter.errors import BackendError, InvalidRequest
 from adapter.packages import inspection
 from adapter.packages.config_text import without_name
+from adapter.packages.contents import is_within, shown
 
 # Says that a folder is ours. Written first and removed last, so a crash never disowns one.
 MARKER = ".triton-adapter.json"
@@ -59,13 +60,11 @@ class Packages:
     def _inspect(self, source: ModelSource) -> Package:
         package = inspection.inspect(source.url, self._model_roots)
         repository = os.path.realpath(self._repository)
-        if inspection.is_within(package.root, repository) or inspection.is_within(
-            repository, package.root
-        ):
+        if is_within(package.root, repository) or is_within(repository, package.root):
             # The repository may lie in a model root. Its folders come and go with the models.
             raise InvalidRequest(
-                f"url {inspection.shown(package.root)} and Triton's repository"
-                f" {inspection.shown(repository)} must not hold each other"
+                f"url {shown(package.root)} and Triton's repository"
+                f" {shown(repository)} must not hold each other"
             )
         return package
 

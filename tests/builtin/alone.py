@@ -41,7 +41,9 @@ async def main(port: int, command: list[str]) -> None:
 
     outside = socket.create_server(("127.0.0.1", 0))  # a socket stays in the network it was made in
     leave_the_network()
-    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=2
+    )
     await asyncio.start_server(relay, sock=outside)
     sys.stdout.write(f"{outside.getsockname()[1]}\n")
     sys.stdout.flush()

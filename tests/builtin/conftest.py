@@ -9,23 +9,30 @@ import pytest
 
 from adapter.backend.process import descendants
 from tests.builtin.doors import BuiltinServer, Door
+from tests.running import RunningAdapter, embedded_adapter
 
 # where it takes models from, and nowhere else
 BUILTIN_MODELS = Path("/opt/ml/models")
 
 
 @pytest.fixture
-def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+def door(request: pytest.FixtureRequest, model_root: Path) -> Iterator[Door]:
+    """`own adapter` is for tests that leave it in no state for others."""
     if request.param == "adapter":
-        adapter = request.getfixturevalue("adapter")
-        models = request.getfixturevalue("model_root")
-        yield Door(adapter.http, models, lambda: descendants(adapter.process.pid))
-        return
-    with builtin_models(), builtin_server() as server:
-        door = Door(server.address, BUILTIN_MODELS, server.processes)
-        yield door
-        for folder in door.unpacked:
-            shutil.rmtree(folder, ignore_errors=True)  # some tests never write one
+        yield adapter_door(request.getfixturevalue("adapter"), model_root)
+    elif request.param == "own adapter":
+        with embedded_adapter(f"--model-roots={model_root}") as adapter:
+            yield adapter_door(adapter, model_root)
+    else:
+        with builtin_models(), builtin_server() as server:
+            door = Door(server.address, BUILTIN_MODELS, server.processes)
+            yield door
+            for folder in door.unpacked:
+                shutil.rmtree(folder, ignore_errors=True)  # some tests never write one
+
+
+def adapter_door(adapter: RunningAdapter, models: Path) -> Door:
+    return Door(adapter.http, models, lambda: descendants(adapter.process.pid))
 
 
 @contextmanager

@@ -26,14 +26,15 @@ FAULTS = (AssertionError, TimeoutError, ConnectionError, http.client.HTTPExcepti
 _PORT_INSIDE = 8080
 
 
-def on_both(fault: str) -> pytest.MarkDecorator:
+def on_both(fault: str, adapter: str = "adapter") -> pytest.MarkDecorator:
     """Run the test on the adapter, and see it fail on the built-in endpoint because of `fault`."""
     expected = pytest.mark.xfail(strict=True, raises=FAULTS, reason=fault)
     builtin = pytest.param("builtin", marks=expected)
-    return pytest.mark.parametrize("door", ["adapter", builtin], indirect=True)
+    return pytest.mark.parametrize("door", [adapter, builtin], indirect=True)
 
 
 on_adapter = pytest.mark.parametrize("door", ["adapter"], indirect=True)
+on_own_adapter = pytest.mark.parametrize("door", ["own adapter"], indirect=True)
 on_either = pytest.mark.parametrize("door", ["adapter", "builtin"], indirect=True)
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.builtin.doors import Door, error_of, on_adapter, on_both, on_either, wait_for_file
+from tests.builtin.doors import (
+    Door,
+    error_of,
+    on_adapter,
+    on_both,
+    on_either,
+    on_own_adapter,
+    wait_for_file,
+)
 from tests.running import Client, RunningAdapter, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]
@@ -186,7 +194,8 @@ class TestAModelWhosePythonProcessHasDied:
         assert door.delete(dead_name(url)).status == 200
         assert door.get(dead_name(url)).status == 404
 
-    @on_adapter
+    @on_own_adapter
+    @pytest.mark.xfail(strict=True, raises=AssertionError, reason="loads it again, from no files")
     def test_it_is_unloaded_when_it_is_known_and_its_folder_is_gone(
         self, door: Door, url: Path
     ) -> None:
@@ -195,7 +204,7 @@ class TestAModelWhosePythonProcessHasDied:
         shutil.rmtree(url.parent)
 
         assert door.delete(dead_name(url)).status == 200
-        assert door.get(dead_name(url)).status == 404
+        assert door.listed() == []
 
     @on_both("8: says 409, it is loaded already")
     def test_it_can_be_loaded_again(self, door: Door, url: Path) -> None:

@@ -5,7 +5,7 @@ The built-in endpoint looks for the letters OOM, among others, anywhere in a fai
 
 import pytest
 
-from tests.builtin.doors import Door, on_adapter, on_both
+from tests.builtin.doors import Door, on_adapter, on_both, on_either
 from tests.trees import infer_body
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]
@@ -16,8 +16,6 @@ MISSED = "9: does not know these words"
 ERRORS = {
     "std::bad_alloc": "raise RuntimeError('std::bad_alloc')",
     "Cannot allocate memory": "import errno, os; raise OSError(errno.ENOMEM, os.strerror(12))",
-    "MemoryError": "raise MemoryError",
-    "numpy": "import numpy; numpy.ones(2**60)",
 }
 real_errors = pytest.mark.parametrize("raising", ERRORS.values(), ids=ERRORS)
 
@@ -77,3 +75,12 @@ def test_an_invocation_that_ran_out_of_memory_says_so(door: Door, raising: str) 
     door.put("x", door.model(answer=raising))
 
     assert door.invoke("x").status == 507
+
+
+@on_either
+def test_a_memory_error_of_python_is_known(door: Door) -> None:
+    """By both: it is the one that the built-in endpoint does look for."""
+    door.put("x", door.model(answer="raise MemoryError"))
+
+    assert door.invoke("x").status == 507
+    assert door.load("y", door.model(initialize="raise MemoryError")).status == 507

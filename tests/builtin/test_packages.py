@@ -1,17 +1,18 @@
 """Faults 10 to 12 of sagemaker.md section 2: names, what a package holds, and urls."""
 
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.builtin.doors import Door, error_of, on_adapter, on_both
+from tests.builtin.doors import FAULTS, Door, error_of, on_adapter, on_both, on_own_adapter
 from tests.trees import write_python_model
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]
 
 # as model_name says: opaque
-NAMES = ["team/a.tar.gz", "50%", "a+b", "a:b", "why?", "#1", "modèle"]
+NAMES = ["team/a.tar.gz", "50%", "a+b:c?", "modèle"]
 
 
 @on_both("10: compares the segment of the path as it came")
@@ -28,17 +29,28 @@ def test_any_name_can_be_got_invoked_and_unloaded(door: Door, name: str) -> None
 
 
 @on_both("10: the load hangs")
-@pytest.mark.parametrize("name", ['say "x"', "two\nlines"], ids=["quotes", "newline"])
-def test_a_name_may_hold_quotes_or_line_breaks(door: Door, name: str) -> None:
-    assert door.load(name, door.model(), seconds=8).status == 200
+@pytest.mark.parametrize("name", ['say "x"', "#1"], ids=["quotes", "comment"])
+def test_a_name_may_hold_what_a_shell_reads(door: Door, name: str) -> None:
+    assert door.load(name, door.model(), seconds=6).status == 200
     assert door.listed() == [name]
     assert door.invoke(name).json()["model_name"] == name
+
+
+@on_own_adapter
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the route does not match a newline")
+def test_a_name_that_can_be_loaded_may_hold_a_line_break(door: Door) -> None:
+    """The built-in endpoint hangs, as with quotes."""
+    door.put("two\nlines", door.model())
+
+    assert door.get("two\nlines").status == 200
+    assert door.delete("two\nlines").status == 200
 
 
 @on_both("10: a shell runs it")
 def test_no_shell_runs_what_a_model_name_says(door: Door, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    door.load(f"$(touch {mark})", door.model())
+    with suppress(*FAULTS):  # that it hangs as well is not the point
+        door.load(f"$(touch {mark})", door.model(), seconds=4)
 
     assert not mark.exists()
 
@@ -50,7 +62,8 @@ def test_no_shell_runs_what_a_folder_name_says(door: Door) -> None:
     mark = where / f"mark-{uuid.uuid4().hex}"
     folder = door.folder()
     write_python_model(folder / f"$(touch {mark.name})")
-    door.load("x", folder)
+    with suppress(*FAULTS):
+        door.load("x", folder, seconds=4)
 
     try:
         assert not mark.exists()

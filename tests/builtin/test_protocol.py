@@ -85,42 +85,29 @@ class TestTheBinaryMediaType:
         assert tensor_of(reply) == (1.5, -2.0)
 
     @on_adapter
-    @pytest.mark.parametrize(
-        "content_type",
-        [
-            f"{MEDIA_TYPE};json-header-size=100000",
+    def test_a_size_that_cannot_be_is_refused(self, loaded: Door) -> None:
+        """What upstream's own test expects of its own endpoint, and more."""
+        body, size = binary_body(1.5, -2.0)
+        for content_type in (
+            f"{MEDIA_TYPE};json-header-size={len(body) + 1}",
             f"{MEDIA_TYPE};json-header-size=-1",
             f"{MEDIA_TYPE};json-header-size=",
             f"{MEDIA_TYPE};json-header-size=1e2",
             f"{MEDIA_TYPE};json-header-size=99999999999999999999",
-            f"{MEDIA_TYPE}",
-            f"additional-prefix-{MEDIA_TYPE};json-header-size=%d",
-        ],
-    )
-    def test_a_size_that_cannot_be_is_refused(self, loaded: Door, content_type: str) -> None:
-        """What upstream's own test expects of its own endpoint."""
-        body, size = binary_body(1.5, -2.0)
+            f"{MEDIA_TYPE};json-header-size={size - 1}",  # ends within the JSON
+            MEDIA_TYPE,
+            f"additional-prefix-{MEDIA_TYPE};json-header-size={size}",
+        ):
+            reply = loaded.invoke("x", body, {"Content-Type": content_type})
 
-        reply = loaded.invoke("x", body, {"Content-Type": content_type.replace("%d", str(size))})
-
-        assert reply.status == 400
-        assert error_of(reply)
+            assert reply.status == 400, content_type
+            assert error_of(reply)
 
     @on_adapter
-    @pytest.mark.parametrize("length", ["known", "chunked"])
-    def test_a_size_within_the_json_is_refused(self, loaded: Door, length: str) -> None:
-        body, size = binary_body(1.5, -2.0)
-        headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size={size - 1}"}
-
-        reply = loaded.invoke("x", body if length == "known" else iter([body]), headers)
-
-        assert reply.status == 400
-        assert error_of(reply)
-
-    @on_adapter
-    def test_a_chunked_body_shorter_than_the_size_is_refused(self, loaded: Door) -> None:
+    def test_a_size_beyond_a_chunked_body_is_refused(self, loaded: Door) -> None:
+        """Nobody can know beforehand."""
         body, _ = binary_body(1.5, -2.0)
-        headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size=100000"}
+        headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size={len(body) + 1}"}
 
         assert loaded.invoke("x", iter([body]), headers).status == 400
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.builtin]
 
 CONNECTIONS = 24
 PAUSE_SECONDS = 0.2
-QUIET_SECONDS = 2.0
+QUIET_SECONDS = 1.5
 STALL_SECONDS = 0.25  # what SageMaker allows for accepting a connection
 
 
@@ -84,7 +84,7 @@ def test_invocations_do_not_stall_during_the_load_of_another_model(door: Door) -
 @on_both("1: an unload runs in a thread of the event loop")
 def test_invocations_do_not_stall_during_the_unload_of_another_model(door: Door) -> None:
     door.put("other", door.model())
-    door.put("slow", door.model(finalize="import time; time.sleep(3)"))
+    door.put("slow", door.model(finalize="import time; time.sleep(2)"))
     with traffic(door, "other") as running:
         quiet = time.monotonic()
         running.over.wait(QUIET_SECONDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Client, Reply, RunningAdapter, unload_all
+from tests.running import Client, Reply, RunningAdapter, embedded_adapter
 from tests.sagemaker.asking import (
     BINARY,
     JSON,
@@ -54,33 +54,36 @@ _NAMES = {
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
+Named = tuple[RunningAdapter, dict[str, Reply], Path]
+
+
 @pytest.fixture(scope="module")
-def named(
-    shared_adapter: RunningAdapter, model_root: Path
-) -> Iterator[tuple[RunningAdapter, dict[str, Reply], Path]]:
-    """A model under every one of the names, and what each load was answered."""
+def named(model_root: Path) -> Iterator[Named]:
+    """A model under every one of the names, and what each load was answered.
+
+    On an adapter of its own: a model that cannot be unloaded would be in the way of other tests.
+    """
     folder = write_python_model(model_root / "named")
+    with embedded_adapter(f"--model-roots={model_root}") as adapter:
 
-    def load(name: str) -> Reply:
-        with closing(shared_adapter.client()) as client:
-            return client.load(name, folder)
+        def load(name: str) -> Reply:
+            with closing(adapter.client()) as client:
+                return client.load(name, folder)
 
-    with ThreadPoolExecutor(8) as pool:
-        loads = dict(zip(_NAMES.values(), pool.map(load, _NAMES.values()), strict=True))
-    yield shared_adapter, loads, folder
-    with closing(shared_adapter.client()) as client:
-        unload_all(client)
+        with ThreadPoolExecutor(8) as pool:
+            loads = dict(zip(_NAMES.values(), pool.map(load, _NAMES.values()), strict=True))
+        yield adapter, loads, folder
 
 
 @pytest.fixture
-def asking(named: tuple[RunningAdapter, dict[str, Reply], Path]) -> Iterator[Client]:
+def asking(named: Named) -> Iterator[Client]:
     with closing(named[0].client()) as client:
         yield client
 
 
 @pytest.mark.parametrize("name", _NAMES.values(), ids=_NAMES.keys())
 def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
-    named: tuple[RunningAdapter, dict[str, Reply], Path], asking: Client, name: str
+    named: Named, asking: Client, name: str
 ) -> None:
     _, loads, folder = named
     path = f"/models/{quoted(name)}"
@@ -133,7 +136,7 @@ def test_a_refused_inference_names_the_model_as_the_caller_does(asking: Client) 
 
 
 def test_triton_the_disk_and_the_processes_see_safe_names_only(
-    named: tuple[RunningAdapter, dict[str, Reply], Path],
+    named: Named,
 ) -> None:
     adapter = named[0]
     ready = {name for name, state in triton_index(adapter).items() if state == "READY"}
@@ -150,7 +153,7 @@ def test_triton_the_disk_and_the_processes_see_safe_names_only(
 
 
 def test_no_shell_ever_ran_a_name(
-    named: tuple[RunningAdapter, dict[str, Reply], Path],
+    named: Named,
 ) -> None:
     adapter, _, folder = named
     places = [Path.cwd(), adapter.repository, adapter.repository.parent, folder, folder / "1"]
@@ -158,7 +161,11 @@ def test_no_shell_ever_ran_a_name(
     assert not [place for place in places if (place / "shell-was-here").exists()]
 
 
-# the rest unloads: keep it last
+def test_dots_in_a_raw_path_are_names_not_steps(asking: Client) -> None:
+    for dots in (".", ".."):
+        assert asking.get(f"/models/{dots}").json()["modelName"] == dots
+
+
 @pytest.mark.parametrize("name", _NAMES.values(), ids=_NAMES.keys())
 def test_z_a_model_of_any_name_is_unloaded(asking: Client, name: str) -> None:
     path = f"/models/{quoted(name)}"
@@ -172,31 +179,26 @@ def test_z_a_model_of_any_name_is_unloaded(asking: Client, name: str) -> None:
     assert name not in model_names(asking)
 
 
-def test_a_name_of_1025_bytes_is_refused_everywhere(client: Client, identity: Path) -> None:
+def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: Path) -> None:
     name = "é" * 512 + "x"
     path = f"/models/{quoted(name)}"
 
-    replies = [client.load(name, identity), client.get(path), client.delete(path)]
-    replies.append(client.post(f"{path}/invoke", infer_body(1.0)))
+    replies = [asking.load(name, model_root / "named"), asking.get(path), asking.delete(path)]
+    replies.append(asking.post(f"{path}/invoke", infer_body(1.0)))
 
     assert {refusal(reply)[:2] for reply in replies} == {(400, "InvalidRequest")}
 
 
 @pytest.mark.parametrize("raw", ["%FF", "a%C3", "%00", "%ED%A0%80"])
-def test_a_path_that_is_no_utf8_text_is_refused(client: Client, raw: str) -> None:
-    assert refusal(client.get(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
-    assert refusal(client.delete(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
-    assert refusal(client.post(f"/models/{raw}/invoke", b"{}"))[:2] == (400, "InvalidRequest")
+def test_a_path_that_is_no_utf8_text_is_refused(asking: Client, raw: str) -> None:
+    assert refusal(asking.get(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
+    assert refusal(asking.delete(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
+    assert refusal(asking.post(f"/models/{raw}/invoke", b"{}"))[:2] == (400, "InvalidRequest")
 
 
-def test_names_are_not_normalised(client: Client, identity: Path) -> None:
-    assert client.load("caf\u00e9", identity).status == 200
+def test_names_are_not_normalised(asking: Client, model_root: Path) -> None:
+    assert asking.load("caf\u00e9", model_root / "named").status == 200
 
-    assert client.get(f"/models/{quoted('caf' + chr(0xE9))}").status == 200
-    assert client.get(f"/models/{quoted('cafe' + chr(0x301))}").status == 404
-    assert client.get(f"/models/{quoted('CAF' + chr(0xC9))}").status == 404
-
-
-def test_dots_in_a_raw_path_are_names_not_steps(client: Client) -> None:
-    for dots in (".", ".."):
-        assert refusal(client.get(f"/models/{dots}")) == (404, "ModelNotFound", dots)
+    assert asking.get(f"/models/{quoted('caf' + chr(0xE9))}").status == 200
+    assert asking.get(f"/models/{quoted('cafe' + chr(0x301))}").status == 404
+    assert asking.get(f"/models/{quoted('CAF' + chr(0xC9))}").status == 404

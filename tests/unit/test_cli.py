@@ -131,7 +131,7 @@ class TestCheckConfig:
         assert found["memory_source"] == {"value": "host", "origin": "default"}
         assert found["memory_limit"]["value"] is None
         assert found["model_roots"]["value"] == ["/opt/ml/models", "/models"]
-        assert found["drain_timeout_seconds"]["value"] == 25
+        assert found["drain_timeout_seconds"]["value"] == 18
         assert found["examples"]["value"] is False
 
     def test_warnings_go_to_stderr(self, run):

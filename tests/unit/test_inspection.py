@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import InvalidModel, InvalidRequest, SourceMissing
-from adapter.packages.inspection import MAX_CONFIG_BYTES, MAX_ENTRIES, inspect
+from adapter.packages.contents import MAX_ENTRIES
+from adapter.packages.inspection import MAX_CONFIG_BYTES, inspect
 
 PYTHON = 'backend: "python"\n'
 

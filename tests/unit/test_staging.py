@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
-from adapter.errors import InvalidModel, InvalidRequest, LoadFailed, SourceMissing
+from adapter.errors import BackendError, InvalidModel, InvalidRequest, SourceMissing
 from adapter.packages.staging import MARKER, Packages, StagedModel
 
 CONFIG = '# mine\r\nname: "other"; backend: "python"\r\n'
@@ -182,7 +182,7 @@ async def test_a_full_disk_fails_the_load_and_leaves_nothing(room, packages, roo
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
-        with pytest.raises(LoadFailed, match=r"cannot stage the model in .*/a: File too large"):
+        with pytest.raises(BackendError, match=r"cannot stage the model in .*/a: File too large"):
             await packages.place(TritonName("a"), ModelId("a"), source, package)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -195,7 +195,7 @@ async def test_a_package_that_vanished_fails_the_load_and_leaves_nothing(
     source = ModelSource(str(make(root / "m")))
     package = await packages.inspect(source)
     shutil.rmtree(root / "m")
-    with pytest.raises(LoadFailed, match="No such file or directory"):
+    with pytest.raises(BackendError, match="No such file or directory"):
         await packages.place(TritonName("a"), ModelId("a"), source, package)
     assert tree(repository) == {}
 
@@ -207,7 +207,7 @@ async def test_the_config_is_written_as_utf8(packages, root, repository):
 
 async def test_a_repository_that_does_not_exist_fails_the_load(root, tmp_path):
     packages = Packages(tmp_path / "absent", [root])
-    with pytest.raises(LoadFailed, match="No such file"):
+    with pytest.raises(BackendError, match="No such file"):
         await place(packages, "a", make(root / "m"))
     await packages.remove(TritonName("a"))
     assert await packages.staged() == []
@@ -401,7 +401,7 @@ async def test_a_repository_that_may_not_be_written_is_named(open_folder):
         path.chmod(0o755)
     assert (repository / "a" / MARKER).exists()
     assert output.decode().splitlines() == [
-        f"LoadFailed cannot stage the model in {repository}/b: Permission denied",
+        f"BackendError cannot stage the model in {repository}/b: Permission denied",
         f"BackendError cannot remove {repository}/a: Permission denied",
         f"BackendError cannot list {repository}/closed: Permission denied",
     ]
