@@ -17,6 +17,7 @@ EVENTS: Mapping[str, str] = {
     "adapter.started": "ready for work",
     "adapter.stopped": "everything is closed; the process ends",
     "adapter.stopping": "asked to stop; work in flight goes on for a while",
+    "model.abandoned": "process and files of a model are gone; only Triton's index still has it",
     "model.drain_timed_out": "an unload did not wait any longer for inferences in flight",
     "model.load_failed": "a load was tried and lost",
     "model.load_refused": "a load was not tried, for the reason given",

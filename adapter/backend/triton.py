@@ -147,13 +147,13 @@ class TritonControl:
         about: tuple[TritonName, ModelId] | None = None,
         **kwargs: Any,
     ) -> Any:
-        if self._client is None:
-            raise BackendUnavailable("Triton is not up yet", delivered=False)
         name, model_id = about or (None, None)
-        call = getattr(self._client, method)
 
         async def once() -> Any:
+            if self._client is None:
+                raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
             try:
+                call = getattr(self._client, method)
                 return await call(*args, client_timeout=timeout, **kwargs)
             except InferenceServerException as error:
                 code = (error.status() or "UNKNOWN").removeprefix("StatusCode.")

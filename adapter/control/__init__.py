@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from adapter.control.lease import Lease
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Processes, TimeLimits, Triton
+from adapter.control.teardown import Teardown
 from adapter.core.admission import admit
 from adapter.core.ledger import Ledger, MemoryReading
 from adapter.core.model import ModelId, ModelSource, Package
@@ -37,9 +38,6 @@ __all__ = ["Lease", "ModelControl", "TimeLimits"]
 
 log = logging.getLogger(__name__)
 
-# How long a normal unload may take once its process is known to be gone.
-_DEAD_SECONDS = 1.0
-
 
 class ModelControl:
     def __init__(
@@ -63,7 +61,7 @@ class ModelControl:
         self._packages = packages
         self._memory = memory
         self._limits = limits
-        self._processes = processes
+        self._teardown = Teardown(triton, processes, limits)
         self._operations = Operations(metrics, ledger.of)
         self._loading: set[ModelId] = set()
         self._drained: dict[ModelId, asyncio.Event] = {}
@@ -133,7 +131,9 @@ class ModelControl:
     async def purge(self) -> None:
         """Before the first load: take down what an earlier run of ours left in Triton."""
         for staged in await self._packages.staged():
-            await self._bring_down(ModelRecord(staged.model_id, staged.name, ModelSource("")))
+            await self._teardown.bring_down(
+                ModelRecord(staged.model_id, staged.name, ModelSource(""))
+            )
             await self._packages.remove(staged.name)
         reading = await self._memory.read()
         self.ledger.baseline_bytes = reading.used_bytes if reading else 0
@@ -190,7 +190,7 @@ class ModelControl:
             # pushed before each act: one that failed or was given up may still have done its work
             undo.push_async_callback(self._undo, record, lambda: self._packages.remove(record.name))
             await self._packages.place(record.name, model_id, source, package)
-            undo.push_async_callback(self._undo, record, lambda: self._bring_down(record))
+            undo.push_async_callback(self._undo, record, lambda: self._teardown.bring_down(record))
             try:
                 await self._triton.load(record.name, model_id)
             except OutOfMemory as error:
@@ -210,42 +210,17 @@ class ModelControl:
         record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
         try:
             await self._wait_drained(record)
-            await self._bring_down(record, is_dead=is_dead)
+            await self._teardown.bring_down(record, is_dead=is_dead)
         except BaseException:
             self.registry.unload_failed(record)
+            if is_dead:
+                self.registry.died(record)
             raise
         try:
             await self._packages.remove(record.name)
         finally:  # Triton has let go, whatever the disk says
             self.ledger.release(model_id)
             self.registry.finish_unload(record)
-
-    async def _bring_down(self, record: ModelRecord, *, is_dead: bool = False) -> None:
-        """Unload, and wait until nothing is left.
-
-        The unload of a model whose python process has died stays in UNLOADING for ever. Loading
-        the same name again gives Triton a live process, and the unload of that one completes
-        (memory.md section 6).
-        """
-        name = record.name
-        is_dead = is_dead or self._has_lost_its_process(record)
-        await self._triton.unload(name, record.id)
-        if await self._triton.wait_gone(name, _DEAD_SECONDS):
-            return
-        if not (is_dead or self._has_lost_its_process(record)) and await self._triton.wait_gone(
-            name, self._limits.stall
-        ):
-            return
-        log.warning("model.unload_stalled", extra={"model_id": record.id})
-        await self._triton.load(name, record.id)
-        await self._triton.unload(name, record.id)
-        if not await self._triton.wait_gone(name, self._limits.unload / 2):
-            raise BackendTimeout(
-                f"Triton does not let go of model {record.id!r}", model_id=record.id
-            )
-
-    def _has_lost_its_process(self, record: ModelRecord) -> bool:
-        return self._processes is not None and self._processes.has_live_stub(record.name) is False
 
     async def _undo(self, record: ModelRecord, step: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -288,8 +263,7 @@ class ModelControl:
         if reading is None or after is None or changes != self._operations.changes:
             self.ledger.settle(record.id, None)
             return
-        measured = max(0, after.used_bytes - reading.used_bytes)
-        self.ledger.settle(record.id, measured)
+        measured = self.ledger.settle(record.id, after.used_bytes - reading.used_bytes)
         self._sizes.learn(package, measured)
 
     def _refuse_unless_open(self) -> None:

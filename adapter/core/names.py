@@ -1,12 +1,12 @@
-"""A caller's model id <-> the one name that Triton, the disk and the logs of the stubs know.
+"""A caller's model id -> the one name that Triton, the disk and the logs of the stubs know.
 
 Triton pastes model names into paths, shared-memory keys and, before 25.08, a shell command; from
-26.03 on it refuses some itself (sagemaker.md section 2, fault 10). So only a safe path segment is
-used as it is; every other id gets a private name made of safe characters alone:
+26.03 on it refuses `/` and `..` (sagemaker.md section 2, faults 3 and 10). So only a safe path
+segment is used as it is; every other id gets a private name made of safe characters alone:
 
     fraud-v2.tar.gz    fraud-v2.tar.gz
     team/a b           ta.u.team_2fa_20b         each other byte as _hh
-    (longer than 200)  ta.h.<sha256 of the id>   only the registry can turn it back
+    (longer than 200)  ta.h.<sha256 of the id>
 """
 
 import hashlib
@@ -19,13 +19,14 @@ _ESCAPED = "ta.u."
 _HASHED = "ta.h."
 _MAX_BYTES = 200
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
 
 
 def is_safe(model_id: str) -> bool:
     return (
         len(model_id) <= _MAX_BYTES
         and _SAFE.fullmatch(model_id) is not None
+        and ".." not in model_id
         and not model_id.startswith(PRIVATE_PREFIX)
     )
 
@@ -39,21 +40,3 @@ def triton_name(model_id: ModelId) -> TritonName:
     if len(escaped) <= _MAX_BYTES:
         return TritonName(escaped)
     return TritonName(_HASHED + hashlib.sha256(raw).hexdigest())
-
-
-def model_id(name: str) -> ModelId | None:
-    """The id behind a Triton name; None when the name is a hash or no name that we would give."""
-    if is_safe(name):
-        return ModelId(name)
-    if not name.startswith(_ESCAPED):
-        return None
-    try:
-        raw = re.sub(
-            rb"_([0-9a-f]{2})",
-            lambda found: bytes([int(found[1], 16)]),
-            name.removeprefix(_ESCAPED).encode(),
-        )
-        found = ModelId(raw.decode())
-    except UnicodeError:
-        return None
-    return found if found and triton_name(found) == name else None

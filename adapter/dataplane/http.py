@@ -81,6 +81,8 @@ class HttpDataPlane:
                 f"no answer from Triton within {self._timeout_seconds:g} s", model_id=record.id
             ) from error
         except aiohttp.ClientError as error:
+            if isinstance(error.__cause__, AdapterError):  # our own refusal of the body's stream
+                raise error.__cause__ from None
             delivered = not isinstance(error, aiohttp.ClientConnectorError)
             raise BackendUnavailable(
                 f"Triton cannot be reached: {error}", model_id=record.id, delivered=delivered
@@ -101,6 +103,8 @@ class HttpDataPlane:
 
 def _headers(record: ModelRecord, request: InferRequest) -> dict[str, str]:
     headers = {h: request.headers[h] for h in _FORWARDED if h in request.headers}
+    if "Content-Encoding" in headers:
+        headers["Content-Encoding"] = headers["Content-Encoding"].lower()  # Triton knows no GZIP
     if request.json_header_bytes is not None:
         headers[HEADER_LENGTH] = str(request.json_header_bytes)
     if request.content_length is not None:

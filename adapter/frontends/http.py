@@ -86,7 +86,7 @@ class HttpEdge:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=0)  # limits are the handlers', with their figures
-        app.router.add_route("*", "/{path:.*}", self.serve)
+        app.router.add_route("*", "/{path:(?s:.*)}", self.serve)  # a name may hold line breaks
         return app
 
     async def serve(self, request: web.Request) -> web.StreamResponse:

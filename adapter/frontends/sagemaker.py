@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from adapter.frontends.http import (
 )
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+_LIMIT = re.compile(r"[0-9]{1,6}")
 
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
@@ -116,7 +118,7 @@ class SageMaker:
         return answer({"modelName": model_id})
 
     async def _control_body(self, request: web.Request) -> dict[str, Any]:
-        raw = b"".join([c async for c in self._bounded(request, self._max_control_body)])
+        raw = b"".join([c async for c in _bounded(request, self._max_control_body)])
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -155,7 +157,7 @@ class SageMaker:
             request.headers.get("Content-Type", ""),
             length if encoding in {"", "identity"} else None,
         )
-        chunks = self._bounded(request, self._max_body)
+        chunks = _bounded(request, self._max_body)
         body: bytes | AsyncIterator[bytes] = chunks
         if length is not None and length <= _WHOLE_BYTES:
             body = b"".join([c async for c in chunks])
@@ -173,16 +175,22 @@ class SageMaker:
             return await _stream(request, result, size)
         return web.Response(body=body, headers=_answer_headers(result, size))
 
-    async def _bounded(self, request: web.Request, limit: int) -> AsyncIterator[bytes]:
-        """The body as it arrives; PayloadTooLarge before the first byte too many is passed on."""
-        known, seen = request.content_length, 0
-        if known is not None and known > limit:
-            raise PayloadTooLarge(f"the body has {known} bytes; at most {limit} are accepted")
-        async for chunk in request.content.iter_any():
-            seen += len(chunk)
-            if seen > limit:
-                raise PayloadTooLarge(f"the body has more than {limit} bytes")
-            yield chunk
+
+def _bounded(request: web.Request, limit: int) -> AsyncIterator[bytes]:
+    """The body as it arrives. PayloadTooLarge at once, or before the first byte too many."""
+    known = request.content_length
+    if known is not None and known > limit:
+        raise PayloadTooLarge(f"the body has {known} bytes; at most {limit} are accepted")
+    return _counted(request, limit)
+
+
+async def _counted(request: web.Request, limit: int) -> AsyncIterator[bytes]:
+    seen = 0
+    async for chunk in request.content.iter_any():
+        seen += len(chunk)
+        if seen > limit:
+            raise PayloadTooLarge(f"the body has more than {limit} bytes")
+        yield chunk
 
 
 async def _stream(
@@ -211,8 +219,8 @@ def _described(record: ModelRecord) -> dict[str, str]:
 
 def _page_size(request: web.Request) -> int:
     text = request.query.get("limit", str(_DEFAULT_PAGE))
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= _MAX_PAGE:
-        raise InvalidRequest(f"limit={text!r}; a number from 1 to {_MAX_PAGE} is accepted")
+    if _LIMIT.fullmatch(text) is None or not 1 <= int(text) <= _MAX_PAGE:
+        raise InvalidRequest(f"limit={text[:50]!r}; a number from 1 to {_MAX_PAGE} is accepted")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""A door to each of the two servers. The built-in one can crash and hang: each test gets its own."""
+"""A door to each server. The built-in one can crash and hang, so each test gets its own."""
 
 import shutil
 from collections.abc import Iterator

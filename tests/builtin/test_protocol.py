@@ -1,4 +1,4 @@
-"""Faults 13 and 14 of sagemaker.md section 2, and the requests that end the process of Triton 2.51."""
+"""Faults 13 and 14 of sagemaker.md section 2, and the requests that end Triton 2.51."""
 
 import gzip
 import json
@@ -44,36 +44,24 @@ class TestTheBinaryMediaType:
         return door
 
     @on_both("13: understands one spelling")
-    @pytest.mark.parametrize(
-        "spelled",
-        [
-            f"{MEDIA_TYPE}; json-header-size=%d",
-            f"{MEDIA_TYPE.upper()};json-header-size=%d",
-            f"{MEDIA_TYPE};JSON-Header-Size=%d",
-        ],
-        ids=["space", "upper case", "upper case of the parameter"],
-    )
-    def test_spaces_and_case_are_free(self, loaded: Door, spelled: str) -> None:
+    def test_spaces_and_case_are_free(self, loaded: Door) -> None:
         body, size = binary_body(1.5, -2.0)
+        for content_type in (
+            f"{MEDIA_TYPE};json-header-size={size}",
+            f"{MEDIA_TYPE}; json-header-size={size}",
+            f"{MEDIA_TYPE.upper()};json-header-size={size}",
+            f"{MEDIA_TYPE};JSON-Header-Size={size}",
+        ):
+            reply = loaded.invoke("x", body, {"Content-Type": content_type})
 
-        reply = loaded.invoke("x", body, {"Content-Type": spelled % size})
-
-        assert reply.status == 200
-        assert tensor_of(reply) == (1.5, -2.0)
+            assert reply.status == 200, content_type
+            assert tensor_of(reply) == (1.5, -2.0)
 
     @on_both("13: takes it for 0, which is a raw tensor")
     def test_a_size_that_is_no_number_is_refused(self, loaded: Door) -> None:
         headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size=abc"}
 
         assert loaded.invoke("x", struct.pack("<2f", 1.5, -2.0), headers).status == 400
-
-    @on_adapter
-    def test_the_answer_is_binary_when_asked_for(self, loaded: Door) -> None:
-        body, size = binary_body(1.5, -2.0)
-
-        reply = loaded.invoke("x", body, {"Content-Type": f"{MEDIA_TYPE};json-header-size={size}"})
-
-        assert tensor_of(reply) == (1.5, -2.0)
 
     @on_adapter
     def test_a_size_of_0_means_a_raw_tensor(self, loaded: Door) -> None:
@@ -206,7 +194,7 @@ class TestABadLoadIsRefusedAndTheServerLives:
         assert error_of(reply)
         assert door.is_serving()
 
-    @on_both("hangs")
+    @on_both("14: text/plain, and does not say what is missing")
     @pytest.mark.parametrize("extra", [{}, {"model_name": ""}], ids=["none", "empty"])
     def test_no_model_name(self, door: Door, extra: dict[str, str]) -> None:
         body = {"url": str(door.model())} | extra

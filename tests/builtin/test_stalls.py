@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from tests.builtin.doors import FAULTS, Door, on_both, path_of
-from tests.running import Client, wait_until
+from tests.running import Client
 from tests.trees import infer_body
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]

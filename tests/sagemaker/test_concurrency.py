@@ -14,7 +14,7 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 _CONNECTIONS = 24
-_QUIET_SECONDS = 3.0
+_QUIET_SECONDS = 2.0
 _ALLOWED_STALL = 0.25
 
 

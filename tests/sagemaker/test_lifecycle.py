@@ -58,14 +58,6 @@ def test_sigterm_lets_an_inference_end_and_leaves_nothing(tmp_path: Path, gate: 
         assert not adapter.repository.parent.exists()
 
 
-def test_a_second_sigterm_changes_nothing() -> None:
-    with embedded_adapter() as adapter:
-        adapter.process.send_signal(signal.SIGTERM)
-        adapter.process.send_signal(signal.SIGTERM)
-
-        assert adapter.process.wait(30) == 0
-
-
 def test_sigterm_while_a_model_loads_waits_for_it(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "model", initialize=gate.statements)
     with embedded_adapter(f"--model-roots={tmp_path}") as adapter:

@@ -120,8 +120,7 @@ def test_model_url_is_told_as_it_was_given(
     write_python_model(package / "of hash" / "model")
     folder = f"{package}/of hash"
     urls = {
-        "nested": folder,
-        "as-sagemaker": f"{folder}/model",
+        "nested": f"{folder}/",
         "slash": f"{folder}/model/",
         "dots": f"{folder}/../of hash//model",
         "file": f"file://{folder.replace(' ', '%20')}/model",

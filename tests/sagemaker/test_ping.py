@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -62,13 +62,6 @@ def test_ping_is_well_and_quick_during_loads_failed_loads_and_unloads(
     assert longest < 1  # the platform gives it 2 s; this machine is shared
 
 
-def test_ping_is_well_after_a_failed_load(client: Client, package: Path) -> None:
-    write_python_model(package, initialize='raise ValueError("no")')
-    assert client.load("bad", package).status == 400
-
-    assert client.get("/ping").status == 200
-
-
 def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: whoever calls is refused
@@ -102,36 +95,19 @@ def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
             assert adapter.stop() == 0
 
 
-def test_a_triton_that_dies_is_started_again_and_its_models_are_forgotten() -> None:
-    url = EXAMPLES / "identity"
-    with embedded_adapter() as adapter, closing(adapter.client()) as client:
-        assert client.load("echo", url).status == 200
-        assert client.load("team/a", url).status == 200
-        killed = tritonserver(adapter)
-
-        os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: client.get("/ping").status == 503, 10, "ping notices")
-        with closing(Client(adapter.admin)) as admin:
-            assert admin.get("/livez").status == 200
-        invoked = client.post("/models/echo/invoke", infer_body(1.0))
-        assert invoked.status in {503, 404}  # 404 once it is up again
-
-        adapter.wait_for("triton.restarted")
-        wait_until(lambda: client.get("/ping").status == 200, 15, "ping is well again")
-        wait_until(lambda: client.get("/models").json() == {"models": []}, 15, "none is left")
-        for name in ("echo", "team%2Fa"):
-            assert refusal(client.get(f"/models/{name}"))[:2] == (404, "ModelNotFound")
-        assert not is_alive(killed)
-        assert tritonserver(adapter) != killed
-        assert client.load("echo", url).status == 200
-        assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
-        assert len([*adapter.repository.iterdir()]) == 1
+@pytest.fixture(scope="module")
+def hurt() -> Iterator[RunningAdapter]:
+    """An adapter whose Triton the tests may hurt."""
+    with embedded_adapter() as adapter:
+        yield adapter
 
 
-def test_a_triton_that_stands_still_is_503_and_well_again_when_it_goes_on() -> None:
-    with embedded_adapter() as adapter, closing(adapter.client()) as client:
+def test_a_triton_that_stands_still_is_503_and_well_again_when_it_goes_on(
+    hurt: RunningAdapter,
+) -> None:
+    with closing(hurt.client()) as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
-        pid = tritonserver(adapter)
+        pid = tritonserver(hurt)
 
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -142,4 +118,33 @@ def test_a_triton_that_stands_still_is_503_and_well_again_when_it_goes_on() -> N
 
         assert client.get("/models/echo").status == 200
         assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
-        assert adapter.events("triton.restarted") == []
+        assert hurt.events("triton.restarted") == []
+        assert client.delete("/models/echo").status == 200
+
+
+def test_a_triton_that_dies_is_started_again_and_its_models_are_forgotten(
+    hurt: RunningAdapter,
+) -> None:
+    url = EXAMPLES / "identity"
+    with closing(hurt.client()) as client:
+        assert client.load("echo", url).status == 200
+        assert client.load("team/a", url).status == 200
+        killed = tritonserver(hurt)
+
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: client.get("/ping").status == 503, 10, "ping notices")
+        with closing(Client(hurt.admin)) as admin:
+            assert admin.get("/livez").status == 200
+        invoked = client.post("/models/echo/invoke", infer_body(1.0))
+        assert invoked.status in {503, 404}  # 404 once it is up again
+
+        hurt.wait_for("triton.restarted")
+        wait_until(lambda: client.get("/ping").status == 200, 15, "ping is well again")
+        wait_until(lambda: client.get("/models").json() == {"models": []}, 15, "none is left")
+        for name in ("echo", "team%2Fa"):
+            assert refusal(client.get(f"/models/{name}"))[:2] == (404, "ModelNotFound")
+        assert not is_alive(killed)
+        assert tritonserver(hurt) != killed
+        assert client.load("echo", url).status == 200
+        assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
+        assert len([*hurt.repository.iterdir()]) == 1

@@ -1,0 +1,54 @@
+"""Takes a model out of Triton, and knows when it is really gone."""
+
+import logging
+
+from adapter.control.ports import Processes, TimeLimits, Triton
+from adapter.core.registry import ModelRecord
+from adapter.errors import AdapterError, BackendTimeout
+
+log = logging.getLogger(__name__)
+
+# What Triton takes at most to let go of a model whose process has ended as it should.
+_NORMAL_SECONDS = 1.0
+
+
+class Teardown:
+    def __init__(self, triton: Triton, processes: Processes | None, limits: TimeLimits) -> None:
+        self._triton = triton
+        self._processes = processes
+        self._limits = limits
+
+    async def bring_down(self, record: ModelRecord, *, is_dead: bool = False) -> None:
+        """Unload, and return when nothing is left.
+
+        The unload of a model whose python process has died stays in UNLOADING for ever. Loading
+        the same name again gives Triton a live process, and the unload of that one completes
+        (memory.md section 6).
+        """
+        await self._triton.unload(record.name, record.id)
+        if await self._triton.wait_gone(record.name, _NORMAL_SECONDS):
+            return
+        is_dead = is_dead or self._has_lost_its_process(record)
+        # also when it seems dead: its process may have ended in the ordinary way just now
+        patience = _NORMAL_SECONDS if is_dead else self._limits.stall
+        if await self._triton.wait_gone(record.name, patience):
+            return
+        log.warning("model.unload_stalled", extra={"model_id": record.id})
+        try:
+            await self._triton.load(record.name, record.id)
+        except AdapterError as error:
+            if not is_dead:
+                raise _not_gone(record) from error
+            # Its files are gone as well. Nothing of it is left but a line in Triton's index.
+            log.warning("model.abandoned", extra={"model_id": record.id, "reason": str(error)})
+            return
+        await self._triton.unload(record.name, record.id)
+        if not await self._triton.wait_gone(record.name, self._limits.unload / 2):
+            raise _not_gone(record)
+
+    def _has_lost_its_process(self, record: ModelRecord) -> bool:
+        return self._processes is not None and self._processes.has_live_stub(record.name) is False
+
+
+def _not_gone(record: ModelRecord) -> BackendTimeout:
+    return BackendTimeout(f"Triton does not let go of model {record.id!r}", model_id=record.id)
