@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from adapter.control import ModelControl
 from adapter.core.infer import DataPlane, InferAnswer, InferRequest
@@ -186,11 +186,14 @@ def _bounded(request: web.Request, limit: int) -> AsyncIterator[bytes]:
 
 async def _counted(request: web.Request, limit: int) -> AsyncIterator[bytes]:
     seen = 0
-    async for chunk in request.content.iter_any():
-        seen += len(chunk)
-        if seen > limit:
-            raise PayloadTooLarge(f"the body has more than {limit} bytes")
-        yield chunk
+    try:
+        async for chunk in request.content.iter_any():
+            seen += len(chunk)
+            if seen > limit:
+                raise PayloadTooLarge(f"the body has more than {limit} bytes")
+            yield chunk
+    except (ConnectionError, ClientError, web.RequestPayloadError) as error:
+        raise InvalidRequest(f"the body broke off after {seen} bytes") from error
 
 
 async def _stream(
