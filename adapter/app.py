@@ -65,7 +65,7 @@ class Adapter:
             max_control_body_bytes=settings.max_control_body_bytes,
             default_model=self._single,
         )
-        self._runners: list[web.AppRunner] = []
+        self._runners: list[web.BaseRunner] = []
         self._watch: asyncio.Task[None] | None = None
 
     def _build_embedded(self) -> EmbeddedTriton:
@@ -183,19 +183,15 @@ class Adapter:
             about={"version": version("triton-adapter"), "triton": self._settings.triton},
         )
         edge = HttpEdge(self._sagemaker.handle, self._metrics, "sagemaker")
-        await self._open("admin", self._settings.admin, admin.application)
-        await self._open("http", self._settings.http, edge.application)
+        patience = self._settings.drain_timeout_seconds
+        probes = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=patience)
+        await self._open("admin", self._settings.admin, probes)
+        calls = web.ServerRunner(edge.server(), shutdown_timeout=patience)
+        await self._open("http", self._settings.http, calls)
 
-    async def _open(self, name: str, door: Door, build: Callable[[], web.Application]) -> None:
+    async def _open(self, name: str, door: Door, runner: web.BaseRunner) -> None:
         if door.kind == "off":
             return
-        runner = web.AppRunner(
-            build(),
-            access_log=None,
-            # compressed bodies are Triton's to open
-            auto_decompress=False,
-            shutdown_timeout=self._settings.drain_timeout_seconds,
-        )
         await runner.setup()
         self._runners.append(runner)
         if door.kind == "unix":

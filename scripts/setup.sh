@@ -23,7 +23,7 @@ if ! done_before packages "$lock"; then
   rm -rf .venv
   "$PYTHON" -m venv .venv
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
-  .venv/bin/python scripts/libpython.py
+  PYTHONPATH=. .venv/bin/python scripts/libpython.py
   note packages "$lock"
 fi
 if ! done_before project "$project"; then

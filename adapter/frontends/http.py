@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -18,7 +19,7 @@ from adapter.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # given back to the caller and written to the log, never used as a key
 _ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
@@ -36,7 +37,7 @@ def answer(body: Mapping[str, Any], status: int = 200) -> web.Response:
     )
 
 
-def method_not_allowed(request: web.Request, allowed: str) -> web.Response:
+def method_not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
     response = answer(
         {
             "error": f"{request.method} is not allowed here; allowed: {allowed}",
@@ -49,7 +50,7 @@ def method_not_allowed(request: web.Request, allowed: str) -> web.Response:
     return response
 
 
-def path_segments(request: web.Request) -> list[str]:
+def path_segments(request: web.BaseRequest) -> list[str]:
     """The path, split at its raw slashes and only then decoded, so that `%2F` is part of a name."""
     raw = request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path
     raw = raw.partition("?")[0]
@@ -59,7 +60,7 @@ def path_segments(request: web.Request) -> list[str]:
         raise InvalidRequest(f"the path is not percent-encoded UTF-8: {raw[:200]!r}") from error
 
 
-def logged_headers(request: web.Request) -> dict[str, str]:
+def logged_headers(request: web.BaseRequest) -> dict[str, str]:
     return {
         field: request.headers[header]
         for header, field in _LOGGED.items()
@@ -84,14 +85,14 @@ class HttpEdge:
         self._metrics = metrics
         self._frontend = frontend
 
-    def application(self) -> web.Application:
-        app = web.Application(client_max_size=0)  # limits are the handlers', with their figures
-        app.router.add_route("*", "/{path:(?s:.*)}", self.serve)  # a name may hold line breaks
-        return app
+    def server(self) -> web.Server:
+        return _Server(self.serve)
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun = time.monotonic()
         try:
+            if request.headers.get("Expect", "").lower() == "100-continue":
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             response = await self._handle(request)
         except AdapterError as error:
             self._log(request, error)
@@ -107,7 +108,7 @@ class HttpEdge:
         self._count(request, response.status, time.monotonic() - begun)
         return response
 
-    def _log(self, request: web.Request, error: AdapterError) -> None:
+    def _log(self, request: web.BaseRequest, error: AdapterError) -> None:
         level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
         fields = logged_headers(request) | {
             "path": request.raw_path[:500],
@@ -118,14 +119,42 @@ class HttpEdge:
         if isinstance(error, OutOfMemory) and request.get("operation") in _INFERENCES:
             self._metrics.out_of_memory.labels("infer").inc()
 
-    def _count(self, request: web.Request, status: int, seconds: float) -> None:
+    def _count(self, request: web.BaseRequest, status: int, seconds: float) -> None:
         method = request.get("operation", "other")
         self._metrics.requests.labels(self._frontend, method, status).inc()
         self._metrics.request_seconds.labels(self._frontend, method).observe(seconds)
 
 
-def echo(request: web.Request, response: web.StreamResponse) -> None:
+def echo(request: web.BaseRequest, response: web.StreamResponse) -> None:
     for header in _ECHOED:
         value = request.headers.get(header)
         if value is not None and value.isascii() and value.isprintable():
             response.headers[header] = value
+
+
+class _Connection(web.RequestHandler):
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is no HTTP gets the same JSON as any other bad request, and no traceback in the log.
+
+        A 500 from here would be a bug in the edge itself: aiohttp logs and answers that.
+        """
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        reason = " ".join((message or str(exc)).split())[:500]
+        log.info("request.failed", extra={"reason": reason, "error": "InvalidRequest"})
+        response = error_answer(InvalidRequest(f"this is no HTTP request: {reason}"), None)
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        # compressed bodies are Triton's to open
+        loop = asyncio.get_running_loop()
+        return _Connection(self, loop=loop, auto_decompress=False)

@@ -53,7 +53,7 @@ class SageMaker:
         self._max_control_body = max_control_body_bytes
         self._default_model = default_model
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         segments = path_segments(request)
         if len(segments) > 1 and segments[-1] == "":
             segments.pop()  # one trailing slash means nothing
@@ -75,7 +75,7 @@ class SageMaker:
         return await self._dispatch(request, methods)
 
     async def _dispatch(
-        self, request: web.Request, methods: dict[str, Handler]
+        self, request: web.BaseRequest, methods: dict[str, Handler]
     ) -> web.StreamResponse:
         method = "GET" if request.method == "HEAD" else request.method
         handler = methods.get(method)
@@ -84,13 +84,13 @@ class SageMaker:
         request["operation"] = handler.__name__.removeprefix("_")
         return await handler(request)
 
-    async def _pong(self, _: web.Request) -> web.Response:
+    async def _pong(self, _: web.BaseRequest) -> web.Response:
         """From memory, in milliseconds: the platform gives it 2 s, whatever else goes on."""
         return web.Response(status=200 if self._is_well() else 503)
 
     # -- control ----------------------------------------------------------------------------
 
-    async def _load(self, request: web.Request) -> web.Response:
+    async def _load(self, request: web.BaseRequest) -> web.Response:
         body = await self._control_body(request)
         name, url = body.get("model_name"), body.get("url")
         if not isinstance(name, str):
@@ -101,7 +101,7 @@ class SageMaker:
         record = await self._control.load(model_id, ModelSource(url), **logged_headers(request))
         return answer(_described(record))
 
-    async def _list(self, request: web.Request) -> web.Response:
+    async def _list(self, request: web.BaseRequest) -> web.Response:
         limit, after = _page_size(request), _page_start(request)
         records, has_more = self._control.registry.page(after, limit)
         body: dict[str, Any] = {"models": [_described(r) for r in records]}
@@ -109,15 +109,15 @@ class SageMaker:
             body["nextPageToken"] = base64.urlsafe_b64encode(records[-1].id.encode()).decode()
         return answer(body)
 
-    async def _get(self, request: web.Request) -> web.Response:
+    async def _get(self, request: web.BaseRequest) -> web.Response:
         return answer(_described(self._control.registry.serving(request["model_id"])))
 
-    async def _unload(self, request: web.Request) -> web.Response:
+    async def _unload(self, request: web.BaseRequest) -> web.Response:
         model_id = request["model_id"]
         await self._control.unload(model_id, **logged_headers(request))
         return answer({"modelName": model_id})
 
-    async def _control_body(self, request: web.Request) -> dict[str, Any]:
+    async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
         raw = b"".join([c async for c in _bounded(request, self._max_control_body)])
         try:
             body = json.loads(raw)
@@ -129,7 +129,7 @@ class SageMaker:
 
     # -- inference --------------------------------------------------------------------------
 
-    async def _invocations(self, request: web.Request) -> web.StreamResponse:
+    async def _invocations(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._default_model is None:
             raise InvalidRequest(
                 "many models are served here: POST /models/{model_name}/invoke, "
@@ -138,7 +138,7 @@ class SageMaker:
         request["model_id"] = self._default_model
         return await self._invoke(request)
 
-    async def _invoke(self, request: web.Request) -> web.StreamResponse:
+    async def _invoke(self, request: web.BaseRequest) -> web.StreamResponse:
         model_id: ModelId = request["model_id"]
         with self._control.lease(model_id) as record:
             try:
@@ -148,7 +148,7 @@ class SageMaker:
             except OutOfMemory as error:
                 raise await self._control.with_figures(error, model_id) from error
 
-    async def _infer_request(self, request: web.Request) -> InferRequest:
+    async def _infer_request(self, request: web.BaseRequest) -> InferRequest:
         encoding = request.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in _ENCODINGS:
             raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")
@@ -164,7 +164,7 @@ class SageMaker:
         return InferRequest(request.headers, body, length, header)
 
     async def _relay(
-        self, request: web.Request, record: ModelRecord, result: InferAnswer
+        self, request: web.BaseRequest, record: ModelRecord, result: InferAnswer
     ) -> web.StreamResponse:
         size, length = result.json_header_bytes, result.content_length
         if record.is_renamed:
@@ -176,7 +176,7 @@ class SageMaker:
         return web.Response(body=body, headers=_answer_headers(result, size))
 
 
-def _bounded(request: web.Request, limit: int) -> AsyncIterator[bytes]:
+def _bounded(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
     """The body as it arrives. PayloadTooLarge at once, or before the first byte too many."""
     known = request.content_length
     if known is not None and known > limit:
@@ -184,7 +184,7 @@ def _bounded(request: web.Request, limit: int) -> AsyncIterator[bytes]:
     return _counted(request, limit)
 
 
-async def _counted(request: web.Request, limit: int) -> AsyncIterator[bytes]:
+async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
     seen = 0
     try:
         async for chunk in request.content.iter_any():
@@ -197,7 +197,7 @@ async def _counted(request: web.Request, limit: int) -> AsyncIterator[bytes]:
 
 
 async def _stream(
-    request: web.Request, result: InferAnswer, json_header_size: int | None
+    request: web.BaseRequest, result: InferAnswer, json_header_size: int | None
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers=_answer_headers(result, json_header_size))
     response.content_length = result.content_length
@@ -220,14 +220,14 @@ def _described(record: ModelRecord) -> dict[str, str]:
     return {"modelName": record.id, "modelUrl": record.source.url}
 
 
-def _page_size(request: web.Request) -> int:
+def _page_size(request: web.BaseRequest) -> int:
     text = request.query.get("limit", str(_DEFAULT_PAGE))
     if _LIMIT.fullmatch(text) is None or not 1 <= int(text) <= _MAX_PAGE:
         raise InvalidRequest(f"limit={text[:50]!r}; a number from 1 to {_MAX_PAGE} is accepted")
     return int(text)
 
 
-def _page_start(request: web.Request) -> ModelId | None:
+def _page_start(request: web.BaseRequest) -> ModelId | None:
     token = request.query.get("next_page_token")
     if not token:
         return None

@@ -1,0 +1,38 @@
+"""What is no HTTP at all."""
+
+import json
+import socket
+from http.client import HTTPResponse
+
+import pytest
+
+from tests.running import Client, RunningAdapter
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"junk\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nlong: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"POST /models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /models HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /models HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    ],
+    ids=["words", "long header", "chunk size", "negative length", "two lengths", "TLS"],
+)
+def test_malformed_http_gets_the_same_json_as_any_other_bad_request(
+    adapter: RunningAdapter, client: Client, junk: bytes
+) -> None:
+    host, port = adapter.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(junk)
+        reply = HTTPResponse(connection)
+        reply.begin()
+        body = json.loads(reply.read())
+
+    assert (reply.status, reply.headers["Content-Type"]) == (400, "application/json")
+    assert body["code"] == "InvalidRequest"
+    assert client.get("/ping").status == 200
