@@ -26,9 +26,7 @@ def shared_adapter(model_root: Path) -> Iterator[RunningAdapter]:
 def adapter(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
     """The shared adapter; whatever the test loaded is unloaded after it."""
     yield shared_adapter
-    cleaner = shared_adapter.client()
-    unload_all(cleaner)
-    cleaner.close()
+    unload_all(shared_adapter)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,10 +196,12 @@ def embedded_adapter(
     assert not adapter.repository.exists(), "the private folder is still there"
 
 
-def unload_all(client: Client) -> None:
-    for model in client.get("/models?limit=1000").json()["models"]:
-        name = "".join(f"%{byte:02X}" for byte in model["modelName"].encode())
-        assert client.delete(f"/models/{name}").status == 200
+def unload_all(adapter: RunningAdapter) -> None:
+    """Also what has lost its process, which GET /models does not list."""
+    with closing(adapter.client()) as client:
+        for model in adapter.state()["models"]:
+            name = "".join(f"%{byte:02X}" for byte in model["model_id"].encode())
+            assert client.delete(f"/models/{name}").status in {200, 404}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

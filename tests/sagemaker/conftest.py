@@ -16,7 +16,7 @@ def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
     with closing(shared_adapter.client()) as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
         yield shared_adapter
-        unload_all(client)
+        unload_all(shared_adapter)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def listing(shared_adapter: RunningAdapter) -> Iterator[Client]:
         assert list(pool.map(load, _NAMES)) == [200] * 5
     with closing(shared_adapter.client()) as client:
         yield client
-        unload_all(client)
+        unload_all(shared_adapter)
 
 
 def names(reply: Reply) -> list[str]:
