@@ -137,7 +137,9 @@ def _find(setting: Path | None, wheel: Path | None) -> Path:
         return Path(on_path).absolute()
     if wheel is not None:
         return wheel / "bin" / "tritonserver"
-    raise BackendUnavailable(f"no tritonserver found; {_INSTALL}", delivered=False)
+    here = sys.version_info[:2]
+    advice = _INSTALL if here < (3, 13) else unfit(here, None)  # the extra is empty there
+    raise BackendUnavailable(f"no tritonserver found; {advice}", delivered=False)
 
 
 def _wheel() -> Path | None:
