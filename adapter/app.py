@@ -6,12 +6,14 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 from aiohttp import web
 
 from adapter.backend.embedded import EmbeddedTriton
 from adapter.backend.memory import HostMemory, NoMemory, host_limit_bytes
 from adapter.backend.triton import TritonControl
+from adapter.backend.tritonserver import RunFolder
 from adapter.control import ModelControl, TimeLimits
 from adapter.core.faults import Faults
 from adapter.core.ledger import Ledger
@@ -23,10 +25,13 @@ from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import AdapterError
 from adapter.examples import examples_folder
 from adapter.frontends.admin import Admin
-from adapter.frontends.http import HttpEdge
+from adapter.frontends.http import HttpEdge, path_segments
 from adapter.frontends.sagemaker import SageMaker
+from adapter.frontends.v2 import V2Repository
 from adapter.metrics import Metrics, State
 from adapter.packages.staging import Packages
+from adapter.packages.unpacking import Limits
+from adapter.packages.uploads import payload
 from adapter.settings import Door, Loaded, Settings
 
 log = logging.getLogger(__name__)
@@ -44,16 +49,12 @@ class Adapter:
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
         faults = Faults(Classifier(settings.oom_patterns))
-        self._triton = TritonControl(
-            faults,
-            load_timeout_seconds=settings.load_timeout_seconds,
-            call_timeout_seconds=settings.control_timeout_seconds,
-            on_retry=lambda call: self._metrics.retries.labels(call).inc(),
-        )
+        self._triton = self._build_triton(faults)
         self._embedded = self._build_embedded() if settings.triton == "embedded" else None
-        repository = self._embedded.repository if self._embedded else settings.repository
-        assert repository is not None  # noqa: S101 - settings resolve it
-        self._repository = repository
+        is_private = settings.staging == "upload" and settings.repository is None
+        self._private = RunFolder() if is_private else None
+        self._repository = self._choose_repository()
+        self._roots = self._model_roots()
         self._control = self._build_control()
         self._dataplane = HttpDataPlane(faults, timeout_seconds=settings.infer_timeout_seconds)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
@@ -65,8 +66,34 @@ class Adapter:
             max_control_body_bytes=settings.max_control_body_bytes,
             default_model=self._single,
         )
+        self._v2 = V2Repository(
+            self._control,
+            self._triton.versions,
+            self._roots,
+            max_body_bytes=settings.max_body_bytes,
+            max_control_body_bytes=settings.max_control_body_bytes,
+        )
         self._runners: list[web.BaseRunner] = []
         self._watch: asyncio.Task[None] | None = None
+
+    def _build_triton(self, faults: Faults) -> TritonControl:
+        settings = self._settings
+        is_upload = settings.staging == "upload"
+        return TritonControl(
+            faults,
+            load_timeout_seconds=settings.load_timeout_seconds,
+            call_timeout_seconds=settings.control_timeout_seconds,
+            on_retry=lambda call: self._metrics.retries.labels(call).inc(),
+            payload=(lambda name: payload(self._repository / name)) if is_upload else None,
+        )
+
+    def _choose_repository(self) -> Path:
+        if self._embedded is not None:
+            return self._embedded.repository
+        if self._private is not None:
+            return self._private.path / "repository"
+        assert self._settings.repository is not None  # noqa: S101 - settings resolve it
+        return self._settings.repository
 
     def _build_embedded(self) -> EmbeddedTriton:
         settings = self._settings
@@ -81,6 +108,14 @@ class Adapter:
             on_restart=self._triton_came_back,
         )
 
+    def _model_roots(self) -> list[Path]:
+        roots = list(self._settings.model_roots)
+        if self._settings.examples:
+            roots.append(examples_folder())
+        if self._settings.single_model:
+            roots.append(self._settings.single_model.parent)
+        return roots
+
     def _build_control(self) -> ModelControl:
         settings, embedded = self._settings, self._embedded
         limit = settings.memory_limit
@@ -88,18 +123,19 @@ class Adapter:
         if settings.memory_source == "host" and embedded is not None:
             limit = limit or host_limit_bytes()
             memory = HostMemory(embedded.process_ids, limit)
-        roots = list(settings.model_roots)
-        if settings.examples:
-            roots.append(examples_folder())
-        if settings.single_model:
-            roots.append(settings.single_model.parent)
         headroom = settings.memory_reserve.of(limit) if limit else 0
         control = ModelControl(
             registry=Registry(),
             ledger=Ledger(limit, headroom),
             sizes=Sizes(),
             triton=self._triton,
-            packages=Packages(self._repository, roots),
+            packages=Packages(
+                self._repository,
+                self._roots,
+                staging="symlink" if settings.staging == "upload" else settings.staging,
+                limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
+                backends=embedded.backends if embedded else lambda: None,
+            ),
             memory=memory,
             metrics=self._metrics,
             limits=TimeLimits(
@@ -126,6 +162,9 @@ class Adapter:
             await self._embedded.start()
             http, grpc = self._embedded.http_address, self._embedded.grpc_address
         else:
+            if self._settings.staging == "upload":
+                await asyncio.to_thread(RunFolder.sweep)
+                await asyncio.to_thread(self._repository.mkdir, parents=True, exist_ok=True)
             http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
         self._triton.connect(grpc)
         self._dataplane.connect(http)
@@ -157,9 +196,12 @@ class Adapter:
         if self._watch is not None:
             self._watch.cancel()
         await self._dataplane.close()
+        await self._triton.unload_uploaded()
         await self._triton.close()
         if self._embedded is not None:
             await self._embedded.stop()
+        if self._private is not None:
+            await asyncio.to_thread(self._private.remove)
 
     def _why_not_started(self) -> str | None:
         return self._phase if self._phase.startswith("starting") else None
@@ -182,12 +224,16 @@ class Adapter:
             why_not_ready=self._why_not_ready,
             about={"version": version("triton-adapter"), "triton": self._settings.triton},
         )
-        edge = HttpEdge(self._sagemaker.handle, self._metrics, "sagemaker")
+        edge = HttpEdge(self._route, self._metrics, "sagemaker")
         patience = self._settings.drain_timeout_seconds
         probes = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=patience)
         await self._open("admin", self._settings.admin, probes)
         calls = web.ServerRunner(edge.server(), shutdown_timeout=patience)
         await self._open("http", self._settings.http, calls)
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        is_v2 = path_segments(request)[0] == "v2"
+        return await (self._v2 if is_v2 else self._sagemaker).handle(request)
 
     async def _open(self, name: str, door: Door, runner: web.BaseRunner) -> None:
         if door.kind == "off":

@@ -33,6 +33,13 @@ _COMMANDS = {
         "triton-adapter demo",
         "triton-adapter demo --log-level=debug",
     ),
+    "inspect": (
+        "say what a load would make of a package, or what is wrong with it",
+        "triton-adapter inspect examples/models/digits",
+        "triton-adapter inspect model.tar.gz --name=fraud-v2",
+        "triton-adapter inspect shop --entry=pipeline --json",
+        "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
+    ),
     "wait": (
         "block until the sidecar is ready",
         "triton-adapter wait --timeout=60",
@@ -122,6 +129,10 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
         command.add_argument("--all", action="store_true", help=text)
     if name in {"serve", "demo", "check-config"}:
         _add_settings(command)
+    if name == "inspect":
+        from adapter import inspect_command  # noqa: PLC0415 - see the top
+
+        inspect_command.add_options(command)
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
@@ -179,6 +190,12 @@ def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     from adapter.demo import run_demo  # noqa: PLC0415 - see the top
 
     return run_demo(_flags(args))
+
+
+def _inspect(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    from adapter import inspect_command  # noqa: PLC0415 - see the top
+
+    return inspect_command.run(args)
 
 
 def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -275,6 +292,7 @@ def _version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 _RUN = {
     "serve": _serve,
     "demo": _demo,
+    "inspect": _inspect,
     "wait": _wait,
     "healthcheck": _healthcheck,
     "check-config": _check_config,

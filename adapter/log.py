@@ -22,6 +22,7 @@ EVENTS: Mapping[str, str] = {
     "model.load_failed": "a load was tried and lost",
     "model.load_refused": "a load was not tried, for the reason given",
     "model.loaded": "a model is ready",
+    "model.package_odd": "a package has something odd that is no fault, for the reasons given",
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
     "model.unload_failed": "an unload was tried and lost; the model is still there",

@@ -20,6 +20,7 @@ _log = logging.getLogger("adapter.triton")
 
 _EXIT_TIMEOUT_SECONDS = 8  # Triton's own, for requests in flight; below what stop() allows
 _POLL_SECONDS = 0.05
+_DEFAULT_BACKENDS = "/opt/tritonserver/backends"  # as in NVIDIA's images
 _BACKOFF_SECONDS = (0.5, 30.0)
 _STEADY_SECONDS = 60.0
 
@@ -85,6 +86,16 @@ class EmbeddedTriton:
     def process_ids(self) -> list[int]:
         """The server and all its descendants, now. Empty while it is down."""
         return [] if (pid := self.pid) is None else [pid, *descendants(pid)]
+
+    def backends(self) -> frozenset[str] | None:
+        """The names of the server's backends; None when their folder cannot be read."""
+        option = "--backend-directory="
+        given = [arg.removeprefix(option) for arg in self._command if arg.startswith(option)]
+        folder = Path(given[-1] if given else _DEFAULT_BACKENDS)
+        try:
+            return frozenset(path.name for path in folder.iterdir() if path.is_dir())
+        except OSError:
+            return None
 
     def has_live_stub(self, triton_name: str) -> bool | None:
         """Does the Python process of this model live? None for a model that has none, or when

@@ -6,7 +6,8 @@ it takes, and each gRPC load gets a thread of its own (sagemaker.md section 5).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from tritonclient.grpc.aio import InferenceServerClient
@@ -15,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 from adapter.backend.retry import control_retries
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
-from adapter.errors import BackendUnavailable
+from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InvalidRequest
+from adapter.packages.uploads import Payload
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,10 @@ class TritonControl:
     """Every call has a time limit; every failure is one of our errors.
 
     `live` is what the last look said; `watch` keeps it true to within a second.
+
+    With `payload`, loads carry all files of the model, for a Triton that does not see the staged
+    folders. Such models are in no index (seen on 2.51), so they are asked for one by one, and a
+    model counts as gone once it is not ready; its memory may come back a little later.
     """
 
     def __init__(
@@ -50,8 +56,11 @@ class TritonControl:
         load_timeout_seconds: float,
         call_timeout_seconds: float,
         on_retry: Callable[[str], None] = lambda _: None,
+        payload: Callable[[TritonName], Payload] | None = None,
     ) -> None:
         self.live = False
+        self._payload = payload
+        self._uploaded: set[TritonName] = set()
         self._faults = faults
         self._load_timeout = load_timeout_seconds
         self._timeout = call_timeout_seconds
@@ -72,13 +81,23 @@ class TritonControl:
 
         It cannot be told to stop: after BackendTimeout the load goes on in there.
         """
-        await self._call("load_model", name, timeout=self._load_timeout, about=(name, model_id))
+        carried: dict[str, Any] = {}
+        if self._payload is not None:
+            given = await asyncio.to_thread(self._payload, name)
+            carried = {"config": given.config, "files": given.files}
+            await self._make_room(name, model_id)
+            self._uploaded.add(name)
+        await self._call(
+            "load_model", name, timeout=self._load_timeout, about=(name, model_id), **carried
+        )
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
         """Return when Triton has begun; `wait_gone` says when it is done.
 
         Waits for a load of the same model that is under way, as Triton does.
         """
+        if self._payload is not None and name in await self._index():
+            return  # it lies in Triton's own repository: not ours
         await self._call(
             "unload_model",
             name,
@@ -89,27 +108,76 @@ class TritonControl:
 
     async def present(self) -> set[str]:
         """The names of all models that Triton has or is bringing up or down."""
-        index = await self._call("get_model_repository_index", timeout=self._timeout)
-        return {m.name for m in index.models if m.state in _PRESENT}
+        index = await self._index()
+        return {name for name, states in index.items() if not _PRESENT.isdisjoint(states.values())}
 
     async def ready(self) -> set[str]:
-        index = await self._call("get_model_repository_index", timeout=self._timeout)
-        return {m.name for m in index.models if m.state == "READY"}
+        if self._payload is not None:
+            return await self._still_ready(self._uploaded)
+        return {name for name, versions in (await self.versions()).items() if versions}
 
-    async def wait_gone(self, name: TritonName, seconds: float) -> bool:
-        """Poll the index until nothing of the model is left; False when the time is up.
+    async def versions(self) -> Mapping[str, list[str]]:
+        """The versions that are ready of each model in the index; uploaded ones are not in it."""
+        index = await self._index()
+        return {n: [v for v, state in s.items() if state == "READY"] for n, s in index.items()}
 
-        The folder must stay in place meanwhile: without it a model that is still alive is missing
-        from the index (modelmesh.md section 6).
+    async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]:
+        """Poll until nothing of these models is left; what still is, at the end.
+
+        The folders must stay in place meanwhile: without one a model that is still alive is
+        missing from the index (modelmesh.md section 6).
         """
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + seconds, _POLL_FIRST_SECONDS
-        while name in await self.present():
+        while left := await self._left(names):
             if loop.time() + pause > deadline:
-                return False
+                return left
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _POLL_LAST_SECONDS)
-        return True
+        self._uploaded.difference_update(names)
+        return set()
+
+    async def unload_uploaded(self) -> None:
+        """At the end: no later run would know of them."""
+        with suppress(AdapterError, TimeoutError):  # without Triton they are gone as well
+            async with asyncio.timeout(self._timeout):
+                for name in [*self._uploaded]:
+                    await self.unload(name, ModelId(name))
+
+    async def _left(self, names: Collection[str]) -> set[str]:
+        if self._payload is not None:
+            return await self._still_ready(names)
+        return await self.present() & set(names)
+
+    async def _still_ready(self, names: Collection[str]) -> set[str]:
+        """Those of our uploads that serve; a model in the index is Triton's own."""
+        return {
+            name
+            for name in set(names) - (await self._index()).keys()
+            if await self._call("is_model_ready", name, timeout=self._timeout)
+        }
+
+    async def _make_room(self, name: TritonName, model_id: ModelId) -> None:
+        """Triton says OK to an upload of what it has, and keeps the old files (seen on 2.51)."""
+        if name in await self._index():
+            raise InvalidRequest(
+                f"Triton's own repository has a model {name!r}, which an upload would replace",
+                model_id=model_id,
+            )
+        if await self._still_ready({name}):  # an earlier run that was killed left it
+            await self.unload(name, model_id)
+            if await self.wait_gone({name}, self._timeout):
+                raise BackendTimeout(
+                    f"Triton does not let go of an earlier {name!r}", model_id=model_id
+                )
+
+    async def _index(self) -> dict[str, dict[str, str]]:
+        """Name to version to state; the version is empty for what was never loaded."""
+        found = await self._call("get_model_repository_index", timeout=self._timeout)
+        index: dict[str, dict[str, str]] = {}
+        for model in found.models:
+            index.setdefault(model.name, {})[model.version] = model.state
+        return index
 
     async def wait_live(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from adapter.control.lease import Lease
 from adapter.control.operations import Operations
@@ -131,9 +132,9 @@ class ModelControl:
     async def purge(self) -> None:
         """Before the first load: take down what an earlier run of ours left in Triton."""
         for staged in await self._packages.staged():
-            await self._teardown.bring_down(
-                ModelRecord(staged.model_id, staged.name, ModelSource(""))
-            )
+            record = ModelRecord(staged.model_id, staged.name, ModelSource(""))
+            record.placement = staged.placement
+            await self._teardown.bring_down(record)
             await self._packages.remove(staged.name)
         reading = await self._memory.read()
         self.ledger.baseline_bytes = reading.used_bytes if reading else 0
@@ -156,9 +157,15 @@ class ModelControl:
         for record in lost:
             async with self._operations.turn(record.id):
                 if record.id not in self.registry:
-                    await self._packages.remove(record.name)
+                    await self._undo(record, partial(self._clear_away, record))
         if lost:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in lost]})
+
+    async def _clear_away(self, record: ModelRecord) -> None:
+        """The entry is gone from Triton; its helpers need not be."""
+        if len(record.placement.names) > 1:
+            await self._teardown.bring_down(record)
+        await self._packages.remove(record.name)
 
     async def drain(self, seconds: float) -> None:
         """Take no more operations; wait for those under way."""
@@ -184,21 +191,28 @@ class ModelControl:
                 await self._take_down(model_id)
             record = self.registry.begin_load(model_id, triton_name(model_id), source)
             undo.callback(self.registry.abort_load, record)
-            package = await self._packages.inspect(source)
-            before = await self._reserve(record, package)
-            undo.callback(self.ledger.release, model_id)
             # pushed before each act: one that failed or was given up may still have done its work
             undo.push_async_callback(self._undo, record, lambda: self._packages.remove(record.name))
-            await self._packages.place(record.name, model_id, source, package)
+            package = await self._packages.prepare(record.name, model_id, source)
+            if package.warnings:
+                fields = {"model_id": model_id, "warnings": package.warnings}
+                log.warning("model.package_odd", extra=fields)
+            before = await self._reserve(record, package)
+            undo.callback(self.ledger.release, model_id)
+            record.placement = await self._packages.place(record.name, model_id, package)
             undo.push_async_callback(self._undo, record, lambda: self._teardown.bring_down(record))
-            try:
-                await self._triton.load(record.name, model_id)
-            except OutOfMemory as error:
-                raise await self.with_figures(error, model_id) from error.__cause__
+            await self._load_all(record)
             await self._settle(record, package, before)
             undo.pop_all()
             self.registry.finish_load(record)
             return record
+
+    async def _load_all(self, record: ModelRecord) -> None:
+        try:
+            for name in record.placement.load:
+                await self._triton.load(name, record.id)
+        except OutOfMemory as error:
+            raise await self.with_figures(error, record.id) from error.__cause__
 
     async def _unload(self, model_id: ModelId) -> None:
         async with self._operations.turn(model_id):

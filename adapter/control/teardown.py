@@ -3,6 +3,7 @@
 import logging
 
 from adapter.control.ports import Processes, TimeLimits, Triton
+from adapter.core.model import TritonName
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout
 
@@ -25,29 +26,38 @@ class Teardown:
         the same name again gives Triton a live process, and the unload of that one completes
         (memory.md section 6).
         """
-        await self._triton.unload(record.name, record.id)
-        if await self._triton.wait_gone(record.name, _NORMAL_SECONDS):
+        names = set(record.placement.names)
+        for name in reversed(record.placement.load):
+            await self._triton.unload(name, record.id)
+        if not (left := await self._triton.wait_gone(names, _NORMAL_SECONDS)):
             return
-        is_dead = is_dead or self._has_lost_its_process(record)
+        is_dead = is_dead or any(map(self._has_lost_its_process, left))
         # also when it seems dead: its process may have ended in the ordinary way just now
         patience = _NORMAL_SECONDS if is_dead else self._limits.stall
-        if await self._triton.wait_gone(record.name, patience):
-            return
-        log.warning("model.unload_stalled", extra={"model_id": record.id})
-        try:
-            await self._triton.load(record.name, record.id)
-        except AdapterError as error:
-            if not is_dead:
-                raise _not_gone(record) from error
-            # Its files are gone as well. Nothing of it is left but a line in Triton's index.
-            log.warning("model.abandoned", extra={"model_id": record.id, "reason": str(error)})
-            return
-        await self._triton.unload(record.name, record.id)
-        if not await self._triton.wait_gone(record.name, self._limits.unload / 2):
+        if left := await self._triton.wait_gone(left, patience):
+            log.warning("model.unload_stalled", extra={"model_id": record.id, "names": left})
+            await self._help_along(record, left, is_dead=is_dead)
+
+    async def _help_along(self, record: ModelRecord, left: set[str], *, is_dead: bool) -> None:
+        for name in map(TritonName, left):
+            try:
+                await self._triton.load(name, record.id)
+            except AdapterError as error:
+                if not is_dead:
+                    raise _not_gone(record) from error
+                # Its files are gone as well. Nothing of it is left but a line in Triton's index.
+                reason = {"model_id": record.id, "reason": str(error)}
+                log.warning("model.abandoned", extra=reason)
+                left = left - {name}
+                continue
+            await self._triton.unload(name, record.id)
+        if await self._triton.wait_gone(left, self._limits.unload / 2):
             raise _not_gone(record)
 
-    def _has_lost_its_process(self, record: ModelRecord) -> bool:
-        return self._processes is not None and self._processes.has_live_stub(record.name) is False
+    def _has_lost_its_process(self, name: str) -> bool:
+        return (
+            self._processes is not None and self._processes.has_live_stub(TritonName(name)) is False
+        )
 
 
 def _not_gone(record: ModelRecord) -> BackendTimeout:

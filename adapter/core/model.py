@@ -1,7 +1,8 @@
 """Values that name and describe a model. Frozen; validated where they are made."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import NewType
 
 from adapter.errors import InvalidRequest
@@ -31,22 +32,83 @@ def parse_model_id(text: str) -> ModelId:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where the caller says the files are. `url` is kept as given: `modelUrl` must echo it."""
+    """Where the caller says the files are. `url` is kept as given: `modelUrl` must echo it.
+
+    `model_type` is the caller's word for the format (`onnx`, `tensorflow:1.5`), `schema` the path
+    of a file with inputs and outputs, `entry` the model of a package with several that is to
+    answer; None where the files decide. `config` stands in for the package's config.pbtxt.
+    `files`, safe relative paths and contents, are the package when there are any; `url` only tells
+    them from others then.
+    """
 
     url: str
+    model_type: str | None = None
+    schema: str | None = None
+    entry: str | None = None
+    config: str | None = None
+    files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """`path` within the staged folder is to show the file or folder `target`, a real path."""
+
+    path: str
+    target: str
+
+
+class Role(Enum):
+    ENTRY = "entry"  # answers to the caller's name
+    STEP = "step"  # reached by an ensemble of the package; Triton loads it along
+    HELPER = "helper"  # reached by name from Python code; loaded before the entry
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """One model of a package: what its folder in Triton's repository is to hold.
+
+    `own_name` is its name within the package. `config_text` is as the caller wrote it, None when
+    Triton is to complete the configuration by itself. `folders` are made empty: Triton wants a
+    version folder for an ensemble too, and object stores and archives drop empty ones. `mentions`
+    are the models of the package that its Python code names.
+    """
+
+    own_name: str
+    role: Role
+    config_text: str | None
+    links: tuple[Link, ...]
+    folders: tuple[str, ...] = ()
+    mentions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A model directory that was looked at and can be staged.
+    """What was looked at and can be staged. `parts` has helpers first and the entry last.
 
-    `root` is the real path of the folder that holds config.pbtxt. `size_bytes` is what the files
-    take on disk. `declared_bytes` is what the package says it takes in memory, None when silent.
-    `content_key` is equal for the same files: it is what learned sizes are kept under.
+    `size_bytes` is what the files take on disk, `declared_bytes` what the package says it takes in
+    memory (None when silent). `content_key` is equal for the same files: learned sizes are kept
+    under it. `backends` are Triton's, as far as they can be told. `warnings` are for the log: what
+    is odd but no fault.
     """
 
     root: str
-    config_text: str
+    parts: tuple[ModelPart, ...]
     size_bytes: int
     declared_bytes: int | None
     content_key: str
+    backends: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The names in Triton of a staged package: those to load, in order, and those that come along
+    with an ensemble. The entry is the last one to load.
+    """
+
+    load: tuple[TritonName, ...]
+    along: tuple[TritonName, ...] = ()
+
+    @property
+    def names(self) -> tuple[TritonName, ...]:
+        return self.load + self.along

@@ -1,9 +1,9 @@
 """Which models exist, and in which state. `serving()` is the hot path: one dict look-up."""
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.state import ModelEvent, ModelState, advance
 from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 
@@ -17,6 +17,7 @@ class ModelRecord:
     source: ModelSource
     state: ModelState = ModelState.LOADING
     in_flight: int = 0
+    placement: Placement = field(default_factory=lambda: Placement(()))
 
     @property
     def is_renamed(self) -> bool:

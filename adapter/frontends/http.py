@@ -13,7 +13,13 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, CallerError, CapacityError, InvalidRequest, OutOfMemory
+from adapter.errors import (
+    AdapterError,
+    CallerError,
+    CapacityError,
+    InvalidRequest,
+    OutOfMemory,
+)
 from adapter.frontends.status import HTTP, lookup
 from adapter.metrics import Metrics
 
@@ -31,7 +37,7 @@ _LOGGED = {
 }
 
 
-def answer(body: Mapping[str, Any], status: int = 200) -> web.Response:
+def answer(body: Mapping[str, Any] | list[Any], status: int = 200) -> web.Response:
     return web.Response(
         status=status, body=json.dumps(body).encode(), content_type="application/json"
     )
@@ -121,8 +127,9 @@ class HttpEdge:
 
     def _count(self, request: web.BaseRequest, status: int, seconds: float) -> None:
         method = request.get("operation", "other")
-        self._metrics.requests.labels(self._frontend, method, status).inc()
-        self._metrics.request_seconds.labels(self._frontend, method).observe(seconds)
+        frontend = request.get("frontend", self._frontend)
+        self._metrics.requests.labels(frontend, method, status).inc()
+        self._metrics.request_seconds.labels(frontend, method).observe(seconds)
 
 
 def echo(request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -7,14 +7,15 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from aiohttp import ClientError, web
+from aiohttp import web
 
 from adapter.control import ModelControl
 from adapter.core.infer import DataPlane, InferAnswer, InferRequest
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
-from adapter.errors import InvalidRequest, OutOfMemory, PayloadTooLarge
+from adapter.errors import InvalidRequest, OutOfMemory
 from adapter.frontends import binary
+from adapter.frontends.body import body_chunks, whole_body
 from adapter.frontends.http import (
     Handler,
     answer,
@@ -98,7 +99,8 @@ class SageMaker:
         request["model_id"] = model_id = parse_model_id(name)
         if not isinstance(url, str) or not url:
             raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
-        record = await self._control.load(model_id, ModelSource(url), **logged_headers(request))
+        source = ModelSource(url, _hint(body, "model_type"), entry=_hint(body, "entry"))
+        record = await self._control.load(model_id, source, **logged_headers(request))
         return answer(_described(record))
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
@@ -118,7 +120,7 @@ class SageMaker:
         return answer({"modelName": model_id})
 
     async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
-        raw = b"".join([c async for c in _bounded(request, self._max_control_body)])
+        raw = await whole_body(request, self._max_control_body)
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -157,10 +159,10 @@ class SageMaker:
             request.headers.get("Content-Type", ""),
             length if encoding in {"", "identity"} else None,
         )
-        chunks = _bounded(request, self._max_body)
+        chunks = body_chunks(request, self._max_body)
         body: bytes | AsyncIterator[bytes] = chunks
         if length is not None and length <= _WHOLE_BYTES:
-            body = b"".join([c async for c in chunks])
+            body = b"".join([chunk async for chunk in chunks])
         return InferRequest(request.headers, body, length, header)
 
     async def _relay(
@@ -174,26 +176,6 @@ class SageMaker:
         else:
             return await _stream(request, result, size)
         return web.Response(body=body, headers=_answer_headers(result, size))
-
-
-def _bounded(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
-    """The body as it arrives. PayloadTooLarge at once, or before the first byte too many."""
-    known = request.content_length
-    if known is not None and known > limit:
-        raise PayloadTooLarge(f"the body has {known} bytes; at most {limit} are accepted")
-    return _counted(request, limit)
-
-
-async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
-    seen = 0
-    try:
-        async for chunk in request.content.iter_any():
-            seen += len(chunk)
-            if seen > limit:
-                raise PayloadTooLarge(f"the body has more than {limit} bytes")
-            yield chunk
-    except (ConnectionError, ClientError, web.RequestPayloadError) as error:
-        raise InvalidRequest(f"the body broke off after {seen} bytes") from error
 
 
 async def _stream(
@@ -214,6 +196,14 @@ def _answer_headers(result: InferAnswer, json_header_size: int | None) -> dict[s
     if "Content-Encoding" in result.headers:
         headers["Content-Encoding"] = result.headers["Content-Encoding"]
     return headers
+
+
+def _hint(body: dict[str, Any], field: str) -> str | None:
+    """A member beyond AWS's contract, for packages that leave a choice."""
+    value = body.get(field)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{field} must be a string")
+    return value
 
 
 def _described(record: ModelRecord) -> dict[str, str]:

@@ -6,6 +6,8 @@ that is newer than the schema at hand.
 """
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 BOM = "\ufeff"
 
@@ -20,8 +22,29 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLOSING = {"{": "}", "<": ">", "[": "]"}
+_ESCAPE = re.compile(
+    rb"\\(?: (?P<octal>[0-7]{1,3}) | [xX](?P<hex>[0-9a-fA-F]{1,2})"
+    rb" | (?P<unicode> u[0-9a-fA-F]{4} | U000[0-9a-fA-F]{5} | U0010[0-9a-fA-F]{4} ) | (?P<one>.) )",
+    re.VERBOSE | re.DOTALL,
+)
+_CONTROLS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+_CONTROLS[b"v"] = b"\v"
+_QUOTED = {code: f"\\{code:03o}" for code in (*range(0x20), 0x7F)} | {0x22: '\\"', 0x5C: "\\\\"}
 
-_Tokens = list[re.Match[str]]
+Tokens = list[re.Match[str]]
+_Edits = list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """A field as it is written: `parent` is the one whose message it stands in, None outside all.
+
+    `position` counts the tokens before its name.
+    """
+
+    name: str
+    parent: "Field | None"
+    position: int
 
 
 def without_name(text: str) -> str:
@@ -30,49 +53,168 @@ def without_name(text: str) -> str:
     Blanks and comments stay, even those inside the field, so line numbers still agree. A text
     with unbalanced braces or quotes comes back as it is: the parser has the better words for it.
     """
-    tokens = [token for token in _TOKEN.finditer(text) if token.lastgroup != "blank"]
-    top_level = _top_level(tokens)
-    if top_level is None:
+    tokens = tokens_of(text)
+    fields = _fields(tokens)
+    if fields is None:
         return text
-    kept, position = [], 0
-    for token in _name_fields(tokens, top_level):
-        kept.append(text[position : token.start()])
-        position = token.end()
-    return ("".join(kept) + text[position:]).removeprefix(BOM)
+    edits: _Edits = []
+    for field in fields:
+        strings = _strings(tokens, field)
+        if field.name != "name" or field.parent is not None or not strings:
+            continue
+        end = field.position + 2 + len(strings)
+        end += _mark(tokens, end) in {",", ";"}
+        edits += [(token.start(), token.end(), "") for token in tokens[field.position : end]]
+    return _edited(text, edits).removeprefix(BOM)
 
 
-def _top_level(tokens: _Tokens) -> list[bool] | None:
-    """For each token whether it lies outside all braces; None when they do not match up."""
-    expected: list[str] = []
-    result = []
-    for token in tokens:
-        mark = token[0]
-        if mark in {'"', "'"}:
-            return None
-        if mark in {"}", ">", "]"} and (not expected or expected.pop() != mark):
-            return None
-        result.append(not expected)
-        if mark in _CLOSING:
-            expected.append(_CLOSING[mark])
-    return None if expected else result
+def rename_steps(text: str, names: Mapping[str, str]) -> str:
+    """Exchange the model names of the ensemble's steps; one that `names` lacks stays as it is.
+
+    An unbalanced text comes back as it is.
+    """
+    tokens = tokens_of(text)
+    edits: _Edits = []
+    for field in _fields(tokens) or []:
+        if _path(field) != ("ensemble_scheduling", "step", "model_name"):
+            continue
+        strings = _strings(tokens, field)
+        new = names.get(_unquoted(strings))
+        if not strings or new is None:
+            continue
+        edits.append((strings[0].start(), strings[0].end(), quoted(new)))
+        edits += [(string.start(), string.end(), "") for string in strings[1:]]
+    return _edited(text, edits)
 
 
-def _name_fields(tokens: _Tokens, top_level: list[bool]) -> _Tokens:
-    """The tokens to drop, in order."""
-    found: _Tokens = []
+def with_parameters(text: str, parameters: Mapping[str, str]) -> str:
+    """Append parameters, one a line. They overrule those of the text: the last of a key counts."""
+    lines = (
+        f"parameters {{ key: {quoted(key)} value {{ string_value: {quoted(value)} }} }}\n"
+        for key, value in parameters.items()
+    )
+    return _appended(text, "".join(lines))
+
+
+def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
+    """Put `inputs` and `outputs`, lists such as schema.tensors_text makes, in place of the text's.
+
+    None or an empty text keeps what is there. An unbalanced text comes back as it is.
+    """
+    tokens = tokens_of(text)
+    fields = _fields(tokens)
+    if fields is None:
+        return text
+    top_level = [field for field in fields if field.parent is None]
+    bounds = [*(field.position for field in top_level), len(tokens)]
+    edits: _Edits = []
+    missing = {
+        name: f"{name} {value}" for name, value in (("input", inputs), ("output", outputs)) if value
+    }
+    replaced = set(missing)
+    for field, end in zip(top_level, bounds[1:], strict=True):
+        if field.name in replaced:
+            start = tokens[field.position].start()
+            edits.append((start, tokens[end - 1].end(), missing.pop(field.name, "")))
+    return _appended(_edited(text, edits), "".join(f"{field}\n" for field in missing.values()))
+
+
+def tokens_of(text: str) -> Tokens:
+    """Everything but blanks and comments; of groups string, word and mark, a single character."""
+    return [token for token in _TOKEN.finditer(text) if token.lastgroup != "blank"]
+
+
+def fields_of(tokens: Tokens) -> list[Field]:
+    """Every field in order, a parent before what is in it; none in an unbalanced text."""
+    return _fields(tokens) or []
+
+
+def quoted(text: str) -> str:
+    """A string literal of text format."""
+    return f'"{text.translate(_QUOTED)}"'
+
+
+def _fields(tokens: Tokens) -> list[Field] | None:
+    """None when braces or quotes do not match up.
+
+    A word that a colon or a bracket follows is a name: values come before a name or a separator.
+    """
+    found: list[Field] = []
+    # for each open bracket: what closes it, the message it stands in, the field it belongs to
+    brackets: list[tuple[str, Field | None, Field | None]] = []
+    message: Field | None = None
+    field: Field | None = None
     for index, token in enumerate(tokens):
-        if token[0] != "name" or not top_level[index] or _mark(tokens, index + 1) != ":":
-            continue
-        end = index + 2
-        while end < len(tokens) and tokens[end].lastgroup == "string":
-            end += 1
-        if end == index + 2:
-            continue
-        if _mark(tokens, end) in {",", ";"}:
-            end += 1
-        found += tokens[index:end]
-    return found
+        mark = token[0]
+        if token.lastgroup == "word" and _mark(tokens, index + 1) in {":", *_CLOSING}:
+            field = Field(mark, message, index)
+            found.append(field)
+        elif mark in _CLOSING:
+            brackets.append((_CLOSING[mark], message, field))
+            message = field
+        elif mark in {"}", ">", "]"}:
+            if not brackets or brackets[-1][0] != mark:
+                return None
+            _, message, field = brackets.pop()
+        elif mark in {'"', "'"}:
+            return None
+    return None if brackets else found
 
 
-def _mark(tokens: _Tokens, index: int) -> str:
+def _path(field: Field) -> tuple[str, ...]:
+    """The names that lead to it, no more than the last four."""
+    names: list[str] = []
+    place: Field | None = field
+    while place is not None and len(names) <= 3:  # noqa: PLR2004 - nothing is sought deeper
+        names.insert(0, place.name)
+        place = place.parent
+    return tuple(names)
+
+
+def _strings(tokens: Tokens, field: Field) -> Tokens:
+    """The literals that make up its value, as protobuf joins adjacent ones; none for others."""
+    start = field.position + 2
+    if _mark(tokens, start - 1) != ":":
+        return []
+    end = start
+    while end < len(tokens) and tokens[end].lastgroup == "string":
+        end += 1
+    return tokens[start:end]
+
+
+def _unquoted(strings: Tokens) -> str:
+    parts = (string[0][1:-1].encode("utf-8", "surrogatepass") for string in strings)
+    return b"".join(_ESCAPE.sub(_plain, part) for part in parts).decode("utf-8", "replace")
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    code = escape[escape.lastgroup or 0]
+    if escape.lastgroup == "octal":
+        return bytes([int(code, 8) & 0xFF])
+    if escape.lastgroup == "hex":
+        return bytes([int(code, 16)])
+    if escape.lastgroup == "unicode":
+        return chr(int(code[1:], 16)).encode("utf-8", "surrogatepass")
+    return _CONTROLS.get(code, code)
+
+
+def _edited(text: str, edits: _Edits) -> str:
+    def pieces() -> Iterator[str]:
+        position = 0
+        for start, end, new in edits:
+            yield text[position:start]
+            yield new
+            position = end
+        yield text[position:]
+
+    return "".join(pieces())
+
+
+def _appended(text: str, lines: str) -> str:
+    """`lines` after `text`, which may end in a comment without a line's end."""
+    end = "\n" if lines and text and not text.endswith("\n") else ""
+    return f"{text}{end}{lines}"
+
+
+def _mark(tokens: Tokens, index: int) -> str:
     return tokens[index][0] if index < len(tokens) else ""

@@ -9,8 +9,10 @@ from itertools import islice
 from pathlib import Path
 
 from adapter.errors import InvalidModel
+from adapter.packages.formats import Tree
 
 MAX_ENTRIES = 100_000
+MAX_DEPTH = 200
 
 
 def shown(path: str | Path) -> str:
@@ -46,13 +48,24 @@ class Contents:
     """
 
     def __init__(self, root: str, roots: Sequence[str]) -> None:
+        """`root` is a real path, of a folder or of a single file."""
         self.size_bytes = 0
         self.digest = hashlib.sha256()
         self._root = root
         self._roots = roots
         self._counted = 0
         self._inodes: set[tuple[int, int]] = set()
-        self._walk()
+        self._trees: dict[str, dict[str, Tree | None]] = {}
+        if Path(root).is_dir():
+            self._trees[root] = {}
+            self._walk()
+        else:
+            self._note(root, Path(root).stat(), root)
+
+    @property
+    def tree(self) -> Tree | None:
+        """The entries by name; a folder that is linked twice is there twice. None for a file."""
+        return self._trees.get(self._root)
 
     def _walk(self) -> None:
         """Depth first. A link back to a folder that we are inside of never ends, for Triton too."""
@@ -65,11 +78,15 @@ class Contents:
                 del inside[folder]
                 continue
             real = follow(entry.path, self._roots) if entry.is_symlink() else entry.path
-            if not self._note(entry, real):
+            if not self._note(entry.path, entry.stat(), real):
+                self._trees[folder][entry.name] = None
                 continue
             real = os.path.realpath(real)
+            self._trees[folder][entry.name] = self._trees.setdefault(real, {})
             if real in inside:
                 raise InvalidModel(f"{shown(entry.path)} leads back to {shown(real)}: a loop")
+            if len(inside) > MAX_DEPTH:
+                raise InvalidModel(f"{shown(entry.path)} is nested deeper than {MAX_DEPTH} folders")
             if real not in entered:
                 entered.add(real)
                 inside[real] = self._entries(entry.path)
@@ -82,15 +99,14 @@ class Contents:
             raise InvalidModel(f"{shown(self._root)} holds more than {MAX_ENTRIES} entries")
         return iter(sorted(found, key=lambda entry: entry.name))
 
-    def _note(self, entry: os.DirEntry[str], real: str) -> bool:
+    def _note(self, path: str, status: os.stat_result, real: str) -> bool:
         """Count one entry; True for a folder."""
-        status = entry.stat()
         is_folder = stat.S_ISDIR(status.st_mode)
         if not is_folder and not stat.S_ISREG(status.st_mode):
-            raise InvalidModel(f"{shown(entry.path)} is neither a file nor a folder")
-        if not os.access(entry.path, os.R_OK, effective_ids=True):
-            raise InvalidModel(f"{shown(entry.path)}: {os.strerror(errno.EACCES)}")
-        name = os.path.relpath(entry.path, self._root)
+            raise InvalidModel(f"{shown(path)} is neither a file nor a folder")
+        if not os.access(path, os.R_OK, effective_ids=True):
+            raise InvalidModel(f"{shown(path)}: {os.strerror(errno.EACCES)}")
+        name = os.path.relpath(path, self._root)
         if "__pycache__" in name.split("/"):
             return is_folder  # the first load writes it
         detail = f"{status.st_size} {status.st_mtime_ns}"

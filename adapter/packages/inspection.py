@@ -1,208 +1,208 @@
-"""Looks at a model folder as a caller hands it over, and says what is wrong with it.
+"""Looks at a model package as a caller hands it over, and says what is wrong with it.
 
 Triton itself only answers "failed to poll from model repository" to most of these faults
 (sagemaker.md section 5), so they are found here, each by file and reason. Reads only.
 """
 
-import errno
 import os
-import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote_to_bytes
 
-from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.core.model import Package
+from adapter.core.model import Link, ModelPart, ModelSource, Package, Role
 from adapter.core.sizing import parse_size
-from adapter.errors import InvalidModel, InvalidRequest, SourceMissing
-from adapter.packages.config_text import BOM
-from adapter.packages.contents import Contents, follow, is_within, shown
+from adapter.errors import InvalidModel
+from adapter.packages import formats
+from adapter.packages.config_check import parse, read_config
+from adapter.packages.config_text import quoted, with_tensors
+from adapter.packages.contents import Contents, shown
+from adapter.packages.ensemble import Member, mentioned, plan
+from adapter.packages.files import (
+    MARKER,
+    UNPACKED,
+    backend_of,
+    check_model_files,
+    is_ensemble,
+    is_version,
+    missing_folders,
+)
+from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
 
 CONFIG = "config.pbtxt"
-# Parsing takes a second a MiB, and other threads wait for the interpreter meanwhile.
-MAX_CONFIG_BYTES = 2**20
-
-_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
-# Triton passes over version folders with leading zeros.
-_VERSION = re.compile(r"[1-9][0-9]*")
-# It reads every folder's name with std::stoll, and dies when a number overflows (seen on 2.51).
-_NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
-_MODEL_FILES = {
-    "python": ("model.py",),
-    "onnxruntime": ("model.onnx",),
-    "onnxruntime_onnx": ("model.onnx",),
-    "tensorrt": ("model.plan",),
-    "tensorrt_plan": ("model.plan",),
-    "pytorch": ("model.pt",),
-    "pytorch_libtorch": ("model.pt",),
-    "tensorflow": ("model.savedmodel", "model.graphdef"),
-    "tensorflow_savedmodel": ("model.savedmodel",),
-    "tensorflow_graphdef": ("model.graphdef",),
-    "openvino": ("model.xml",),
-}
+SCHEMA = "_schema.json"
+_MAX_CODE_BYTES = 2**20
 
 
-def inspect(url: str, model_roots: Sequence[Path]) -> Package:
-    """Find the model in the folder that `url` names and check it; never reads the weights."""
-    roots = [os.path.realpath(root) for root in model_roots]
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One folder (or file) that holds a model. `config` is None when there is no config.pbtxt."""
+
+    folder: Path
+    part: ModelPart
+    backend: str | None
+    config: ModelConfig | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
+    """`path` is real and lies within one of `roots`, which are real as well.
+
+    InvalidModel for all that is wrong; the weights are not read.
+    """
     try:
-        root = _model_folder(_resolve(url, roots), roots)
-        contents = Contents(str(root), roots)
-        config_text = _read_config(root / CONFIG)
-        contents.digest.update(config_text.encode())
-        config = _parse(config_text, root / CONFIG)
-        _check_model_files(root, config)
-        declared_bytes = _declared_bytes(config, root / CONFIG)
+        contents = Contents(str(path), roots)
+        schema = _schema(source, path, contents)
+        models = _models(source, path, contents, schema)
+        declared = [size for m in models if (size := _declared_bytes(m)) is not None]
     except OSError as error:
-        raise InvalidModel(f"{shown(error.filename or url)}: {error.strerror}") from error
+        name = shown(error.filename or path)
+        raise InvalidModel(f"{name}: {error.strerror}") from error
+    said = (source.model_type, source.entry, [model.part.config_text for model in models])
+    contents.digest.update(repr(said).encode("utf-8", "backslashreplace"))
     return Package(
-        root=str(root),
-        config_text=config_text,
+        root=str(path),
+        parts=tuple(model.part for model in models),
         size_bytes=contents.size_bytes,
-        declared_bytes=declared_bytes,
+        declared_bytes=sum(declared) if declared else None,
         content_key=contents.digest.hexdigest(),
+        backends=frozenset(m.backend for m in models if m.backend is not None),
+        warnings=tuple(warning for m in models for warning in m.warnings),
     )
 
 
-def _local_path(url: str) -> str:
-    """The path behind an absolute path or a `file:///` URL; anything else is InvalidRequest."""
-    try:
-        is_file_url = url.startswith("file:///")
-        raw = unquote_to_bytes(url[len("file://") :]) if is_file_url else url.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest("url is not valid UTF-8") from error
-    path = os.fsdecode(raw)
-    if "\0" in path:
-        raise InvalidRequest("url holds a NUL")
-    if not path.startswith("/"):
-        raise InvalidRequest(f"url {url!r} is neither an absolute path nor a file:/// URL")
-    return path
+def _models(
+    source: ModelSource, path: Path, contents: Contents, schema: Schema | None
+) -> list[_Model]:
+    """Helpers first, the entry last."""
+    tree = contents.tree
+    if tree is not None and (wrapper := _wrapper(tree)):
+        path, tree = path / wrapper, tree[wrapper]
+    folders = [] if tree is None or CONFIG in tree else _model_folders(tree)
+    if tree is not None and len(folders) > 1:
+        return _several(source, path, tree, folders)
+    if tree is not None and folders:
+        path, tree = path / folders[0], tree[folders[0]]
+    if tree is not None and CONFIG in tree:
+        model = _native(path, tree, schema)
+        # an ensemble alone has steps that are not here, and must not reach for those of others
+        plan([_member(path, path.name, model, ())], None, shown(path))
+        return [model]
+    return [_laid_out(path, tree, source.model_type, schema)]
 
 
-def _resolve(url: str, roots: Sequence[str]) -> Path:
-    """The real path. What lies outside is refused before anything tells whether it exists."""
-    path = _local_path(url)
-    if not any(is_within(os.path.realpath(path), root) for root in roots):
-        allowed = ", ".join(shown(root) for root in roots)
-        raise InvalidRequest(f"url {shown(path)} lies outside the model roots ({allowed})")
-    try:
-        return Path(os.path.realpath(path, strict=True))
-    except OSError as error:
-        if error.errno in _ABSENT:
-            raise SourceMissing(f"url {shown(path)} does not exist") from error
-        raise
+def _wrapper(tree: formats.Tree) -> str | None:
+    """The one folder that all of several models lie in, as archives often have it."""
+    visible = [name for name in tree if not name.startswith(".") and name != "__MACOSX"]
+    below = tree[visible[0]] if len(visible) == 1 else None
+    if below is None or CONFIG in below or not _model_folders(below):
+        return None
+    return visible[0]
 
 
-def _model_folder(folder: Path, roots: Sequence[str]) -> Path:
-    """The folder that holds config.pbtxt: this one, or the only one in it that does."""
-    if not folder.is_dir():
-        kind = "a file; unpack it" if folder.is_file() else "no folder"
-        raise InvalidModel(f"{shown(folder)} is {kind}: a model is a folder with {CONFIG}")
-    if os.path.lexists(folder / CONFIG):
-        return folder
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    candidates = [entry for entry in found if _may_be_model(entry)]
-    if len(candidates) == 1:
-        path = candidates[0].path
-        return Path(follow(path, roots) if candidates[0].is_symlink() else path)
-    if not candidates:
-        raise InvalidModel(
-            f"{shown(folder)} holds no {CONFIG}, nor does a folder in it; found"
-            f" {_listed(entry.name for entry in found)}; expected {CONFIG} beside version"
-            " folders such as 1"
+def _model_folders(tree: formats.Tree) -> list[str]:
+    """Sub-folders that are models by themselves, when at least one of them has a config.
+
+    Archives made on a Mac carry a `__MACOSX` folder, a shadow of the real one.
+    """
+    folders = {
+        name: below
+        for name, below in tree.items()
+        if below is not None and not name.startswith(".") and name != "__MACOSX"
+    }
+    if not any(CONFIG in below for below in folders.values()):
+        return []
+    return sorted(
+        name
+        for name, below in folders.items()
+        if CONFIG in below or any(is_version(n) and b is not None for n, b in below.items())
+    )
+
+
+def _several(
+    source: ModelSource, path: Path, tree: formats.Tree, folders: list[str]
+) -> list[_Model]:
+    models: dict[str, _Model] = {}
+    for name in folders:
+        below = tree[name] or {}
+        model = _native(path / name, below, None) if CONFIG in below else None
+        models[name] = model or _laid_out(path / name, below, None, None)
+    members = {name: _member(path / name, name, models[name], folders) for name in folders}
+    order = plan(list(members.values()), source.entry, shown(path))
+    roles = dict.fromkeys(order.helpers, Role.HELPER) | dict.fromkeys(order.steps, Role.STEP)
+    roles[order.entry] = Role.ENTRY
+    for name, role in roles.items():
+        part = replace(models[name].part, own_name=name, role=role, mentions=members[name].mentions)
+        models[name] = replace(models[name], part=part)
+    return [models[name] for name in roles]
+
+
+def _member(folder: Path, name: str, model: _Model, names: Iterable[str]) -> Member:
+    config = model.config
+    if config is None:
+        return Member(name, is_ensemble=False, steps=(), mentions=frozenset())
+    steps = tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
+    others = frozenset(names) - {name}
+    mentions: frozenset[str] = frozenset()
+    if model.backend == "python":
+        for code in sorted(folder.rglob("*.py")):
+            with code.open("rb") as file:
+                text = file.read(_MAX_CODE_BYTES).decode("utf-8", "replace")
+            mentions |= mentioned(text, others)
+    return Member(name, is_ensemble(config), steps, mentions)
+
+
+def _native(folder: Path, tree: formats.Tree, schema: Schema | None) -> _Model:
+    """A folder as Triton's repository wants it: every entry is linked, the config is edited."""
+    path = folder / CONFIG
+    text = read_config(path)
+    checked = parse(text, path)
+    check_model_files(folder, tree, checked.config)
+    if schema is not None:
+        fitting = merge(schema, checked.config.max_batch_size, shown(path))
+        text = with_tensors(text, tensors_text(fitting.inputs), tensors_text(fitting.outputs))
+    names = (name for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED})
+    links = tuple(Link(name, os.path.realpath(folder / name)) for name in names)
+    part = ModelPart("", Role.ENTRY, text, links, missing_folders(tree, checked.config))
+    return _Model(folder, part, backend_of(checked.config), checked.config, checked.warnings)
+
+
+def _laid_out(
+    path: Path, tree: formats.Tree | None, model_type: str | None, schema: Schema | None
+) -> _Model:
+    """A model without a config, laid out by the rules of its format."""
+    found = formats.layout(path.name, tree, model_type)
+    links = tuple(
+        Link(link, os.path.realpath(path.joinpath(*target))) for link, target in found.links
+    )
+    text = found.config
+    if schema is not None and found.backend is not None:
+        fitting = merge(schema, 0, shown(path))
+        text = with_tensors(
+            text or f"backend: {quoted(found.backend)}\n",
+            tensors_text(fitting.inputs),
+            tensors_text(fitting.outputs),
         )
-    raise InvalidModel(
-        f"{shown(folder)} holds several models: {_listed(entry.name for entry in candidates)};"
-        " one model per package is supported"
-    )
+    return _Model(path, ModelPart("", Role.ENTRY, text, links), found.backend)
 
 
-def _may_be_model(entry: os.DirEntry[str]) -> bool:
-    """Archives made on a Mac carry a `__MACOSX` folder, a shadow of the real one."""
-    if entry.name.startswith(".") or entry.name == "__MACOSX" or not entry.is_dir():
-        return False
-    return os.path.lexists(Path(entry.path, CONFIG))
+def _schema(source: ModelSource, path: Path, contents: Contents) -> Schema | None:
+    """ModelMesh's description of inputs and outputs, given by path or lying in the folder."""
+    file = Path(source.schema) if source.schema else path / SCHEMA
+    if source.schema is None and SCHEMA not in (contents.tree or {}):
+        return None
+    if file.exists() and not file.is_file() and not file.is_dir():
+        raise InvalidModel(f"{shown(file)} is neither a file nor a folder")
+    with file.open("rb") as opened:
+        return parse_schema(opened.read(2**20), shown(file))
 
 
-def _listed(names: Iterable[str]) -> str:
-    """A message names at most ten."""
-    texts = [shown(name) for name in names]
-    more = f" and {len(texts) - 10} more" if len(texts) > 10 else ""  # noqa: PLR2004 - see above
-    return (", ".join(texts[:10]) or "nothing") + more
-
-
-def _read_config(path: Path) -> str:
-    with path.open("rb") as file:
-        raw = file.read(MAX_CONFIG_BYTES + 1)
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise InvalidModel(f"{shown(path)} is larger than {MAX_CONFIG_BYTES} bytes")
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        found = f"byte {error.start} is 0x{raw[error.start]:02x}"
-        raise InvalidModel(f"{shown(path)} is not valid UTF-8: {found}") from error
-    if not text.removeprefix(BOM).strip():
-        raise InvalidModel(f"{shown(path)} is empty")
-    return text
-
-
-def _parse(text: str, path: Path) -> Any:
-    """Fields that this schema does not know are no fault: newer Tritons have newer fields."""
-    config = ModelConfig()
-    try:
-        text_format.Parse(text.removeprefix(BOM), config, allow_unknown_field=True)
-    except text_format.ParseError as error:
-        # the parser quotes the whole line first, however long
-        reason = str(error).rpartition("': ")[2][:300]
-        place = f"{shown(path)}:{error.GetLine()}:{error.GetColumn()}"
-        raise InvalidModel(f"{place}: {reason}") from error
-    except RecursionError as error:
-        raise InvalidModel(f"{shown(path)} is nested too deeply") from error
-    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
-        raise InvalidModel(f"{shown(path)}: ensembles are not supported; one model per package is")
-    for name in (config.default_model_filename, *config.cc_model_filenames.values()):
-        if name.startswith("/") or ".." in name.split("/"):
-            raise InvalidModel(f"{shown(path)}: model file {name!r} leaves the version folder")
-    return config
-
-
-def _versions(root: Path) -> list[str]:
-    found = sorted(path.name for path in root.iterdir() if path.is_dir())
-    for name in found:
-        if (number := _NUMBERED.match(name)) and int(number[1]) >= 2**63:
-            raise InvalidModel(f"{shown(root / name)}: a version number must be below 2**63")
-    versions = [name for name in found if _VERSION.fullmatch(name)]
-    if not versions:
-        raise InvalidModel(f"{shown(root)}: no version folder such as 1; found {_listed(found)}")
-    return versions
-
-
-def _check_model_files(root: Path, config: Any) -> None:
-    """What a backend is sure to need. Backends not listed here know best themselves."""
-    versions = _versions(root)
-    kind = config.platform or config.backend
-    # with cc_model_filenames it depends on the GPU
-    names = () if config.cc_model_filenames else _MODEL_FILES.get(kind, ())
-    if names and config.default_model_filename:
-        names = (config.default_model_filename,)
-    paths = [root / version / name for version in versions for name in names]
-    present = [path for path in paths if path.exists()]
-    if names and not present:
-        missing = f"{' or '.join(names)} in version {_listed(versions)}"
-        raise InvalidModel(f"{shown(root)} holds no {missing}; {kind} needs it")
-    for path in present:
-        if path.is_file() and not path.stat().st_size:
-            raise InvalidModel(f"{shown(path)} is empty")
-
-
-def _declared_bytes(config: Any, path: Path) -> int | None:
-    if "memory_bytes" not in config.parameters:
+def _declared_bytes(model: _Model) -> int | None:
+    if model.config is None or "memory_bytes" not in model.config.parameters:
         return None
     try:
-        return parse_size(config.parameters["memory_bytes"].string_value)
+        return parse_size(model.config.parameters["memory_bytes"].string_value)
     except (ValueError, OverflowError) as error:
-        raise InvalidModel(f"{shown(path)}: parameter memory_bytes: {error}") from error
+        where = shown(model.folder / CONFIG)
+        raise InvalidModel(f"{where}: parameter memory_bytes: {error}") from error

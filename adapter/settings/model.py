@@ -65,16 +65,24 @@ class Settings(BaseModel):
     triton_args: Arguments = _setting(
         (), "embedded: more arguments for tritonserver; in the environment split as a shell would"
     )
+    staging: Literal["symlink", "hardlink", "copy", "upload"] = _setting(
+        "symlink",
+        "how a package's files come to Triton. symlink, hardlink, copy: in the repository; links "
+        "are relative, copies and hard links are for a Triton that must not see the model roots. "
+        "upload: in the load call, for an external Triton that shares no file system",
+    )
     repository: Path | None = _setting(
         None,
-        "model repository that Triton serves and the adapter fills; both must see it at this path",
-        f"{EXTERNAL_REPOSITORY}; embedded: a private folder",
+        "model repository that Triton serves and the adapter fills; both must see it at this path, "
+        "unless staging is upload",
+        f"{EXTERNAL_REPOSITORY}; embedded or upload: a private folder",
     )
     model_roots: Paths = _setting(
         ("/opt/ml/models", "/models"),
         "the only folders that a caller's path may lie in, after resolving links; "
         "in the environment separated by colons",
     )
+    max_unpacked_bytes: Size = _setting("64GiB", "largest content of a package that is an archive")
     single_model: Path | None = _setting(
         None, "the one package to load at start and to serve at /invocations"
     )
@@ -115,7 +123,9 @@ class Settings(BaseModel):
         "and SageMaker sends SIGKILL after 30",
     )
     start_timeout_seconds: Seconds = _setting(120.0, "how long to wait for Triton at start")
-    max_body_bytes: Size = _setting("64MiB", "largest body of an inference")
+    max_body_bytes: Size = _setting(
+        "64MiB", "largest body of an inference, or of a load that brings files (/v2)"
+    )
     max_control_body_bytes: Size = _setting(
         "1MiB", "largest body of a load or another control call"
     )
@@ -137,12 +147,18 @@ class Settings(BaseModel):
             raise ValueError("port 0 (any free one) needs triton=embedded")
         return door
 
+    @field_validator("staging")
+    @classmethod
+    def _upload_to_another(cls, staging: str, info: ValidationInfo) -> str:
+        if staging == "upload" and info.data.get("triton") == "embedded":
+            raise ValueError("upload needs triton=external: the embedded one shares the disk")
+        return staging
+
     @field_validator("repository")
     @classmethod
     def _shared_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:
-        return (
-            EXTERNAL_REPOSITORY if path is None and info.data.get("triton") == "external" else path
-        )
+        is_shared = info.data.get("triton") == "external" and info.data.get("staging") != "upload"
+        return EXTERNAL_REPOSITORY if path is None and is_shared else path
 
     @field_validator("memory_source", mode="before")
     @classmethod

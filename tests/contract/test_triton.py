@@ -37,6 +37,19 @@ FAULTS = Faults(Classifier())
 PATIENCE = 30
 
 
+ENSEMBLE = """\
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step {
+  model_name: "%s"
+  model_version: -1
+  input_map { key: "IN" value: "IN" }
+  output_map { key: "OUT" value: "OUT" }
+} }
+"""
+
+
 class Shelf:
     """A TritonControl on a real Triton, and packages written straight into its repository."""
 
@@ -50,6 +63,11 @@ class Shelf:
         self._names.add(name)
         write_python_model(self._repository / name, **bodies)
 
+    def put_ensemble(self, name: str, step: str) -> None:
+        self._names.add(name)
+        (self._repository / name / "1").mkdir(parents=True)
+        (self._repository / name / "config.pbtxt").write_text(ENSEMBLE % step)
+
     async def load(self, name: str) -> None:
         await self.control.load(TritonName(name), ModelId(name))
 
@@ -57,7 +75,7 @@ class Shelf:
         await self.control.unload(TritonName(name), ModelId(name))
 
     async def wait_gone(self, name: str, seconds: float = PATIENCE) -> bool:
-        return await self.control.wait_gone(TritonName(name), seconds)
+        return not await self.control.wait_gone({name}, seconds)
 
     async def infer(self, name: str, *values: float, body: object = None) -> Reply:
         def ask() -> Reply:
@@ -134,6 +152,9 @@ class FakeShelf:
     def put(self, name: str) -> None:
         pass
 
+    def put_ensemble(self, name: str, step: str) -> None:
+        self.control.along[name] = {step}
+
     load, unload, wait_gone = Shelf.load, Shelf.unload, Shelf.wait_gone
 
 
@@ -155,6 +176,25 @@ async def test_a_loaded_model_is_ready_and_an_unloaded_one_is_gone(either):
 async def test_what_was_never_there_is_gone_and_its_unload_is_no_error(either):
     await either.unload("never")
     assert await either.wait_gone("never", 0)
+
+
+async def test_of_several_models_those_that_are_left_are_told(either):
+    either.put("a")
+    either.put("b")
+    await either.load("a")
+    await either.load("b")
+    await either.unload("b")
+    assert await either.wait_gone("b")
+    assert await either.control.wait_gone({"a", "b", "never"}, 0.1) == {"a"}
+
+
+async def test_the_steps_of_an_ensemble_come_and_go_with_it(either):
+    either.put("step")
+    either.put_ensemble("whole", "step")
+    await either.load("whole")
+    assert {"whole", "step"} <= await either.control.ready()
+    await either.unload("whole")
+    assert await either.control.wait_gone({"whole", "step"}, PATIENCE) == set()
 
 
 async def test_a_second_load_changes_nothing(either):

@@ -6,7 +6,7 @@ from typing import Any
 
 from adapter.control import ModelControl, TimeLimits
 from adapter.core.ledger import Ledger
-from adapter.core.model import ModelId, ModelSource
+from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
@@ -88,6 +88,10 @@ class House:
         await self.control.drain(10)
         self.control.is_open = opened
 
+    def placement(self, name: str) -> Placement:
+        """What Triton has of this model when it is up."""
+        return self.packages.placements.get(f"/{name}", Placement((TritonName(name),)))
+
     def listed(self) -> list[str]:
         return [record.id for record in self.control.registry.page(None, 100)[0]]
 
@@ -103,8 +107,8 @@ class House:
         expected = sorted(names)
         assert self.listed() == expected
         assert sorted(record.id for record in self.control.registry.records()) == expected
-        assert sorted(self.triton.models) == expected
         assert sorted(self.packages.folders) == expected
+        assert self.triton.models == {n for name in names for n in self.placement(name).names}
         book = self.control.ledger.snapshot()
         assert (book.models, book.reserved_bytes) == (len(expected), 0)
         if not expected:

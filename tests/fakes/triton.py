@@ -1,39 +1,45 @@
 """Triton's control plane in this process."""
 
+from collections.abc import Collection
+
 from adapter.core.model import ModelId, TritonName
 from tests.fakes.steps import Steps
 
 
 class FakeControlTriton:
     """`models` is what it has in memory. The unload of a name in `stuck` never ends, as with a
-    python process that died, until the same name is loaded again.
+    python process that died, until the same name is loaded again. `along[ensemble]` are the names
+    that come and go with it.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.models: set[str] = set()
         self.stuck: set[str] = set()
+        self.along: dict[str, set[str]] = {}
         self.waited: list[float] = []
         self._steps = steps
 
     async def load(self, name: TritonName, model_id: ModelId) -> None:
         await self._steps.take("load", name)
-        self.models.add(name)
+        self.models |= self._with_steps(name)
         self.stuck.discard(name)
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
         await self._steps.take("unload", name)
-        if name not in self.stuck:
-            self.models.discard(name)
+        self.models -= self._with_steps(name) - self.stuck
 
-    async def wait_gone(self, name: TritonName, seconds: float) -> bool:
-        await self._steps.take("wait_gone", name)
+    async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]:
+        await self._steps.take("wait_gone", " ".join(sorted(names)))
         self.waited.append(seconds)
-        return name not in self.models
+        return self.models & set(names)
 
     async def ready(self) -> set[str]:
         found = set(self.models)  # an answer may be old by the time it arrives
         await self._steps.take("ready")
         return found
+
+    def _with_steps(self, name: str) -> set[str]:
+        return {name, *self.along.get(name, ())}
 
 
 class FakeProcesses:

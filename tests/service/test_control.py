@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from adapter.control import TimeLimits
-from adapter.core.model import ModelId, TritonName
+from adapter.core.model import ModelId, Placement, TritonName
 from adapter.core.state import ModelState
 from adapter.errors import (
     AlreadyLoaded,
@@ -27,8 +27,9 @@ from adapter.errors import (
 )
 from adapter.log import EVENTS
 from tests.fakes.house import House
+from tests.fakes.packages import FakeStagedModel
 
-LOAD = ["inspect /m", "read", "place m", "load m", "read"]
+LOAD = ["prepare /m", "read", "place m", "load m", "read"]
 UNLOAD = ["unload m", "wait_gone m", "remove m"]
 LOST = BackendUnavailable("the connection to Triton broke", delivered=True)
 
@@ -110,8 +111,8 @@ async def test_each_operation_leaves_one_line_with_its_figures(measured, caplog)
 @pytest.mark.parametrize(
     ("step", "undone"),
     [
-        ("inspect", []),
-        ("read", []),
+        ("prepare", ["remove m"]),
+        ("read", ["remove m"]),
         ("place", ["remove m"]),
         ("load", UNLOAD),
     ],
@@ -530,7 +531,7 @@ async def test_what_does_not_fit_is_refused_before_anything_is_touched(measured)
     with pytest.raises(InsufficientMemory) as caught:
         await measured.load("big")
     assert caught.value.figures == MemoryFigures(701, 700, 1000)
-    assert measured.steps.seen == ["inspect /big", "read"]
+    assert measured.steps.seen == ["prepare /big", "read", "remove big"]
     measured.check("m")
     await measured.unload("m")
     await measured.load("big")  # nothing else is there that could go: tried
@@ -729,10 +730,16 @@ async def test_a_look_that_finds_no_triton_forgets_nothing(house):
 # -- start and stop -----------------------------------------------------------------------------
 
 
+def left_over(name: str, model_id: str) -> FakeStagedModel:
+    alone = Placement((TritonName(name),))
+    return FakeStagedModel(TritonName(name), ModelId(model_id), alone)
+
+
 async def test_before_the_first_load_what_an_earlier_run_left_is_taken_down():
     house = House(limit=1000)
     house.others = 70
-    house.packages.folders = {TritonName("m"): ModelId("m"), TritonName("ta.u._20"): ModelId(" ")}
+    for name, model_id in (("m", "m"), ("ta.u._20", " ")):
+        house.packages.folders[TritonName(name)] = left_over(name, model_id)
     house.triton.models = {"m", "ta.u._20", "foreign"}
     await house.control.purge()
     assert house.steps.seen == [
@@ -868,7 +875,7 @@ async def test_an_operation_that_fails_leaves_a_line_with_a_documented_event(
     caplog.set_level(logging.INFO)
     await house.load("m")
     caplog.clear()
-    house.steps.fail("inspect" if operation == "load" else "unload", kind("x"))
+    house.steps.fail("prepare" if operation == "load" else "unload", kind("x"))
     with pytest.raises(kind):
         await (house.load("n") if operation == "load" else house.unload("m"))
     lines = [r for r in caplog.records if r.message.startswith("model.")]

@@ -1,4 +1,4 @@
-"""Removing `name` from config.pbtxt: the examples people write, and generated configs."""
+"""The edits to config.pbtxt: the examples people write, and generated configs."""
 
 import re
 
@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.packages.config_text import without_name
+from adapter.packages.config_text import (
+    fields_of,
+    quoted,
+    rename_steps,
+    tokens_of,
+    with_parameters,
+    with_tensors,
+    without_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +82,148 @@ def test_an_unbalanced_text_is_left_to_the_parser(text):
     assert without_name(text) == text
 
 
+STEPS = {"a": "A", "it's": "\\", "é": "ü", '"': 'x"\n\x01'}
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param('step { model_name: "a" }', 'step { model_name: "A" }', id="braces"),
+        pytest.param("step < model_name:'a' >", 'step < model_name:"A" >', id="angles, quotes"),
+        pytest.param(
+            "step [ {model_name: 'a'}, <model_name: 'a'> ]",
+            'step [ {model_name: "A"}, <model_name: "A"> ]',
+            id="list",
+        ),
+        pytest.param(
+            'step: { model_name: "a" } step: { model_name: "a" }',
+            'step: { model_name: "A" } step: { model_name: "A" }',
+            id="repeated, with a colon",
+        ),
+        pytest.param(
+            "step [{ model_version: -1, model_name # {\n: # 'a'\n'a'; }]",
+            "step [{ model_version: -1, model_name # {\n: # 'a'\n\"A\"; }]",
+            id="comments",
+        ),
+        pytest.param(
+            """step { model_name: "i" 't' # }\n "\\'s" }""",
+            """step { model_name: "\\\\"  # }\n  }""",
+            id="adjacent strings",
+        ),
+        pytest.param(r'step { model_name: "\141" }', 'step { model_name: "A" }', id="octal"),
+        pytest.param(r'step { model_name: "\x61" }', 'step { model_name: "A" }', id="hex"),
+        pytest.param(r'step { model_name: "\u0061" }', 'step { model_name: "A" }', id="unicode"),
+        pytest.param(r'step { model_name: "\U00000061" }', 'step { model_name: "A" }', id="long"),
+        pytest.param(
+            r"""step { model_name: "\303" '\251' }""", 'step { model_name: "ü"  }', id="split char"
+        ),
+        pytest.param(
+            r'step { model_name: "\"" }', r'step { model_name: "x\"\012\001" }', id="quoting"
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "frame",
+    [
+        'name: "a" # model_name: "a"\nensemble_scheduling {%s}\nbackend: "a"',
+        "ensemble_scheduling:<%s>",
+        'input [{name:"a"}]ensemble_scheduling{future{model_name:"a"},%s}',
+    ],
+)
+def test_the_steps_get_their_new_names_and_every_other_byte_stays(frame, step, expected):
+    assert rename_steps(frame % step, STEPS) == frame % expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'model_name: "a"',
+        'step { model_name: "a" }',
+        'ensemble_scheduling { model_name: "a" }',
+        'future { ensemble_scheduling { step { model_name: "a" } } }',
+        'ensemble_scheduling { step { future { model_name: "a" } } }',
+        'ensemble_scheduling { future { step { model_name: "a" } } }',
+        'ensemble_scheduling { step { input_map { key: "model_name" value: "a" } } }',
+        "ensemble_scheduling { step { input_map { key: 'model_name: \"a\"' value: 'a' } } }",
+        'ensemble_scheduling { # step { model_name: "a" }\n }',
+        'ensemble_scheduling { step { model_namespace: "a" } }',
+        'ensemble_scheduling { } step { model_name: "a" }',
+        'ensemble_scheduling { step { model_name: "b" } }',
+        "ensemble_scheduling { step { model_name: 'A' 'a' } }",
+        "ensemble_scheduling { step { model_name: a } }",
+        'ensemble_scheduling { step { model_name: "a" }',
+        'ensemble_scheduling { step { model_name: "a" } } "',
+        r'ensemble_scheduling { step { model_name: "\Uffffffff \ud800 \377" } }',
+    ],
+)
+def test_what_is_no_step_of_a_known_model_stays(text):
+    assert rename_steps(text, {"a": "A"}) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ('backend: "b"\n', 'backend: "b"\n'),
+        ('backend: "b" # the last line', 'backend: "b" # the last line\n'),
+        ('backend: "b"\r\n', 'backend: "b"\r\n'),
+    ],
+)
+def test_parameters_are_lines_of_their_own_at_the_end(text, expected):
+    line = 'parameters { key: "k" value { string_value: "a\\"\\\\\\012é" } }\n'
+    assert with_parameters(text, {"k": 'a"\\\né'}) == expected + line
+    assert with_parameters(text, {}) == text
+
+
+def test_a_parameter_overrules_that_of_the_text():
+    text = with_parameters(with_parameters("", {"k": "old"}), {"k": "new"})
+    assert text_format.Parse(text, ModelConfig()).parameters["k"].string_value == "new"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("input{}backend:'b'", "input [I]backend:'b'", id="in place"),
+        pytest.param("a: 1,input: [{}, <>],b: 2", "a: 1,input [I]b: 2", id="separators"),
+        pytest.param("input {} b: 1 input {} # c", "input [I] b: 1  # c", id="all of them"),
+        pytest.param("input [ # {\n ]; # c\nb: 1", "input [I] # c\nb: 1", id="comments"),
+        pytest.param("b { input {} }", "b { input {} }\ninput [I]\n", id="none at the top"),
+        pytest.param("# input {}", "# input {}\ninput [I]\n", id="none but in a comment"),
+        pytest.param("inputs {}\n", "inputs {}\ninput [I]\n", id="none of this name"),
+        pytest.param("", "input [I]\n", id="nothing"),
+        pytest.param("input {", "input {", id="unbalanced"),
+        pytest.param("output {}", "output {}\ninput [I]\n", id="the other"),
+    ],
+)
+def test_tensors_take_the_place_of_those_of_the_text(text, expected):
+    assert with_tensors(text, "[I]", None) == expected
+
+
+def test_inputs_and_outputs_are_replaced_each_by_its_own():
+    assert with_tensors("output {} input {}", "[I]", "[O]") == "output [O] input [I]"
+    assert with_tensors("output {} input {}", None, "[]") == "output [] input {}"
+    assert with_tensors("output {} input {}", None, "") == "output {} input {}"
+    assert with_tensors("a: 1", "[I]", "[O]") == "a: 1\ninput [I]\noutput [O]\n"
+
+
+def test_fields_are_listed_with_the_one_that_they_stand_in():
+    text = 'a: b c [ { d: "e: 1" }, < f { g: [1, h] } > ] # i: 1\nj: -inf'
+    tokens = tokens_of(text)
+    fields = fields_of(tokens)
+    paths = [(field.name, field.parent and field.parent.name) for field in fields]
+    expected = [("a", None), ("c", None), ("d", "c"), ("f", "c"), ("g", "f"), ("j", None)]
+    assert paths == expected
+    assert [tokens[field.position][0] for field in fields] == [name for name, _ in expected]
+    assert fields_of(tokens_of("a: { b: 1")) == []
+
+
+def test_nesting_costs_no_stack_and_no_square_of_time():
+    depth = 100_000
+    text = "a{" * depth + "}" * depth
+    assert len(fields_of(tokens_of(text))) == depth
+    assert rename_steps(text, {"a": "b"}) == text
+
+
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _GAPS = st.lists(
     st.sampled_from([" ", "\t", "\n", "\r\n", '# } name: "x\n', "# it's {\r\n", "#\n"]), max_size=3
@@ -128,3 +278,75 @@ _PIECES = ['names: "name"', "Name :", "'name'", '"', "{", "}", ";", "\\", '# nam
 @given(st.lists(st.sampled_from(_PIECES)).map("".join))
 def test_any_text_in_which_no_field_is_called_name_stays(text):
     assert without_name(text) == text
+
+
+def _parsed(text):
+    return text_format.Parse(text, ModelConfig())
+
+
+@given(_layouts(), st.dictionaries(_TEXTS, _TEXTS, max_size=3), st.data())
+def test_a_renamed_config_differs_in_the_names_of_its_steps_only(layout, names, data):
+    config, text = layout
+    steps = config.ensemble_scheduling.step
+    for step in steps:
+        if data.draw(st.booleans()):
+            names[step.model_name] = data.draw(_TEXTS)
+    names.pop("", None)  # an empty name is not written at all
+    renamed = _parsed(rename_steps(text, names))
+    for step in steps:
+        step.model_name = names.get(step.model_name, step.model_name)
+    assert renamed == config
+
+
+@given(_layouts(), st.dictionaries(_TEXTS, _TEXTS, max_size=3), st.sampled_from(["", "# x", "#\n"]))
+def test_parameters_are_added_and_nothing_else(layout, parameters, end):
+    config, text = layout
+    edited = with_parameters(text + end, parameters)
+    assert edited.startswith(text + end)
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    assert _parsed(edited) == config
+
+
+@given(
+    _layouts(), st.none() | st.lists(_TEXTS, max_size=2), st.none() | st.lists(_TEXTS, max_size=2)
+)
+def test_tensors_are_replaced_and_nothing_else(layout, inputs, outputs):
+    config, text = layout
+    texts = [
+        names if names is None else f"[{', '.join(f'{{ name: {quoted(n)} }}' for n in names)}]"
+        for names in (inputs, outputs)
+    ]
+    edited = with_tensors(text, *texts)
+    for field, names in (("input", inputs), ("output", outputs)):
+        if names is not None:
+            config.ClearField(field)
+            for name in names:
+                getattr(config, field).add(name=name)
+    assert _parsed(edited) == config
+
+
+_UNKNOWN = st.sampled_from(
+    [
+        'tomorrow: "model_name: \\"a\\"" ',
+        "tomorrow { input { name: 'n' } step < model_name: \"a\" > } # tomorrow\n",
+        "tomorrow: [ { output [] }, < 3: 0x1F > ]; ",
+        "tomorrow: [ -1, +2, 3.5e-7f, inf ], ",
+    ]
+)
+
+
+@given(st.lists(_layouts().map(lambda layout: layout[1]) | _UNKNOWN, max_size=4))
+def test_fields_of_newer_schemas_stay_byte_for_byte(parts):
+    text = "".join(parts)
+    unknown = [part.strip() for part in parts if "tomorrow" in part]
+    edited = with_tensors(without_name(text), "[]", "[]")
+    edited = with_parameters(rename_steps(edited, {"a": "b"}), {"k": "v"})
+    for part in unknown:
+        assert edited.count(part) == text.count(part)
+
+
+@given(st.text("ab:{}<>[]\"\\'#\n ,", max_size=40))
+def test_no_text_is_too_odd(text):
+    for edited in (rename_steps(text, {"a": "b"}), with_tensors(text, None, None)):
+        assert edited == text

@@ -14,12 +14,20 @@ from typing import ClassVar
 
 import pytest
 
-from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.model import Placement, TritonName
 from adapter.errors import BackendError, InvalidModel, InvalidRequest, SourceMissing
-from adapter.packages.staging import MARKER, Packages, StagedModel
-
-CONFIG = '# mine\r\nname: "other"; backend: "python"\r\n'
-STAGED_CONFIG = b'# mine\r\n  backend: "python"\r\n'
+from adapter.packages.files import MARKER
+from adapter.packages.staging import Packages
+from tests.packages.staged import (
+    CONFIG,
+    STAGED_CONFIG,
+    make,
+    place,
+    prepare,
+    put,
+    remove,
+    tree,
+)
 
 
 @pytest.fixture
@@ -39,32 +47,6 @@ def packages(root, repository):
     return Packages(repository, [root])
 
 
-def make(folder, config=CONFIG):
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text("weights")
-    (folder / "config.pbtxt").write_bytes(config.encode())
-    return folder
-
-
-def tree(folder):
-    """Every path below, links not followed, with what is behind it."""
-    return {
-        str(path.relative_to(folder)): path.readlink()
-        if path.is_symlink()
-        else path.read_bytes()
-        if path.is_file()
-        else None
-        for path in folder.rglob("*")
-    }
-
-
-async def place(packages, name, folder):
-    source = ModelSource(str(folder))
-    package = await packages.inspect(source)
-    await packages.place(TritonName(name), ModelId(f"id of {name}"), source, package)
-    return package
-
-
 # --- place
 
 
@@ -74,19 +56,20 @@ async def test_a_staged_model_is_a_real_folder_of_links_with_its_own_config(
     source = make(root / "m")
     (source / "labels.txt").write_text("x")
     (source / ".hidden").write_text("x")
-    package = await place(packages, "a", source)
+    assert await place(packages, "a", source) == Placement((TritonName("a"),))
     assert tree(repository) == {
         "a": None,
-        "a/1": source / "1",
-        "a/labels.txt": source / "labels.txt",
-        "a/.hidden": source / ".hidden",
+        "a/1": Path("../../models/m/1"),
+        "a/labels.txt": Path("../../models/m/labels.txt"),
+        "a/.hidden": Path("../../models/m/.hidden"),
         "a/config.pbtxt": STAGED_CONFIG,
         f"a/{MARKER}": (repository / "a" / MARKER).read_bytes(),
     }
     assert json.loads((repository / "a" / MARKER).read_text()) == {
+        "owner": "a",
         "model_id": "id of a",
-        "url": str(source),
-        "content_key": package.content_key,
+        "load": ["a"],
+        "along": [],
     }
 
 
@@ -120,83 +103,28 @@ async def test_a_name_that_is_not_utf8_is_staged(packages, root, repository):
     assert (repository / "a" / odd).read_text() == "x"
 
 
-async def test_a_marker_in_the_package_is_not_taken_for_ours(packages, root, repository):
-    source = make(root / "m")
-    (source / MARKER).write_text("theirs")
-    await place(packages, "a", source)
-    assert (source / MARKER).read_text() == "theirs"
-    assert [model.model_id for model in await packages.staged()] == ["id of a"]
-
-
-async def test_what_a_former_run_left_is_replaced(packages, root, repository):
-    old, new = make(root / "old"), make(root / "new")
-    (old / "more").write_text("x")
-    await place(packages, "a", old)
-    (repository / "a" / "written" / "by").mkdir(parents=True)
-    before = tree(old)
-    await place(packages, "a", new)
-    assert set(tree(repository / "a")) == {"1", "config.pbtxt", MARKER}
-    assert (repository / "a" / "1").resolve() == new / "1"
-    assert tree(old) == before
-
-
-@pytest.mark.parametrize("kind", ["empty folder", "folder", "file", "link", "dangling link"])
-async def test_a_name_that_somebody_else_has_is_refused_and_not_touched(
-    kind, packages, root, repository
-):
-    source = make(root / "m")
-    await place(packages, "ours", source)
-    theirs = repository / "a"
-    match kind:
-        case "empty folder":
-            theirs.mkdir()
-        case "folder":
-            make(theirs)
-        case "file":
-            theirs.write_text("x")
-        case "link":
-            theirs.symlink_to(repository / "ours")
-        case "dangling link":
-            theirs.symlink_to("nowhere")
-    before = tree(repository)
-    with pytest.raises(InvalidRequest, match="not of this adapter's making"):
-        await place(packages, "a", source)
-    await packages.remove(TritonName("a"))
-    assert tree(repository) == before
-    assert [model.name for model in await packages.staged()] == ["ours"]
-
-
-async def test_a_marker_that_is_a_link_makes_no_folder_ours(packages, root, repository):
-    await place(packages, "ours", make(root / "m"))
-    (repository / "a").mkdir()
-    (repository / "a" / MARKER).symlink_to(repository / "ours" / MARKER)
-    await packages.remove(TritonName("a"))
-    assert (repository / "a" / MARKER).is_symlink()
-
-
 @pytest.mark.parametrize("room", [0, 2000], ids=["for nothing", "for the marker only"])
 async def test_a_full_disk_fails_the_load_and_leaves_nothing(room, packages, root, repository):
     """A limit on file size stands in for the full disk: the same call fails, with an OSError."""
-    source = ModelSource(str(make(root / "m", CONFIG + "# long comment" * 1000)))
-    package = await packages.inspect(source)
+    package = await prepare(packages, "a", make(root / "m", CONFIG + "# long comment" * 1000))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         with pytest.raises(BackendError, match=r"cannot stage the model in .*/a: File too large"):
-            await packages.place(TritonName("a"), ModelId("a"), source, package)
+            await put(packages, "a", package)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    await remove(packages, "a")
     assert tree(repository) == {}
 
 
-async def test_a_package_that_vanished_fails_the_load_and_leaves_nothing(
-    packages, root, repository
-):
-    source = ModelSource(str(make(root / "m")))
-    package = await packages.inspect(source)
+async def test_a_package_that_vanished_fails_the_load_and_leaves_nothing(root, repository):
+    packages = Packages(repository, [root], staging="copy")
+    package = await prepare(packages, "a", make(root / "m"))
     shutil.rmtree(root / "m")
     with pytest.raises(BackendError, match="No such file or directory"):
-        await packages.place(TritonName("a"), ModelId("a"), source, package)
+        await put(packages, "a", package)
+    await remove(packages, "a")
     assert tree(repository) == {}
 
 
@@ -235,6 +163,72 @@ async def test_thousands_of_files_are_staged(packages, root, repository):
     assert len(list((source / "assets").iterdir())) == 2500
 
 
+# --- other means than links
+
+
+def shown(repository):
+    files = (path for path in (repository / "a").rglob("*") if path.is_file())
+    return {str(path.relative_to(repository / "a")): path for path in files}
+
+
+@pytest.mark.parametrize("staging", ["hardlink", "copy"])
+async def test_files_are_there_without_links(root, repository, staging):
+    source = make(root / "m")
+    (root / "blobs").mkdir()
+    (root / "blobs" / "blob").write_text("blob")
+    (source / "1" / "deep").mkdir()
+    (source / "1" / "deep" / "weights").symlink_to("../../../blobs/blob")  # as a cache has it
+    await place(Packages(repository, [root], staging=staging), "a", source)
+    shutil.rmtree(root)
+    texts = {name: path.read_text() for name, path in shown(repository).items()}
+    assert texts["1/model.py"] == "weights"
+    assert texts["1/deep/weights"] == "blob"
+    await Packages(repository, [root]).remove(TritonName("a"))
+    assert tree(repository) == {}
+
+
+async def test_a_hard_link_is_the_same_file(root, repository):
+    source = make(root / "m")
+    await place(Packages(repository, [root], staging="hardlink"), "a", source)
+    assert (repository / "a" / "1" / "model.py").samefile(source / "1" / "model.py")
+
+
+async def test_why_a_file_cannot_be_linked_is_said(repository):
+    """Another file system: /dev/shm is one."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        source = make(Path(folder) / "m")
+        packages = Packages(repository, [Path(folder)], staging="hardlink")
+        with pytest.raises(BackendError, match="cross-device"):
+            await place(packages, "a", source)
+    await remove(packages, "a")
+    assert tree(repository) == {}
+
+
+@pytest.mark.parametrize("staging", ["symlink", "copy"])
+async def test_a_deep_folder_is_refused_before_anything_recurses_into_it(staging, root, repository):
+    source = make(root / "m")
+    where = source / "1"
+    for _ in range(600):
+        where /= "d"
+    where.mkdir(parents=True)
+    with pytest.raises(InvalidModel, match="nested deeper than 200 folders"):
+        await prepare(Packages(repository, [root], staging=staging), "a", source)
+
+
+# --- backends
+
+
+async def test_a_backend_that_this_triton_lacks_is_named_with_those_that_it_has(root, repository):
+    packages = Packages(repository, [root], backends=lambda: frozenset({"python", "identity"}))
+    await place(packages, "a", make(root / "m"))
+    (root / "n").mkdir()
+    (root / "n" / "net.onnx").touch()
+    with pytest.raises(InvalidModel, match="onnxruntime; this Triton has identity, python"):
+        await prepare(packages, "b", root / "n")
+    # what does not come with Triton may lie in the package
+    await place(packages, "c", make(root / "o", 'backend: "own"'))
+
+
 # --- remove
 
 
@@ -258,34 +252,7 @@ async def test_a_model_whose_files_are_gone_can_be_removed(packages, root, repos
     assert tree(repository) == {}
 
 
-# --- staged
-
-
-async def test_what_is_staged_is_listed_by_name(packages, root, repository):
-    sources = {name: make(root / name) for name in ("b", "a")}
-    for name, path in sources.items():
-        await place(packages, name, path)
-    make(repository / "theirs")
-    (repository / "file").touch()
-    (repository / "link").symlink_to(repository / "a")
-    assert await Packages(repository, []).staged() == [
-        StagedModel(TritonName(name), ModelId(f"id of {name}"), str(sources[name]))
-        for name in ("a", "b")
-    ]
-
-
-@pytest.mark.parametrize("marker", [b"", b"{", b"\xff", b"[]", b"{}", b'{"model_id": "x"}'])
-async def test_a_half_written_marker_is_not_listed_and_its_folder_is_replaced(
-    marker, packages, root, repository
-):
-    (repository / "a").mkdir()
-    (repository / "a" / MARKER).write_bytes(marker)
-    assert await packages.staged() == []
-    await place(packages, "a", make(root / "m"))
-    assert len(await packages.staged()) == 1
-
-
-# --- inspect
+# --- prepare
 
 
 async def test_the_repository_and_a_package_must_not_hold_each_other(root):
@@ -294,10 +261,9 @@ async def test_the_repository_and_a_package_must_not_hold_each_other(root):
     packages = Packages(repository, [root])
     await place(packages, "a", make(root / "other"))
     for url in (root / "m", repository / "a", repository):
-        with pytest.raises((InvalidRequest, InvalidModel)) as caught:
-            await packages.inspect(ModelSource(str(url)))
-        if url != repository:
-            assert "must not hold each other" in str(caught.value)
+        with pytest.raises(InvalidRequest) as caught:
+            await prepare(packages, "b", url)
+        assert "must not hold each other" in str(caught.value)
 
 
 async def test_a_repository_beside_the_packages_is_fine(root):
@@ -310,11 +276,11 @@ async def test_a_repository_beside_the_packages_is_fine(root):
 
 async def test_faults_of_the_source_come_through(packages, root):
     with pytest.raises(SourceMissing):
-        await packages.inspect(ModelSource(str(root / "absent")))
+        await prepare(packages, "a", root / "absent")
     with pytest.raises(InvalidRequest):
-        await packages.inspect(ModelSource("s3://bucket/m"))
+        await prepare(packages, "a", "s3://bucket/m")
     with pytest.raises(InvalidModel):
-        await packages.inspect(ModelSource(str(root)))
+        await prepare(packages, "a", root)
 
 
 # --- threads and permissions
@@ -358,9 +324,9 @@ from adapter.packages.staging import Packages
 async def main(repository, root):
     packages = Packages(repository, [root])
     source = ModelSource(str(root / "m"))
-    package = await packages.inspect(source)
+    package = await packages.prepare(TritonName("b"), ModelId("b"), source)
     for act in (
-        packages.place(TritonName("b"), ModelId("b"), source, package),
+        packages.place(TritonName("b"), ModelId("b"), package),
         packages.remove(TritonName("a")),
         Packages(repository / "closed", [root]).staged(),
     ):
@@ -402,6 +368,6 @@ async def test_a_repository_that_may_not_be_written_is_named(open_folder):
     assert (repository / "a" / MARKER).exists()
     assert output.decode().splitlines() == [
         f"BackendError cannot stage the model in {repository}/b: Permission denied",
-        f"BackendError cannot remove {repository}/a: Permission denied",
+        "BackendError cannot remove model 'a': Permission denied",
         f"BackendError cannot list {repository}/closed: Permission denied",
     ]

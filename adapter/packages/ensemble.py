@@ -1,0 +1,189 @@
+"""Which model of a package with several answers to the caller, and what the others are to it.
+
+Triton loads the steps of an ensemble along with it, but never what Python code calls by name
+(sagemaker.md section 2, faults 7 and 11): such helpers have to be loaded one by one.
+"""
+
+import ast
+import graphlib
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adapter.core.model import TritonName
+from adapter.errors import InvalidModel
+
+_MAX_NAME_BYTES = 200
+# The parser keeps all other threads waiting, about a second for each MiB.
+_MAX_PARSED = 2**18
+# No branch gives anything back, and a string that is never closed ends with its line or the file:
+# each character is looked at a fixed number of times.
+_QUOTED = re.compile(
+    r"""
+      \#[^\n]*+
+    | \"{3} ( [^"\\]*+ (?: (?: \\. | "(?!"") ) [^"\\]*+ )*+ ) (?: \"{3} )?+
+    | '{3}  ( [^'\\]*+ (?: (?: \\. | '(?!'') ) [^'\\]*+ )*+ ) (?: '{3} )?+
+    | "     ( [^"\\\n]*+ (?: \\. [^"\\\n]*+ )*+ ) "?+
+    | '     ( [^'\\\n]*+ (?: \\. [^'\\\n]*+ )*+ ) '?+
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+_Graph = Mapping[str, Collection[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One model of the package. `steps` are the models of its ensemble steps, `mentions` the names
+    of other members that its Python code holds as string literals.
+    """
+
+    name: str
+    is_ensemble: bool
+    steps: tuple[str, ...]
+    mentions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`steps` are what the entry reaches through ensembles, `helpers` all others, each after
+    those that it refers to.
+    """
+
+    entry: str
+    steps: tuple[str, ...]
+    helpers: tuple[str, ...]
+
+
+def plan(members: Sequence[Member], hint: str | None, where: str) -> Plan:
+    """InvalidModel when the entry is not certain, a step is missing or ensembles form a circle.
+
+    `hint` is the caller's word for the entry, `where` the path that messages name.
+    """
+    by_name = {member.name: member for member in members}
+    steps = {name: by_name[name].steps for name in sorted(by_name)}
+    _check_steps(steps, where)
+    references = {name: {*steps[name], *by_name[name].mentions} - {name} for name in steps}
+    entry = _entry(by_name, references, hint, where)
+    reached = _postorder([entry], steps, set())[:-1]
+    others = by_name.keys() - {entry, *reached}
+    within = {name: references[name] & others for name in others}
+    return Plan(entry, tuple(reached), tuple(_referred_first(within)))
+
+
+def private_name(entry: TritonName, own_name: str) -> TritonName:
+    """The name in Triton of a model that only others of its package call.
+
+    Two packages may use the same names within (server#5150), so each has its own prefix. `_h` in
+    front of a hash is no escape, so a name made to look like the hash of another does not meet it.
+    """
+    prefix = f"ta.p.{hashlib.sha256(entry.encode()).hexdigest()[:16]}."
+    raw = own_name.encode("utf-8", "surrogatepass")
+    escaped = re.sub(rb"[^A-Za-z0-9-]", _escaped, raw).decode()
+    if len(prefix + escaped) > _MAX_NAME_BYTES:
+        escaped = "_h" + hashlib.sha256(raw).hexdigest()
+    return TritonName(prefix + escaped)
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return f"_{found[0][0]:02x}".encode()
+
+
+def mentioned(source: str, names: Collection[str]) -> frozenset[str]:
+    """Those of `names` that occur as string literals in Python source.
+
+    What is too long to parse, or is written for another Python than this one, is searched for
+    quoted strings. A name put together at run time is not found.
+    """
+    wanted = frozenset(names)
+    if len(source) <= _MAX_PARSED:
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass
+        else:
+            constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+            return wanted.intersection(value for value in constants if isinstance(value, str))
+    found = _QUOTED.finditer(source)
+    return wanted.intersection(match[match.lastindex] for match in found if match.lastindex)
+
+
+def _check_steps(steps: _Graph, where: str) -> None:
+    for name, needed in steps.items():
+        for step in needed:
+            if step not in steps:
+                raise InvalidModel(
+                    f"{where}: ensemble {_quoted(name)} has the step {_quoted(step)}, which is not"
+                    f" in the package; it holds {_listed(steps)}"
+                )
+    try:
+        graphlib.TopologicalSorter(steps).prepare()
+    except graphlib.CycleError as error:
+        circle = _listed(reversed(error.args[1]), " -> ")
+        raise InvalidModel(f"{where}: ensembles form a circle: {circle}") from error
+
+
+def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, where: str) -> str:
+    if hint is not None and hint not in members:
+        raise InvalidModel(
+            f"{where}: the entry {_quoted(hint)} is not in the package; it holds {_listed(members)}"
+        )
+    if hint is not None:
+        return hint
+    referred = {name for needed in references.values() for name in needed}
+    free = [name for name in references if name not in referred]
+    for candidates in ([name for name in free if members[name].is_ensemble], free):
+        if len(candidates) == 1:
+            return candidates[0]
+    raise InvalidModel(
+        f"{where} holds several models, and any of {_listed(free or references)} may be meant to"
+        ' answer: name it as "entry" in the load request'
+    )
+
+
+def _referred_first(references: _Graph) -> list[str]:
+    """Each name after those that it refers to; the members of a circle side by side, by name.
+
+    Kosaraju's algorithm: no recursion, and linear in what is given.
+    """
+    referrers: dict[str, list[str]] = {name: [] for name in sorted(references)}
+    for name in referrers:
+        for other in references[name]:
+            referrers[other].append(name)
+    seen: set[str] = set()
+    result: list[str] = []
+    for name in reversed(_postorder(sorted(references, reverse=True), referrers, set())):
+        result += sorted(_postorder([name], references, seen))
+    return result
+
+
+def _postorder(roots: Iterable[str], graph: _Graph, seen: set[str]) -> list[str]:
+    """What can be reached from the roots and is not in `seen` yet, each after what it leads to."""
+    result: list[str] = []
+    for root in roots:
+        if root in seen:
+            continue
+        seen.add(root)
+        path = [(root, iter(graph[root]))]
+        while path:
+            name, ahead = path[-1]
+            following = next((other for other in ahead if other not in seen), None)
+            if following is None:
+                result.append(name)
+                path.pop()
+            else:
+                seen.add(following)
+                path.append((following, iter(graph[following])))
+    return result
+
+
+def _quoted(name: str) -> str:
+    return repr(name if len(name) <= _MAX_NAME_BYTES else name[:_MAX_NAME_BYTES] + "...")
+
+
+def _listed(names: Iterable[str], separator: str = ", ") -> str:
+    """A message names at most ten."""
+    texts = [_quoted(name) for name in names]
+    more = f"{separator}{len(texts) - 10} more" if len(texts) > 10 else ""  # noqa: PLR2004 - see above
+    return separator.join(texts[:10]) + more

@@ -1,0 +1,298 @@
+"""How models without a config.pbtxt look on disk, and the layout that Triton needs of them.
+
+Where the caller's type is known its files are looked for, else those of every type: at the top, in
+the highest version folder, in one sub-folder of either; what lies higher goes first. Folders are
+versions when all beside them are integers above 0 too. Where nothing is known Triton gets the
+folder as it is, as version 1 or under its own number.
+
+The rules and their rows are those of modelmesh.md section 5. A few rows ask for what Triton cannot
+load. Row 33 and, for the same reason, row 30 give `1/model.plan`: the one sub-folder with the file.
+Rows 11 (empty) and 39 (no ONNX file) are InvalidModel. Row 21, version folders beside another, is
+kept: TensorFlow gets the whole folder.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from adapter.errors import InvalidModel
+
+# A folder's entries by name. None is a file, a mapping a folder.
+Tree: TypeAlias = Mapping[str, "Tree | None"]
+
+# Triton passes over leading zeros, and dies on what overflows 64 bits; 18 digits never do.
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+# Left by a Mac's archiver, by Python, and by ModelMesh's puller.
+_NO_MODEL = {"__MACOSX", "__pycache__", "_schema.json"}
+_MAX_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the staged folder is to show, and what Triton has to be told.
+
+    `links` are pairs of a path within the staged folder and the target's path below the model's
+    root, () for the root itself. `backend` is None for an unknown type. `config` is config.pbtxt as
+    far as it is sure, None when Triton finds out by itself; some backends want inputs and outputs
+    on top.
+    """
+
+    links: tuple[tuple[str, tuple[str, ...]], ...]
+    backend: str | None
+    config: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """`file` is the name that the backend opens, `patterns` are those that callers use.
+
+    A pattern with a leading dot is an ending. `decides`: files of other formats beside it are its
+    own, not other models.
+    """
+
+    backend: str
+    file: str
+    patterns: tuple[str, ...]
+    config: str | None = None
+    decides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A folder that may hold the model. `nested`: found below the top or the version folder."""
+
+    version: str
+    path: tuple[str, ...]
+    entries: Tree
+    nested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    place: _Place
+    format: _Format
+    file: str
+
+
+def _fil(model_type: str, file: str, pattern: str) -> _Format:
+    """FIL opens another file for each `model_type`; these are its own names for both."""
+    parameter = f'parameters {{ key: "model_type" value {{ string_value: "{model_type}" }} }}'
+    return _Format("fil", file, (pattern,), f'backend: "fil"\n{parameter}\n')
+
+
+_PYTHON = _Format("python", "model.py", ("model.py",), 'backend: "python"\n', decides=True)
+_DALI = (
+    _Format("dali", "dali.py", ("dali.py",), 'backend: "dali"\n', decides=True),
+    _Format("dali", "model.dali", (".dali",), 'backend: "dali"\n', decides=True),
+)
+# The engine places itself on its GPUs: KIND_MODEL.
+_VLLM_CONFIG = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
+_VLLM = _Format("vllm", "model.json", ("model.json",), _VLLM_CONFIG, decides=True)
+_SAVED_MODEL = _Format("tensorflow", "model.savedmodel", ("saved_model.pb",), decides=True)
+_GRAPH_DEF = _Format("tensorflow", "model.graphdef", (".graphdef", ".pb"))
+_ONNX = _Format("onnxruntime", "model.onnx", (".onnx",))
+_TENSORRT = _Format("tensorrt", "model.plan", (".plan", ".engine"))
+# The backend cannot read the inputs out of a TorchScript file; Triton wants them in the config.
+_PYTORCH = _Format("pytorch", "model.pt", (".pt", ".pth", ".torchscript"), 'backend: "pytorch"\n')
+_OPENVINO = _Format("openvino", "model.xml", (".xml",))
+# An ending such as .json or .txt says something only where the caller said the type.
+_XGBOOST = (
+    _fil("xgboost_json", "xgboost.json", ".json"),
+    _fil("xgboost_ubj", "xgboost.ubj", ".ubj"),
+    _fil("xgboost", "xgboost.model", ".model"),
+)
+_LIGHTGBM = _fil("lightgbm", "model.txt", ".txt")
+_TREELITE = _fil("treelite_checkpoint", "checkpoint.tl", ".tl")
+_FIL = (
+    *(replace(one, patterns=(one.file,)) for one in (_XGBOOST[0], _XGBOOST[2], _LIGHTGBM)),
+    _XGBOOST[1],
+    _TREELITE,
+)
+
+_TYPES: Mapping[str, tuple[_Format, ...]] = {
+    "tensorflow": (_SAVED_MODEL, _GRAPH_DEF),
+    "keras": (_SAVED_MODEL,),
+    "onnx": (_ONNX,),
+    "tensorrt": (_TENSORRT,),
+    "pytorch": (_PYTORCH,),
+    "openvino": (_OPENVINO,),
+    "openvino_ir": (_OPENVINO,),
+    "python": (_PYTHON,),
+    "xgboost": _XGBOOST,
+    "lightgbm": (_LIGHTGBM,),
+    "fil": _FIL,
+    "vllm": (_VLLM,),
+    "dali": _DALI,
+}
+_PROGRAMS = (_PYTHON, *_DALI, _VLLM)
+_ALL = (*_PROGRAMS, _SAVED_MODEL, _GRAPH_DEF, _ONNX, _TENSORRT, _PYTORCH, _OPENVINO, *_FIL)
+
+
+def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout:
+    """The layout of the folder or, without a tree, of the single file `name`.
+
+    `model_type` is the caller's word, such as `tensorflow:1.5`; the files decide when it is None or
+    unknown. InvalidModel when they are of no use to the type, or could be several models.
+    """
+    formats = _TYPES.get((model_type or "").partition(":")[0].lower())
+    root = {name: None} if tree is None else _visible(tree)
+    home = _home((), root)
+    if not home.entries:
+        raise InvalidModel(f"{_shown(name, *home.path)} holds no files")
+    found = _found(name, root, formats or _ALL)
+    if found is None and formats is not None:
+        found = _guessed(name, home, formats)
+    if found is not None:
+        result = _of(name, found)
+    else:
+        shown_as = f"1/{name}" if tree is None else home.version
+        result = Layout(((shown_as, home.path),), None, None)
+    if tree is None:  # the root is the file
+        return replace(result, links=tuple((path, ()) for path, _ in result.links))
+    return result
+
+
+def _visible(tree: Tree) -> Tree:
+    return {
+        name: below
+        for name, below in tree.items()
+        if name not in _NO_MODEL and not name.startswith(".")
+    }
+
+
+def _folders(tree: Tree) -> dict[str, Tree]:
+    return {name: _visible(below) for name, below in tree.items() if below is not None}
+
+
+def _home(path: tuple[str, ...], entries: Tree) -> _Place:
+    """The folder itself, or its highest version where all folders in it are versions."""
+    folders = _folders(entries)
+    if not folders or not all(_VERSION.fullmatch(name) for name in folders):
+        return _Place("1", path, entries)
+    highest = max(folders, key=int)
+    return _Place(highest, (*path, highest), folders[highest])
+
+
+def _levels(root: Tree) -> Iterator[list[_Place]]:
+    """Where to look, best first: the top, its folders, then the same in the only folder."""
+    home = _home((), root)
+    yield from _home_and_below(home)
+    folders = _folders(root)
+    if len(folders) == 1:
+        name = next(iter(folders))
+        yield from _home_and_below(_home((name,), folders[name]))
+
+
+def _home_and_below(home: _Place) -> Iterator[list[_Place]]:
+    yield [home]
+    yield [
+        _Place(home.version, (*home.path, name), below, nested=True)
+        for name, below in sorted(_folders(home.entries).items())
+    ]
+
+
+def _found(name: str, root: Tree, formats: Sequence[_Format]) -> _Candidate | None:
+    for places in _levels(root):
+        found = [one for place in places for one in _candidates(place, formats)]
+        if len(found) > 1:
+            files = [_shown(*one.place.path, one.file) for one in found]
+            raise InvalidModel(
+                f"{_shown(name)} holds several models: {_listed(files)}; one per package is"
+                " supported where there is no config.pbtxt"
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def _candidates(place: _Place, formats: Sequence[_Format]) -> list[_Candidate]:
+    found: list[_Candidate] = []
+    for one in formats:
+        of_this = [_Candidate(place, one, file) for file in _files(place, one)]
+        if of_this and one.decides:
+            return of_this
+        found += of_this
+    return found
+
+
+def _files(place: _Place, of: _Format) -> list[str]:
+    if of is _SAVED_MODEL:
+        return [*of.patterns] if _is_saved_model(place) else []
+    files = [name for name, below in sorted(place.entries.items()) if below is None]
+    return [
+        file
+        for file in files
+        if any(file.endswith(p) if p.startswith(".") else file == p for p in of.patterns)
+        and (of is not _OPENVINO or _weights(file) in files)
+    ]
+
+
+def _is_saved_model(place: _Place) -> bool:
+    """At the top saved_model.pb all alone is a GraphDef, as it is for ModelMesh (rows 14, 18)."""
+    if "variables" in place.entries and any(name.endswith(".pb") for name in place.entries):
+        return True
+    return "saved_model.pb" in place.entries and (place.nested or len(place.entries) > 1)
+
+
+def _weights(xml: str) -> str:
+    return xml.removesuffix(".xml") + ".bin"
+
+
+def _guessed(name: str, home: _Place, formats: tuple[_Format, ...]) -> _Candidate:
+    """What the caller's word makes of files that do not say it."""
+    files = [one for one in formats if one not in (_SAVED_MODEL, _OPENVINO)]
+    entries = sorted(home.entries)
+    if len(files) == len(entries) == 1 and home.entries[entries[0]] is None:
+        return _Candidate(home, files[0], entries[0])
+    is_mixed = not home.path and any(map(_VERSION.fullmatch, _folders(home.entries)))
+    if _SAVED_MODEL in formats and is_mixed:
+        return _Candidate(home, _SAVED_MODEL, *_SAVED_MODEL.patterns)
+    expected = " or ".join(_expected(one) for one in formats)
+    raise InvalidModel(f"{_shown(name, *home.path)}: expected {expected}; found {_listed(entries)}")
+
+
+def _expected(of: _Format) -> str:
+    companion = {_SAVED_MODEL: " beside variables", _OPENVINO: " beside its .bin"}.get(of, "")
+    patterns = (f"*{p}" if p.startswith(".") else p for p in of.patterns)
+    return " or ".join(patterns) + companion
+
+
+def _of(name: str, found: _Candidate) -> Layout:
+    """A file that has siblings comes with its folder when it has the right name already."""
+    place, own = found.place, found.format
+    is_alone = len(place.entries) == 1
+    links = [(f"{place.version}/{own.file}", (*place.path, found.file))]
+    config = own.config
+    if own is _SAVED_MODEL:
+        links = [(f"{place.version}/{own.file}", place.path)]
+    elif own is _OPENVINO:
+        weights = (*place.path, _weights(found.file))
+        links.append((f"{place.version}/{_weights(own.file)}", weights))
+    elif found.file == own.file and own is _ONNX and (place.nested or not is_alone):
+        links = [(f"{place.version}/{own.file}", place.path)]
+    elif not is_alone and (found.file == own.file or own is _ONNX):
+        links = [(place.version, place.path)]
+        if found.file != own.file:
+            config = _config_naming(name, found)
+    return Layout(tuple(links), own.backend, config)
+
+
+def _config_naming(name: str, found: _Candidate) -> str:
+    """Newer ONNX Runtimes refuse weights that a link of their own leads to: no renaming by link."""
+    if not found.file.isprintable():
+        path = _shown(name, *found.place.path, found.file)
+        raise InvalidModel(f"{path}: a config cannot hold this name; call it {found.format.file}")
+    file = json.dumps(found.file, ensure_ascii=False)
+    return f'backend: "{found.format.backend}"\ndefault_model_filename: {file}\n'
+
+
+def _shown(*path: str) -> str:
+    """Fit for a message, whatever bytes the names are made of."""
+    return "/".join(path).encode("utf-8", "backslashreplace").decode()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(_shown(name) for name in names[:_MAX_LISTED]) + more

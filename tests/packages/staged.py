@@ -1,0 +1,48 @@
+"""Packages that are staged without a Triton, and what is in the repository then."""
+
+from adapter.core.model import ModelId, ModelSource, TritonName
+
+CONFIG = '# mine\r\nname: "other"; backend: "python"\r\n'
+STAGED_CONFIG = b'# mine\r\n  backend: "python"\r\n'
+
+
+def make(folder, config=CONFIG):
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("weights")
+    (folder / "config.pbtxt").write_bytes(config.encode())
+    return folder
+
+
+def tree(folder):
+    """Every path below, links not followed, with what is behind it."""
+    return {
+        str(path.relative_to(folder)): path.readlink()
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in folder.rglob("*")
+    }
+
+
+async def prepare(packages, name, folder, **hints):
+    source = ModelSource(str(folder), **hints)
+    return await packages.prepare(TritonName(name), ModelId(f"id of {name}"), source)
+
+
+async def put(packages, name, package):
+    return await packages.place(TritonName(name), ModelId(f"id of {name}"), package)
+
+
+async def place(packages, name, folder, **hints):
+    return await put(packages, name, await prepare(packages, name, folder, **hints))
+
+
+async def remove(packages, *names):
+    for name in names:
+        await packages.remove(TritonName(name))
+
+
+def ensemble(*steps):
+    names = "".join(f'step {{ model_name: "{step}" model_version: -1 }} ' for step in steps)
+    return f'platform: "ensemble" ensemble_scheduling {{ {names}}}'

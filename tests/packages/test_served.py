@@ -1,0 +1,279 @@
+"""Packages of every shape, truly loaded by a real Triton and asked."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.packages.models import (
+    ask,
+    books,
+    load,
+    names_in_triton,
+    pack,
+    put,
+    stubs,
+    take_down,
+    write_adding,
+    write_alone,
+    write_calling,
+    write_ensemble,
+)
+from tests.running import Client, RunningAdapter, embedded_adapter
+
+pytestmark = pytest.mark.triton
+
+
+def check_nothing_is_left(adapter: RunningAdapter) -> None:
+    assert list(adapter.repository.iterdir()) == []
+    assert names_in_triton(adapter) == set()
+    assert stubs(adapter) == []
+    assert books(adapter) == ([], 0, 0)
+
+
+# -- one model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param({"model.py": 1}, id="at the top"),
+        pytest.param({"1/model.py": 1}, id="in a version folder"),
+        pytest.param({"net/model.py": 1}, id="in a sub-folder"),
+        pytest.param({"net/7/model.py": 1}, id="in a version folder of a sub-folder"),
+        pytest.param({"9/model.py": 9, "10/model.py": 1, "2/model.py": 2}, id="highest version"),
+        pytest.param({"readme.d/x.py": 9, "model.py": 1}, id="beside other folders"),
+    ],
+)
+def test_a_python_model_needs_no_config(
+    adapter: RunningAdapter, client: Client, package: Path, places: dict[str, int]
+) -> None:
+    for place, add in places.items():
+        write_alone(package / place, add)
+    put(client, "m", package)
+    assert ask(client, "m", 1, 2) == [2, 3]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
+def test_a_single_file_is_a_model(client: Client, package: Path) -> None:
+    put(client, "m", write_alone(package / "main.txt", 1), model_type="python")
+    assert ask(client, "m", 1) == [2]
+
+
+def test_of_several_versions_with_a_config_the_highest_answers(
+    client: Client, package: Path
+) -> None:
+    for version in ("9", "10", "2"):
+        write_adding(package, int(version), version)
+    put(client, "m", package)
+    assert ask(client, "m", 1) == [11]
+
+
+def test_a_config_is_served_from_a_sub_folder_and_under_any_name(
+    client: Client, package: Path
+) -> None:
+    model = write_adding(package / "net", 5)
+    config = model / "config.pbtxt"
+    config.write_text(f'name: "another"\n{config.read_text()}')
+    put(client, "team/a b", package)
+    reply = client.get("/models/team%2Fa%20b")
+    assert reply.json() == {"modelName": "team/a b", "modelUrl": str(package)}
+    assert ask(client, "team%2Fa%20b", 1) == [6]
+
+
+# -- archives -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "is_alone"),
+    [("m.tar.gz", False), ("m.tgz", True), ("m.tar", False), ("m.zip", True)],
+    ids=["tar.gz as url", "tgz alone in a folder", "tar as url", "zip alone in a folder"],
+)
+def test_an_archive_is_unpacked(
+    adapter: RunningAdapter, client: Client, package: Path, name: str, is_alone: bool
+) -> None:
+    archive = pack(write_adding(package / "source", 3), package / name)
+    shutil.rmtree(package / "source")
+    put(client, "m", package if is_alone else archive)
+    archive.unlink()  # it has served its turn
+    assert ask(client, "m", 1) == [4]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
+def test_an_archive_of_an_ensemble_in_a_folder_of_its_own_is_served(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_adding(package / "source" / "all" / "one", 1)
+    write_ensemble(package / "source" / "all" / "whole", "one", version=None)
+    put(client, "m", pack(package / "source", package / "m.tar.gz"))
+    assert ask(client, "m", 1) == [2]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
+# -- ensembles ----------------------------------------------------------------------------------
+
+
+def test_two_ensembles_with_the_same_names_within_serve_side_by_side(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    for name, add in (("a", 1), ("b", 10)):
+        write_adding(package / name / "first", add)
+        write_adding(package / name / "second", 2 * add)
+        write_ensemble(package / name / "whole", "first", "second")
+        put(client, name, package / name)
+    assert len(names_in_triton(adapter)) == 6
+    assert ask(client, "a", 0) == [3]
+    assert ask(client, "b", 0) == [30]
+    listed = client.get("/models").json()["models"]
+    assert [model["modelName"] for model in listed] == ["a", "b"]
+
+    before = len(stubs(adapter))
+    take_down(client, "a")
+    assert ask(client, "b", 1) == [31]
+    assert before - len(stubs(adapter)) == 2
+    assert len(list(adapter.repository.iterdir())) == 3
+    take_down(client, "b")
+    check_nothing_is_left(adapter)
+
+
+def test_an_ensemble_needs_no_version_folder(client: Client, package: Path) -> None:
+    write_adding(package / "one", 1)
+    write_ensemble(package / "whole", "one", version=None)
+    put(client, "m", package)
+    assert ask(client, "m", 1) == [2]
+
+
+def test_an_ensemble_of_an_ensemble_goes_down_whole(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_adding(package / "one", 1)
+    write_ensemble(package / "inner", "one")
+    write_ensemble(package / "outer", "inner", "one")
+    put(client, "m", package)
+    assert ask(client, "m", 1) == [3]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
+def test_of_several_models_the_caller_says_which_is_the_entry(
+    client: Client, package: Path
+) -> None:
+    write_adding(package / "one", 1)
+    write_adding(package / "two", 2)
+    refused = load(client, "m", package)
+    assert refused.status == 400
+    assert "'one', 'two'" in refused.json()["error"]
+    put(client, "m", package, entry="two")
+    assert ask(client, "m", 1) == [3]
+
+
+def test_a_step_that_fails_to_load_leaves_nothing_of_the_ensemble(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_adding(package / "good", 1)
+    bad = write_adding(package / "bad", 1)
+    (bad / "1" / "model.py").write_text("import nowhere_to_be_found\n")
+    write_ensemble(package / "whole", "good", "bad")
+    reply = load(client, "m", package)
+    assert reply.status == 400
+    assert reply.json()["code"] == "InvalidModel"
+    check_nothing_is_left(adapter)
+
+
+# -- models that are called by name -------------------------------------------------------------
+
+
+def test_a_helper_keeps_its_name_where_it_is_free_and_is_told_another_where_not(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    for name, add in (("a", 1), ("b", 10)):
+        write_adding(package / name / "helper", add)
+        write_calling(package / name / "main", "helper")
+        put(client, name, package / name)
+        config = (adapter.repository / name / "config.pbtxt").read_text()
+        assert ("triton_adapter.model.helper" in config) == (name == "b")
+    names = names_in_triton(adapter)
+    assert {"a", "b", "helper"} < names
+    (private,) = names - {"a", "b", "helper"}
+    assert private.startswith("ta.p.")
+    assert ask(client, "a", 1) == [2]
+    assert ask(client, "b", 1) == [11]
+
+    take_down(client, "a")
+    assert ask(client, "b", 2) == [12]
+    take_down(client, "b")
+    check_nothing_is_left(adapter)
+
+
+def test_a_helper_may_be_called_what_the_caller_calls_the_package(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_adding(package / "m", 1)
+    write_calling(package / "main", "m")
+    put(client, "m", package)
+    assert ask(client, "m", 1) == [2]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
+def test_a_step_that_python_code_calls_as_well_can_be_found_by_it(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_adding(package / "one", 1)
+    write_calling(package / "two", "one")
+    write_ensemble(package / "whole", "one", "two")
+    put(client, "m", package)
+    assert ask(client, "m", 1) == [3]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+
+
+# -- what is beside -----------------------------------------------------------------------------
+
+
+def test_a_folder_that_vanishes_under_a_loaded_model_hurts_nothing(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    put(client, "m", write_adding(package / "m", 1))
+    shutil.rmtree(package / "m")
+    assert ask(client, "m", 1) == [2]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
+    assert load(client, "m", package / "m").status == 404
+
+
+def test_a_missing_backend_is_named_with_those_that_are_there(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    (package / "net.onnx").write_text("x")
+    reply = load(client, "m", package)
+    assert reply.status == 400
+    text = reply.json()["error"]
+    assert str(package) in text
+    assert "needs Triton's backend onnxruntime; this Triton has " in text
+    assert "python" in text.partition("this Triton has ")[2]
+    check_nothing_is_left(adapter)
+
+
+@pytest.mark.parametrize("staging", ["hardlink", "copy"])
+def test_models_are_staged_by_other_means_than_links(tmp_path: Path, staging: str) -> None:
+    """Hard links need one file system: pytest's folder and the private one are both in /tmp."""
+    model = write_adding(tmp_path / "models" / "m", 1)
+    write_adding(tmp_path / "models" / "e" / "one", 2)
+    write_ensemble(tmp_path / "models" / "e" / "whole", "one", version=None)
+    flags = (f"--model-roots={tmp_path / 'models'}", f"--staging={staging}")
+    with embedded_adapter(*flags) as adapter:
+        client = adapter.client()
+        put(client, "m", model)
+        put(client, "e", tmp_path / "models" / "e")
+        staged = adapter.repository / "m" / "1" / "model.py"
+        assert not staged.is_symlink()
+        assert staged.samefile(model / "1" / "model.py") == (staging == "hardlink")
+        assert [ask(client, name, 1) for name in "me"] == [[2], [3]]
+        for name in "me":
+            take_down(client, name)
+        check_nothing_is_left(adapter)
+        client.close()

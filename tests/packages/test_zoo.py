@@ -1,0 +1,547 @@
+"""Broken packages of every kind: each is refused by file and reason, soon, and leaves no trace."""
+
+import io
+import json
+import os
+import socket
+import stat
+import struct
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.packages.models import (
+    ask,
+    books,
+    load,
+    names_in_triton,
+    pack,
+    put,
+    take_down,
+    tar_of,
+    write_adding,
+    write_calling,
+    write_ensemble,
+)
+from tests.running import Client, RunningAdapter
+from tests.trees import CONFIG, write_python_model
+
+pytestmark = pytest.mark.triton
+
+GENEROUS_SECONDS = 5
+PYTHON = 'backend: "python"\n'
+IO = CONFIG.replace(PYTHON, "")
+
+# Makes the package in an empty folder; returns the url where it is another, or a load's fields.
+Make = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Animal:
+    """`said` is what the message must hold."""
+
+    make: Make
+    said: tuple[str, ...]
+    status: int
+
+    def __str__(self) -> str:
+        return self.make.__name__.strip("_")
+
+
+ZOO: list[Animal] = []
+
+
+def refused(*said: str, status: int = 400) -> Callable[[Make], Make]:
+    """Register a broken package. What the message must say: file and reason."""
+
+    def add(make: Make) -> Make:
+        ZOO.append(Animal(make, said, status))
+        return make
+
+    return add
+
+
+def configured(name: str, text: str | bytes, *said: str) -> None:
+    """A python model whose only fault is its config."""
+
+    def make(folder: Path) -> None:
+        write_python_model(folder)
+        (folder / "config.pbtxt").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    make.__name__ = f"config_{name}"
+    refused("config.pbtxt", *said)(make)
+
+
+def described(name: str, schema: object, *said: str, config: str = CONFIG) -> None:
+    """A python model whose only fault is its _schema.json."""
+
+    def make(folder: Path) -> None:
+        write_python_model(folder, config=config)
+        raw = schema if isinstance(schema, bytes) else json.dumps(schema).encode()
+        (folder / "_schema.json").write_bytes(raw)
+
+    make.__name__ = f"schema_{name}"
+    refused(*said)(make)
+
+
+configured("truncated", CONFIG[:-3], ":")
+configured("empty", "", "is empty")
+configured("of_blanks", " \n\t", "is empty")
+configured("with_a_number_for_text", "backend: 3\n" + IO, ":1:10: ")
+configured("with_text_for_a_number", CONFIG.replace(": 0", ': "no"'), ":2:")
+configured("with_an_unknown_enum", CONFIG.replace("FP32", "FP33"), ":3:", "TYPE_FP33")
+configured("with_a_list_for_one", CONFIG.replace('"python"', '["python", "x"]'), ":1:")
+configured("not_utf8", b'backend: "\xff"', "not valid UTF-8", "0xff")
+configured("utf16", CONFIG.encode("utf-16"), "not valid UTF-8")
+configured("of_a_png", b"\x89PNG\r\n\x1a\n", "not valid UTF-8")
+configured("too_big", CONFIG + "#" * 2**20, "larger than 1048576 bytes")
+configured("too_deep", CONFIG + "x {" * 5000 + "}" * 5000, "nested too deeply")
+configured("with_a_no_break_space", CONFIG.replace(" 0", "\u00a00"), "U+00A0")
+configured("that_leaves_its_folder", CONFIG + 'default_model_filename: "../../x"', "leaves")
+configured("with_a_wrong_size", f'{CONFIG}parameters {{ key: "memory_bytes" value {{ }} }}', "size")
+configured("with_a_surrogate", f'{CONFIG}default_model_filename: "\\ud800"', ":")
+
+TENSOR = {"name": "IN", "datatype": "FP32", "shape": [-1]}
+described("no_json", b"{", "_schema.json", "not valid JSON")
+described("of_bytes", b"\xff\xfe\x00", "_schema.json", "not valid JSON")
+described("a_list", [], "_schema.json", "not a JSON object")
+described("deep", b"[" * 100_000, "_schema.json", "nested too deeply")
+described("without_name", {"inputs": [{}]}, "_schema.json: inputs[0]", "no name")
+described("odd_type", {"outputs": [TENSOR | {"datatype": "FP1"}]}, "outputs[0]", "FP1")
+described("odd_shape", {"inputs": [TENSOR | {"shape": [0]}]}, "inputs[0]", "[0]")
+described("twice", {"inputs": [TENSOR, TENSOR]}, "inputs[1]", "another 'IN'")
+described(
+    "conflict",
+    {"inputs": [TENSOR | {"shape": [3]}]},
+    *("conflicting model configuration", "max_batch_size 8"),
+    config=CONFIG.replace("max_batch_size: 0", "max_batch_size: 8"),
+)
+
+
+@refused("does not exist", status=404)
+def _absent(folder: Path) -> object:
+    return folder / "absent"
+
+
+@refused("holds no files")
+def _empty_folder(folder: Path) -> None:
+    pass
+
+
+@refused("holds no files")
+def _empty_version(folder: Path) -> None:
+    (folder / "1").mkdir()
+
+
+@refused("no version folder such as 1", "config.pbtxt")
+def _no_version(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text(CONFIG)
+
+
+@refused("no version folder such as 1", "found 0, 01, config.pbtxt, v2")
+def _odd_versions(folder: Path) -> None:
+    for version in ("0", "01", "v2"):
+        write_python_model(folder, version=version)
+
+
+@refused("99999999999999999999", "must be below 2**63")
+def _huge_version(folder: Path) -> None:
+    write_python_model(folder)
+    (folder / ("9" * 20)).mkdir()
+
+
+@refused("1/model.py is empty")
+def _empty_model(folder: Path) -> None:
+    write_python_model(folder)
+    (folder / "1" / "model.py").write_text("")
+
+
+@refused("model.py in version 1", "python needs it")
+def _no_model(folder: Path) -> None:
+    (folder / "1").mkdir()
+    (folder / "1" / "other.py").write_text("x")
+    (folder / "config.pbtxt").write_text(CONFIG)
+
+
+@refused("config.pbtxt: Is a directory")
+def _config_folder(folder: Path) -> None:
+    (folder / "config.pbtxt").mkdir()
+
+
+@refused("expected model.py; found a.txt, b.txt", status=400)
+def _not_of_the_type(folder: Path) -> object:
+    (folder / "a.txt").write_text("x")
+    (folder / "b.txt").write_text("x")
+    return {"model_type": "python"}
+
+
+@refused("holds several models: a.onnx, b.onnx")
+def _two_files(folder: Path) -> None:
+    (folder / "a.onnx").write_text("x")
+    (folder / "b.onnx").write_text("x")
+
+
+# -- links and what is no file ------------------------------------------------------------------
+
+
+@refused("1/back leads back to", "a loop")
+def _loop_upwards(folder: Path) -> None:
+    (write_python_model(folder) / "1" / "back").symlink_to("..")
+
+
+@refused("1/a is a link to b: a loop of links")
+def _loop_of_links(folder: Path) -> None:
+    (write_python_model(folder) / "1" / "a").symlink_to("b")
+    (folder / "1" / "b").symlink_to("a")
+
+
+@refused("/a: ", "symbolic links")
+def _url_in_a_loop(folder: Path) -> object:
+    (folder / "a").symlink_to("b")
+    (folder / "b").symlink_to("a")
+    return folder / "a"
+
+
+@refused("1/data is a link to nowhere: which does not exist")
+def _dangling(folder: Path) -> None:
+    (write_python_model(folder) / "1" / "data").symlink_to("nowhere")
+
+
+@refused("1/data is a link to /etc/hostname", "outside the model roots")
+def _escaping(folder: Path) -> None:
+    (write_python_model(folder) / "1" / "data").symlink_to("/etc/hostname")
+
+
+@refused("outside the model roots")
+def _url_outside(folder: Path) -> object:
+    return "/etc"
+
+
+@refused("/data is neither a file nor a folder")
+def _pipe(folder: Path) -> None:
+    os.mkfifo(write_python_model(folder) / "data")
+
+
+@refused("pipe is neither a file nor a folder")
+def _url_of_a_pipe(folder: Path) -> object:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+@refused("/data is neither a file nor a folder")
+def _socket(folder: Path) -> None:
+    write_python_model(folder)
+    with socket.socket(socket.AF_UNIX) as server:
+        where = os.open(folder, os.O_RDONLY)  # the path itself may be too long for a socket
+        server.bind(f"/proc/self/fd/{where}/data")
+        os.close(where)
+
+
+@refused("outside the model roots")
+def _device_behind_a_link(folder: Path) -> None:
+    (write_python_model(folder) / "1" / "zero").symlink_to("/dev/zero")
+
+
+@refused("/zero is neither a file nor a folder")
+def _device(folder: Path) -> None:
+    write_python_model(folder)
+    try:
+        os.mknod(folder / "zero", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root may make a device")
+
+
+@refused(r"1/\xff is a link to \xfe: which does not exist")
+def _undecodable_dangling(folder: Path) -> None:
+    write_python_model(folder)
+    Path(os.fsdecode(os.fsencode(folder) + b"/1/\xff")).symlink_to(os.fsdecode(b"\xfe"))
+
+
+@refused("1/größe 📦 is a link to")
+def _unicode_dangling(folder: Path) -> None:
+    (write_python_model(folder) / "1" / "größe 📦").symlink_to("nirgends")
+
+
+@refused("File name too long")
+def _too_deep(folder: Path) -> None:
+    """Deeper than a path can say."""
+    write_python_model(folder)
+    where = os.open(folder, os.O_RDONLY)
+    for _ in range(45):
+        os.mkdir("d" * 100, dir_fd=where)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=where)
+        os.close(where)
+        where = below
+    os.close(where)
+
+
+@refused("lies outside the model roots")
+def _repository(folder: Path) -> object:
+    return "REPOSITORY"
+
+
+@refused("lies outside the model roots")
+def _within_the_repository(folder: Path) -> object:
+    return "REPOSITORY/good"
+
+
+@refused("1/model.py: Permission denied")
+def _unreadable(folder: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    (write_python_model(folder) / "1" / "model.py").chmod(0)
+
+
+# -- several models -----------------------------------------------------------------------------
+
+
+@refused("any of 'one', 'two' may be meant")
+def _two_entries(folder: Path) -> None:
+    write_adding(folder / "one", 1)
+    write_adding(folder / "two", 2)
+
+
+@refused("'three' is not in the package", "'one', 'two'")
+def _entry_not_there(folder: Path) -> object:
+    _two_entries(folder)
+    return {"entry": "three"}
+
+
+@refused("form a circle", "'a' -> 'b' -> 'a'")
+def _circle(folder: Path) -> None:
+    write_ensemble(folder / "a", "b")
+    write_ensemble(folder / "b", "a")
+
+
+@refused("form a circle", "'a' -> 'a'")
+def _circle_of_one(folder: Path) -> None:
+    write_ensemble(folder / "a", "a")
+    write_adding(folder / "b", 1)
+
+
+@refused("ensemble 'whole' has the step 'two', which is not in the package")
+def _missing_step(folder: Path) -> None:
+    write_adding(folder / "one", 1)
+    write_ensemble(folder / "whole", "one", "two")
+
+
+@refused("has the step 'one', which is not in the package")
+def _lone_ensemble(folder: Path) -> None:
+    write_ensemble(folder, "one")
+
+
+@refused("two/config.pbtxt", ":1:10: ")
+def _broken_helper(folder: Path) -> None:
+    write_calling(folder / "one", "two")
+    write_adding(folder / "two", 1)
+    (folder / "two" / "config.pbtxt").write_text("backend: 3")
+
+
+@refused("net/config.pbtxt: parameter memory_bytes")
+def _broken_size_in_a_sub_folder(folder: Path) -> None:
+    size = 'parameters { key: "memory_bytes" value { string_value: "lots" } }'
+    write_python_model(folder / "net", config=CONFIG + size)
+
+
+# -- archives -----------------------------------------------------------------------------------
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, to
+    return info
+
+
+@refused("m.tar.gz", "entry '../evil'", 'holds ".."')
+def _archive_escapes(folder: Path) -> object:
+    return tar_of(folder / "m.tar.gz", (member("../evil"), b"x"))
+
+
+@refused("m.tar.gz", "entry '/evil'", "absolute")
+def _archive_absolute(folder: Path) -> object:
+    return tar_of(folder / "m.tar.gz", (member("/evil"), b"x"))
+
+
+@refused("m.tar.gz", "entry 'out'", "link to '/etc'")
+def _archive_link(folder: Path) -> object:
+    return tar_of(folder / "m.tar.gz", (member("out", tarfile.SYMTYPE, "/etc"), b""))
+
+
+@refused("m.tar.gz", "entry 'dev'", "neither a file, a folder nor a link")
+def _archive_device(folder: Path) -> object:
+    return tar_of(folder / "m.tar.gz", (member("dev", tarfile.CHRTYPE), b""))
+
+
+@refused("m.tar.gz", "damaged")
+def _archive_truncated(folder: Path) -> object:
+    packed = pack(write_adding(folder / "m", 1), folder / "m.tar.gz")
+    packed.write_bytes(packed.read_bytes()[:-50])
+    return packed
+
+
+@refused("m.zip", "damaged")
+def _archive_zip_truncated(folder: Path) -> object:
+    packed = pack(write_adding(folder / "m", 1), folder / "m.zip")
+    packed.write_bytes(packed.read_bytes()[:-10])
+    return packed
+
+
+@refused("m.tar.gz", "first bytes are those of no archive, not those of a tar.gz")
+def _archive_of_no_kind(folder: Path) -> object:
+    (folder / "m.tar.gz").write_text("<html>404</html>")
+    return folder / "m.tar.gz"
+
+
+@refused("m.zip", "first bytes are those of tar.gz, not those of a zip")
+def _archive_of_another_kind(folder: Path) -> object:
+    return pack(write_adding(folder / "m", 1), folder / "m.tar.gz").rename(folder / "m.zip")
+
+
+@refused("m.tar.gz", "first bytes are those of no archive")
+def _archive_empty(folder: Path) -> object:
+    (folder / "m.tar.gz").touch()
+    return folder / "m.tar.gz"
+
+
+@refused("m.tar.gz", "holds no files")
+def _archive_of_nothing(folder: Path) -> object:
+    return tar_of(folder / "m.tar.gz")
+
+
+@refused("m.zip", "entry '1/model.py'", "encrypted")
+def _archive_encrypted(folder: Path) -> object:
+    packed = pack(write_adding(folder / "m", 1), folder / "m.zip")
+    raw = bytearray(packed.read_bytes())
+    for magic, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        at = raw.find(b"1/model.py") - (30 if magic == b"PK\3\4" else 0)
+        if magic == b"PK\1\2":
+            at = raw.rfind(b"1/model.py") - 46
+        raw[at + offset] |= 1
+    packed.write_bytes(raw)
+    return packed
+
+
+@refused("m.zip", "overlaps another entry")
+def _archive_zip_bomb(folder: Path) -> object:
+    """Entries that share their bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("a", bytes(2**20))
+        packed.writestr("b", bytes(2**20))
+    raw = bytearray(buffer.getvalue())
+    second = raw.rfind(b"PK\1\2")
+    raw[second + 42 : second + 46] = struct.pack("<I", 0)
+    (folder / "m.zip").write_bytes(raw)
+    return folder / "m.zip"
+
+
+@refused("m.tar", "more than 20000 entries")
+def _archive_of_many(folder: Path) -> object:
+    """Folders cost an archive nothing: 63 in each path."""
+    with tarfile.open(folder / "m.tar", "w") as packed:
+        for number in range(400):
+            packed.addfile(member(f"{number}/" + "/".join("d" * 62), tarfile.DIRTYPE))
+    return folder / "m.tar"
+
+
+@refused("m.zip", "config.pbtxt", "is empty")
+def _archive_with_a_broken_model(folder: Path) -> object:
+    (write_adding(folder / "m", 1) / "config.pbtxt").write_text("")
+    return pack(folder / "m", folder / "m.zip")
+
+
+@refused("the entry 'two' is not in the package", r"'\udcff'")
+def _undecodable_model(folder: Path) -> object:
+    _two_entries(folder)
+    (folder / "two").rename(os.fsdecode(os.fsencode(folder) + b"/\xff"))
+    return {"entry": "two"}
+
+
+# -- the tests ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def zoo(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
+    """The shared adapter with one good model, which is to serve all the while."""
+    client = shared_adapter.client()
+    put(client, "good", write_adding(model_root / "zoo-good", 1))
+    yield shared_adapter
+    take_down(client, "good")
+    client.close()
+
+
+@pytest.fixture
+def visitor(zoo: RunningAdapter) -> Iterator[Client]:
+    client = zoo.client()
+    yield client
+    client.delete("/models/broken")  # also what should never have been loaded
+    client.close()
+
+
+@pytest.mark.parametrize("animal", ZOO, ids=str)
+def test_a_broken_package_is_refused_by_file_and_reason_and_leaves_no_trace(
+    zoo: RunningAdapter, visitor: Client, package: Path, animal: Animal
+) -> None:
+    given = animal.make(package)
+    hints = given if isinstance(given, dict) else {}
+    url = package if given is None or hints else given
+    url = str(url).replace("REPOSITORY", str(zoo.repository))
+    before = sorted(zoo.repository.rglob("*")), books(zoo)
+    begun = time.monotonic()
+    reply = load(visitor, "broken", url, **hints)
+    seconds = time.monotonic() - begun
+
+    assert reply.headers.get_content_type() == "application/json"
+    assert reply.status == animal.status, reply.body
+    text = reply.json()["error"]
+    assert [words for words in animal.said if words not in text] == [], text
+    assert seconds < GENEROUS_SECONDS
+    assert (sorted(zoo.repository.rglob("*")), books(zoo)) == before
+    assert names_in_triton(zoo) == {"good"}
+    assert ask(visitor, "good", 1) == [2]
+
+
+def test_an_ensemble_cannot_reach_for_the_model_of_another_package(
+    zoo: RunningAdapter, visitor: Client, package: Path
+) -> None:
+    """Its unload would take that one down with it."""
+    reply = load(visitor, "broken", write_ensemble(package, "good"))
+    assert visitor.delete("/models/broken").status == (404 if reply.status == 400 else 200)
+    assert ask(visitor, "good", 1) == [2]
+    assert reply.status == 400
+
+
+def test_a_name_that_a_helper_has_is_refused_and_both_go_on(
+    zoo: RunningAdapter, visitor: Client, package: Path
+) -> None:
+    write_adding(package / "helper", 1)
+    write_calling(package / "main", "helper")
+    put(visitor, "caller", package)
+    reply = load(visitor, "helper", package / "helper")
+    assert reply.status == 400
+    assert "'helper' is the name of a model in the package 'caller'" in reply.json()["error"]
+    assert ask(visitor, "caller", 1) == [2]
+    take_down(visitor, "caller")
+    assert names_in_triton(zoo) == {"good"}
+
+
+def test_what_only_looks_odd_is_served(zoo: RunningAdapter, visitor: Client, package: Path) -> None:
+    """5,000 files, names of any bytes, a config that has another name, an unknown field."""
+    write_adding(package, 1)
+    (package / "config.pbtxt").write_text(f'name: "other"\n{CONFIG}')
+    assets = package / "1" / "assets"
+    assets.mkdir()
+    for number in range(5000):
+        (assets / f"{number}").touch()
+    for odd in (b"\xff\xfe", "größe 📦".encode(), b"a\nb", b"$(x) 'y' \"z\""):
+        Path(os.fsdecode(os.fsencode(package) + b"/1/" + odd)).write_text("x")
+        Path(os.fsdecode(os.fsencode(package) + b"/" + odd)).write_text("x")
+    put(visitor, "odd", package)
+    assert ask(visitor, "odd", 1) == [2]
+    take_down(visitor, "odd")
+    assert names_in_triton(zoo) == {"good"}

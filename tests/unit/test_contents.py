@@ -1,0 +1,254 @@
+"""What lies below a package's root: links, odd files, permissions, and the content key."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from adapter.core.model import ModelSource
+from adapter.errors import InvalidModel
+from adapter.packages.contents import MAX_ENTRIES
+from adapter.packages.inspection import inspect
+
+PYTHON = 'backend: "python"\n'
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The only model root."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return folder
+
+
+def make(folder, config=PYTHON, files=("1/model.py",)):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_bytes(config if isinstance(config, bytes) else config.encode())
+    for name in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("weights")
+    return folder
+
+
+def look(folder, root, **hints):
+    return inspect(ModelSource(str(folder), **hints), Path(os.path.realpath(folder)), [str(root)])
+
+
+def refusal(folder, root, **hints):
+    with pytest.raises(InvalidModel) as caught:
+        look(folder, root, **hints)
+    text = str(caught.value)
+    assert text.encode()
+    return text
+
+
+# --- links and odd files
+
+
+def test_links_within_the_roots_are_followed_and_counted_once(root):
+    folder = make(root / "m", files=["1/model.py"])
+    make(root / "shared", files=["big.bin"])
+    (folder / "2").symlink_to("1")
+    (folder / "1" / "again.py").symlink_to("model.py")
+    os.link(folder / "1" / "model.py", folder / "1" / "hard.py")
+    (folder / "shared").symlink_to(root / "shared")
+    assert look(folder, root).size_bytes == 2 * len(PYTHON) + 2 * len("weights")
+
+
+def test_a_folder_that_many_links_lead_to_is_entered_once(root):
+    """Thirty folders, each linked twice from the one before: a thousand million ways."""
+    folder = make(root / "m")
+    for number in range(30):
+        (folder / f"d{number}").mkdir()
+        (folder / f"d{number}" / "left").symlink_to(f"../d{number + 1}")
+        (folder / f"d{number}" / "right").symlink_to(f"../d{number + 1}")
+    (folder / "d30").mkdir()
+    assert look(folder, root)
+
+
+@pytest.mark.parametrize("link", ["1/model.py", "config.pbtxt", "2", "1/deep/passwd"])
+def test_a_link_that_leaves_the_roots_names_link_and_target(link, root, tmp_path):
+    outside = make(tmp_path / "outside")
+    folder = make(root / "m", files=["1/model.py", "1/deep/x"])
+    (folder / link).unlink(missing_ok=True)
+    (folder / link).symlink_to(outside)
+    text = refusal(folder, root)
+    assert str(folder / link) in text
+    assert f"{outside} lies outside the model roots" in text
+
+
+@pytest.mark.parametrize("link", ["1/data.bin", "config.pbtxt"])
+def test_a_dangling_link_names_link_and_target(link, root):
+    folder = make(root / "m")
+    (folder / link).unlink(missing_ok=True)
+    (folder / link).symlink_to("nowhere")
+    assert f"{folder / link} is a link to nowhere: which does not exist" in refusal(folder, root)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../../m", "../1", "loop"])
+def test_a_loop_of_links_is_refused(target, root):
+    folder = make(root / "m")
+    (folder / "1" / "loop").symlink_to(target)
+    assert "loop" in refusal(folder, root).removeprefix(str(folder / "1" / "loop"))
+
+
+def test_a_loop_through_a_second_folder_is_refused(root):
+    folder = make(root / "m")
+    make(root / "other")
+    (folder / "1" / "there").symlink_to(root / "other")
+    (root / "other" / "back").symlink_to(folder / "1")
+    assert "a loop" in refusal(folder, root)
+
+
+def test_a_loop_in_a_folder_that_no_model_file_is_in_is_refused(root):
+    """A link up to the model root, which is not a part of the package."""
+    folder = make(root / "m")
+    (folder / "1" / "up").symlink_to(root)
+    assert "a loop" in refusal(folder, root)
+
+
+def test_pipes_and_sockets_are_refused(root):
+    folder = make(root / "m")
+    os.mkfifo(folder / "pipe")
+    assert f"{folder / 'pipe'} is neither a file nor a folder" in refusal(folder, root)
+    (folder / "pipe").unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(folder / "socket"))
+        assert "socket is neither a file nor a folder" in refusal(folder, root)
+
+
+def test_a_config_that_is_a_device_is_refused_without_reading_it(root):
+    folder = make(root / "m")
+    (folder / "config.pbtxt").unlink()
+    (folder / "config.pbtxt").symlink_to("/dev/zero")
+    with pytest.raises(InvalidModel, match="neither a file nor a folder"):
+        inspect(ModelSource(str(folder)), folder, [str(root), "/dev"])
+
+
+def test_names_that_are_not_utf8_are_served_and_can_be_named(root):
+    folder = make(root / "m")
+    odd = os.fsencode(folder) + b"/1/\xff\n"
+    Path(os.fsdecode(odd)).write_text("x")
+    assert look(folder, root).content_key
+    Path(os.fsdecode(odd + b"link")).symlink_to(os.fsdecode(b"\xfe"))
+    text = refusal(folder, root)
+    assert r"1/\xff" in text
+    assert r"a link to \xfe" in text
+
+
+def test_a_package_of_too_many_entries_is_refused(root):
+    folder = make(root / "m", files=["1/model.py", *(f"data/{n}" for n in range(1000))])
+    for number in range(MAX_ENTRIES // 1000):
+        copy = folder / f"copy{number}"
+        copy.mkdir()
+        for name in range(1000):
+            os.link(folder / "data" / str(name), copy / str(name))
+    try:
+        assert f"more than {MAX_ENTRIES} entries" in refusal(folder, root)
+    finally:
+        shutil.rmtree(folder)  # pytest would keep it
+
+
+def test_a_model_behind_a_link_that_leaves_the_roots_is_refused(root, tmp_path):
+    (root / "m").symlink_to(make(tmp_path / "outside"))
+    assert "outside the model roots" in refusal(root, root)
+
+
+# --- permissions: root may read everything, so another user looks
+
+_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from adapter.core.model import ModelSource
+from adapter.errors import InvalidModel
+from adapter.packages.inspection import inspect
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setegid(65534)
+    os.seteuid(65534)
+try:
+    inspect(ModelSource(sys.argv[1]), Path(sys.argv[1]), [sys.argv[2]])
+except InvalidModel as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def open_root():
+    """A root that every user may look into; pytest's own folders are private."""
+    with tempfile.TemporaryDirectory(prefix="inspection-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def _refusal_to_nobody(folder, root):
+    command = [sys.executable, "-c", _AS_NOBODY, str(folder), str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("1/model.py", 0o000), ("config.pbtxt", 0o000), ("1", 0o000), ("1", 0o644), ("1", 0o311)],
+)
+def test_what_may_not_be_read_is_named(name, mode, open_root):
+    folder = make(open_root / "m")
+    assert _refusal_to_nobody(folder, open_root) == ""
+    (folder / name).chmod(mode)
+    text = _refusal_to_nobody(folder, open_root)
+    (folder / name).chmod(0o755)
+    assert f"{folder / name}" in text
+    assert "Permission denied" in text
+
+
+# --- the content key
+
+
+def test_the_same_files_give_the_same_key(root):
+    """Wherever they are, and in whichever order the disk lists them."""
+    files = ["1/model.py", *(f"1/{number}" for number in range(30))]
+    first = make(root / "a", files=files)
+    second = make(root / "b", files=reversed(files))
+    for name in ("config.pbtxt", *files):
+        shutil.copystat(first / name, second / name)
+    key = look(first, root).content_key
+    assert look(first, root).content_key == key
+    assert look(second, root).content_key == key
+
+
+def test_any_change_gives_another_key(root):
+    folder = make(root / "m", files=["1/model.py", "2/model.py", "1/w/x"])
+    (folder / "3").symlink_to("1")
+    seen = {look(folder, root).content_key}
+    file = folder / "1" / "model.py"
+    times = file.stat()
+
+    def changed():
+        key = look(folder, root).content_key
+        is_new = key not in seen
+        seen.add(key)
+        return is_new
+
+    file.write_text("longer than before")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert changed(), "size"
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert changed(), "time"
+    file.rename(folder / "1" / "renamed")
+    assert changed(), "name"
+    (folder / "empty").mkdir()
+    assert changed(), "an empty folder"
+    (folder / "3").unlink()
+    (folder / "3").symlink_to("2")
+    assert changed(), "a link's target"
+    config = folder / "config.pbtxt"
+    times = config.stat()
+    config.write_text(PYTHON.replace("\n", " "))
+    os.utime(config, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert changed(), "the config's text"
+    assert not changed()

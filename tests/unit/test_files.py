@@ -1,0 +1,124 @@
+"""What must lie beside a config.pbtxt."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from adapter.core.model import ModelSource
+from adapter.errors import InvalidModel
+from adapter.packages.inspection import inspect
+
+PYTHON = 'backend: "python"\n'
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The only model root."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return folder
+
+
+def make(folder, config=PYTHON, files=("1/model.py",)):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_bytes(config if isinstance(config, bytes) else config.encode())
+    for name in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("weights")
+    return folder
+
+
+def look(folder, root, **hints):
+    return inspect(ModelSource(str(folder), **hints), Path(os.path.realpath(folder)), [str(root)])
+
+
+def refusal(folder, root, **hints):
+    with pytest.raises(InvalidModel) as caught:
+        look(folder, root, **hints)
+    text = str(caught.value)
+    assert text.encode()
+    return text
+
+
+@pytest.mark.parametrize("name", ["", "0", "01", "-1", "v1", "1.0", "²"])
+def test_a_version_folder_is_a_positive_integer(name, root):
+    folder = make(root / "m", files=[f"{name}/model.py"] if name else [])
+    (folder / "2").touch()
+    text = refusal(folder, root)
+    assert f"{folder}: no version folder such as 1; found 2, config.pbtxt" in text.replace(
+        f"found {name}, ", "found "
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [str(2**63), "-" + "9" * 30, "20260101000000000000-old", " +" + "9" * 20]
+)
+def test_a_folder_name_that_would_end_triton_is_refused(name, root):
+    folder = make(root / "m", files=["1/model.py", f"{name}/x"])
+    assert f"/{name}: a version number must be below 2**63" in refusal(folder, root)
+
+
+def test_the_largest_version_is_accepted(root):
+    assert look(make(root / "m", files=[f"{2**63 - 1}/model.py"]), root)
+
+
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [
+        ('backend: "python"', "model.py"),
+        ('backend: "onnxruntime"', "model.onnx"),
+        ('platform: "onnxruntime_onnx"', "model.onnx"),
+        ('backend: "tensorrt"', "model.plan"),
+        ('platform: "tensorrt_plan"', "model.plan"),
+        ('backend: "pytorch"', "model.pt"),
+        ('platform: "pytorch_libtorch"', "model.pt"),
+        ('backend: "tensorflow"', "model.savedmodel/saved_model.pb"),
+        ('backend: "tensorflow"', "model.graphdef"),
+        ('platform: "tensorflow_savedmodel"', "model.savedmodel/saved_model.pb"),
+        ('platform: "tensorflow_graphdef"', "model.graphdef"),
+        ('backend: "openvino"', "model.xml"),
+        ('backend: "python" default_model_filename: "main.py"', "main.py"),
+    ],
+)
+def test_one_version_must_hold_the_file_that_the_backend_needs(config, file, root):
+    folder = make(root / "m", config, files=["1/other", f"2/{file}"])
+    assert look(folder, root)
+    (folder / "2").rename(folder / "old")
+    text = refusal(folder, root)
+    assert file.partition("/")[0] in text
+    assert "in version 1;" in text
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "max_batch_size: 8",
+        'backend: "identity"',
+        'backend: "identity" default_model_filename: "x"',
+        'backend: "pytorch" platform: "torch_aoti"',
+        'backend: "tensorrt" cc_model_filenames { key: "9.0" value: "h.plan" }',
+    ],
+)
+def test_what_is_not_known_for_sure_is_left_to_triton(config, root):
+    assert look(make(root / "m", config, files=["1/model.bin"]), root)
+
+
+def test_an_empty_model_file_is_refused(root):
+    folder = make(root / "m")
+    (folder / "1" / "model.py").write_text("")
+    assert "1/model.py is empty" in refusal(folder, root)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        'default_model_filename: "../../secret"',
+        'default_model_filename: "/etc/passwd"',
+        'cc_model_filenames { key: "9.0" value: "a/../../b" }',
+    ],
+)
+def test_a_model_file_outside_its_version_folder_is_refused(fields, root):
+    folder = make(root / "m", f'backend: "tensorrt" {fields}')
+    assert "leaves the version folder" in refusal(folder, root)

@@ -1,0 +1,365 @@
+"""What `triton-adapter inspect` says of a package, and that it leaves no trace."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+import pytest
+
+from adapter import cli
+from tests.trees import CONFIG, write_python_model
+
+ENSEMBLE = """\
+name: "both"
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [ { model_name: "double" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } ] }
+"""
+SCHEMA = '{"inputs": [{"name": "A", "datatype": "FP32", "shape": [-1, 3]}]}'
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """The folder for temporary files, empty at first."""
+    (folder := tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def packages(tmp_path):
+    (folder := tmp_path / "packages").mkdir()
+    return folder
+
+
+@pytest.fixture
+def inspect(capsys, scratch):
+    def run(*argv):
+        code = cli.main(("inspect", *map(str, argv)), {})
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def report(inspect):
+    """What --json says of a good package."""
+
+    def run(*argv):
+        code, out, err = inspect(*argv, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return run
+
+
+def several(folder):
+    """An ensemble of one step, and a model that nothing refers to."""
+    write_python_model(folder / "double")
+    (folder / "both").mkdir()
+    (folder / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    (folder / "plain" / "1").mkdir(parents=True)
+    (folder / "plain" / "1" / "model.onnx").write_text("onnx")
+    return folder
+
+
+def packed(folder):
+    path = folder.with_suffix(".tar.gz")
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, folder.name)
+    return path
+
+
+def snapshot(folder):
+    """Everything below: kind, time of change, content."""
+    found = {path: path.lstat() for path in folder.rglob("*")}
+    return {
+        path: (status.st_mode, status.st_mtime_ns, path.is_file() and path.read_bytes())
+        for path, status in found.items()
+    }
+
+
+def models(report):
+    return {model["own_name"]: model for model in report["models"]}
+
+
+def test_a_folder_is_shown_as_it_would_be_staged(inspect, packages):
+    folder = write_python_model(packages / "m", config="# mine\n" + CONFIG)
+    (folder / "3").mkdir()
+    (folder / "labels.txt").write_text("a")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    assert inspect(folder) == (
+        0,
+        f"""\
+package   {folder}
+name      m
+disk      {size} bytes
+declared  no size
+backends  python
+
+m
+  entry: answers to the caller
+  backend   python
+  versions  1, 3
+  config    the caller's file, as it is
+  staged
+    1 -> 1
+    3 -> 3
+    config.pbtxt
+    labels.txt -> labels.txt
+""",
+        "",
+    )
+
+
+def test_a_config_that_is_changed_is_shown_as_a_diff_against_the_callers(inspect, packages):
+    folder = write_python_model(packages / "m", config='name: "old"\n' + CONFIG)
+
+    lines = inspect(folder)[1].splitlines()
+
+    assert "  config    the caller's file, changed as below" in lines
+    diff = [line.removeprefix("  | ") for line in lines if line.startswith("  | ")]
+    assert diff[:4] == ["--- config.pbtxt", "+++ m/config.pbtxt", "@@ -1,4 +1,4 @@", '-name: "old"']
+
+
+def test_a_schema_in_the_package_changes_the_callers_config(report, packages):
+    folder = write_python_model(packages / "m")
+    (folder / "_schema.json").write_text(SCHEMA)
+
+    [model] = report(folder)["models"]
+
+    assert model["config_from"] == "changed"
+    assert "_schema.json" not in model["staged"]
+    assert '+  { name: "A", data_type: TYPE_FP32, dims: [-1, 3] }' in "\n".join(
+        model["config_diff"]
+    )
+
+
+def test_declared_bytes_and_warnings_are_told(inspect, packages):
+    declared = 'parameters { key: "memory_bytes" value { string_value: "3GiB" } }\nnovel: 1\n'
+    folder = write_python_model(packages / "m", config=CONFIG + declared)
+
+    out = inspect(folder)[1]
+
+    assert "\ndeclared  3.0 GiB\n" in out
+    assert f"\nwarning   {folder}/config.pbtxt:6: field 'novel' is not known" in out
+
+
+def test_of_several_models_each_has_its_part_its_name_and_its_backend(report, packages):
+    found = report(several(packages / "shop"), "--entry=both")
+
+    parts = models(found)
+    assert list(parts) == ["plain", "double", "both"]
+    assert [part["role"] for part in parts.values()] == ["helper", "step", "entry"]
+    assert [part["backend"] for part in parts.values()] == ["onnxruntime", "python", None]
+    assert [part["is_ensemble"] for part in parts.values()] == [False, False, True]
+    assert [part["config_from"] for part in parts.values()] == ["triton", "file", "changed"]
+    assert (parts["plain"]["name"], parts["both"]["name"]) == ("plain", "shop")
+    assert parts["both"]["staged"] == {"1/": None, "config.pbtxt": None}
+    assert "+++ shop/config.pbtxt" in parts["both"]["config_diff"]
+    assert parts["double"]["name"] in parts["both"]["config_text"]
+    assert found["backends"] == ["onnxruntime", "python"]
+
+
+def test_the_text_says_what_each_model_is_to_the_others(inspect, packages):
+    out = inspect(several(packages / "shop"))[1]
+
+    assert "\nplain (plain in the package)\n  helper: loaded before the entry\n" in out
+    assert "(double in the package)\n  step: Triton loads it along with the ensemble\n" in out
+    assert "\nshop (both in the package)\n  entry: answers to the caller\n" in out
+    assert "  backend   none, an ensemble\n" in out
+
+
+def test_an_archive_is_shown_by_the_paths_within_it(report, packages):
+    found = report(packed(several(packages / "shop")), "--name=shop")
+
+    assert found["is_archive"] is True
+    parts = models(found)
+    assert parts["double"]["staged"] == {"1": "shop/double/1", "config.pbtxt": None}
+    assert parts["both"]["config_diff"][0] == "--- shop/both/config.pbtxt"
+    assert parts["both"]["staged"] == {"1/": None, "config.pbtxt": None}
+
+
+def test_a_folder_is_no_archive(report, packages):
+    assert report(write_python_model(packages / "m"))["is_archive"] is False
+
+
+def test_a_lone_file_is_shown_by_its_name_and_triton_completes_its_config(inspect, packages):
+    (file := packages / "net.onnx").write_text("onnx")
+
+    out = inspect(file)[1]
+
+    assert "    1/\n      model.onnx -> net.onnx\n" in out
+    assert "  config    none: Triton completes it from the model file\n" in out
+
+
+def test_the_hints_count_as_in_a_load(report, packages, tmp_path):
+    (file := packages / "net.bin").write_text("weights")
+    (schema := tmp_path / "schema.json").write_text(SCHEMA)
+
+    found = report(file, "--model-type=pytorch:2", f"--schema={schema}", "--name=a b")
+
+    [model] = found["models"]
+    assert (found["model_name"], model["name"]) == ("a b", "ta.u.a_20b")
+    assert (model["config_from"], model["config_diff"]) == ("made", [])
+    assert model["config_text"].startswith('backend: "pytorch"\ninput [\n  { name: "A"')
+    assert model["staged"] == {"1/": None, "1/model.pt": "net.bin", "config.pbtxt": None}
+
+
+def test_a_config_that_is_made_is_shown_whole(inspect, packages):
+    (packages / "net.pt").write_text("weights")
+
+    out = inspect(packages / "net.pt")[1]
+
+    assert "  config    made by the adapter, as below\n" in out
+    assert out.endswith('  | backend: "pytorch"\n')
+
+
+def test_a_link_out_of_the_package_is_shown_in_full(report, packages):
+    folder = write_python_model(packages / "m")
+    (packages / "labels.txt").write_text("a")
+    (folder / "labels").symlink_to("../labels.txt")
+
+    [model] = report(folder)["models"]
+
+    assert model["staged"]["labels"] == str(packages / "labels.txt")
+
+
+def test_a_config_behind_a_link_is_found(report, packages):
+    folder = write_python_model(packages / "m", config='name: "x"\n' + CONFIG)
+    for name in ("config.pbtxt", "1"):
+        (folder / name).rename(packages / f"shared-{name}")
+        (folder / name).symlink_to(f"../shared-{name}")
+
+    assert report(folder)["models"][0]["config_from"] == "changed"
+
+
+def test_links_may_lead_to_where_the_model_roots_are(inspect, packages, tmp_path):
+    folder = write_python_model(packages / "m")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "w").write_text("a")
+    (folder / "w").symlink_to(tmp_path / "far" / "w")
+
+    code, _, err = inspect(folder)
+    assert (code, "lies outside the model roots" in err) == (1, True)
+    roots = (f"--model-roots={packages}", f"--model-roots={tmp_path / 'far'}")
+    assert inspect(folder, *roots)[0] == 0
+    code, _, err = inspect(folder, f"--model-roots={tmp_path / 'far'}")
+    assert (code, "lies outside the model roots" in err) == (1, True)
+
+
+@pytest.mark.parametrize("name", [".", "1/..", "link"])
+def test_a_path_may_be_relative_or_a_link(report, packages, monkeypatch, tmp_path, name):
+    folder = write_python_model(packages / "m")
+    (folder.parent / "m" / "link").symlink_to(tmp_path / "other" / "m")
+    write_python_model(tmp_path / "other" / "m")
+    if name != "link":
+        (folder / "link").unlink()
+    monkeypatch.chdir(folder)
+
+    found = report(name)
+
+    assert found["model_name"] == ("link" if name == "link" else "m")
+    assert found["models"][0]["staged"]["1"] == "1"
+
+
+def test_a_name_that_is_not_utf8_is_shown_and_found(report, packages):
+    folder = write_python_model(packages / os.fsdecode(b"m\xff"))
+    (folder / os.fsdecode(b"w\xff")).write_text("a")
+
+    found = report(folder)
+
+    assert found["path"].endswith("m\\xff")
+    assert found["models"][0]["staged"]["w\\xff"] == "w\\xff"
+
+
+def test_what_is_wrong_goes_to_stderr(inspect, packages):
+    folder = write_python_model(packages / "m", config="backend: [\n")
+
+    code, out, err = inspect(folder)
+
+    assert (code, out) == (1, "")
+    assert err.startswith(f"triton-adapter: {folder}/config.pbtxt:1:")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["none"], "SourceMissing", "does not exist"),
+        (["empty"], "InvalidModel", "holds no files"),
+        (["shop", "--entry=pipe"], "InvalidModel", "the entry 'pipe' is not in the package"),
+        (["shop", "--model-roots=/usr"], "InvalidRequest", "lies outside the model roots"),
+        ([".."], "InvalidRequest", "must not hold each other"),
+    ],
+)
+def test_programs_get_the_reason_and_the_code_of_the_load(inspect, packages, argv, code, words):
+    (packages / "empty").mkdir()
+    several(packages / "shop")
+
+    status, out, err = inspect(packages / argv[0], *argv[1:], "--json")
+
+    assert (status, err) == (1, "")
+    found = json.loads(out)
+    assert set(found) == {"error", "code"}
+    assert found["code"] == code
+    assert words in found["error"]
+
+
+def test_what_is_wrong_in_an_archive_is_told_without_the_folder_that_is_gone(
+    inspect, packages, scratch
+):
+    folder = write_python_model(packages / "m", config="backend: [\n")
+
+    archive = packed(folder)
+    code, _, err = inspect(archive, "--name=m")
+
+    assert code == 1
+    assert err.startswith(f"triton-adapter: {archive}/m/config.pbtxt:1:")
+    assert str(scratch) not in err
+
+
+@pytest.mark.parametrize("argv", [(), ("a", "b"), ("a", "--name="), ("a", "--htt")])
+def test_bad_arguments_exit_2(inspect, argv):
+    code, out, err = inspect(*argv)
+
+    assert (code, out) == (2, "")
+    assert "usage:" in err
+
+
+@pytest.mark.parametrize("entry", ["both", "none"])
+@pytest.mark.parametrize("pack", [packed, lambda folder: folder], ids=["archive", "folder"])
+def test_nothing_is_changed_and_nothing_is_left(inspect, packages, scratch, entry, pack):
+    path = pack(several(packages / "shop"))
+    before = snapshot(packages)
+
+    assert inspect(path, f"--entry={entry}")[0] == (entry == "none")
+
+    assert snapshot(packages) == before
+    assert list(scratch.iterdir()) == []
+
+
+def test_it_imports_neither_the_servers_nor_the_settings(packages):
+    script = (
+        "import sys; from adapter import cli; code = cli.main(sys.argv[1:], {}); "
+        "heavy = {'pydantic', 'yaml', 'aiohttp', 'uvloop'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    folder = write_python_model(packages / "m")
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, "inspect", folder],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,98 @@
+"""Where the url of a load may lead."""
+
+import pytest
+
+from adapter.errors import AdapterError, InvalidRequest, SourceMissing
+from adapter.packages.location import resolve
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The only model root."""
+    folder = tmp_path / "models"
+    (folder / "m").mkdir(parents=True)
+    (folder / "m" / "file").touch()
+    return folder
+
+
+def look(url, root):
+    return resolve(str(url), [str(root)])
+
+
+def test_a_path_within_the_root_is_real_and_may_be_a_file_or_the_root(root):
+    for url in (root, root / "m", root / "m" / "file"):
+        assert look(url, root) == url
+    assert look(f"{root}/m/../m/./file/", root.parent) == root / "m" / "file"
+
+
+def test_any_of_the_roots_will_do(root, tmp_path):
+    (tmp_path / "more").mkdir()
+    roots = [str(root), str(tmp_path / "more")]
+    assert resolve(str(tmp_path / "more"), roots) == tmp_path / "more"
+    assert resolve(str(root / "m"), ["/"]) == root / "m"
+
+
+def test_links_are_followed(root):
+    (root / "link").symlink_to("m")
+    assert look(root / "link" / "file", root) == root / "m" / "file"
+
+
+def test_a_file_url_is_percent_decoded_and_a_path_is_not(root):
+    (root / "a b%20").mkdir()
+    (root / "a%20b").mkdir()
+    assert look(f"file://{root}/a%20b%2520", root) == root / "a b%20"
+    assert look(root / "a%20b", root) == root / "a%20b"
+
+
+def test_names_of_any_bytes_can_be_said_in_a_file_url(root):
+    odd = root / "\udcff"
+    odd.mkdir()
+    assert look(f"file://{root}/%FF", root) == odd
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "m", "./m", "s3://bucket/m", "file:m", "file://host/m", "/m\0", "file:///m%00", "/\ud800"],
+)
+def test_a_url_that_is_no_absolute_local_path_is_an_invalid_request(url):
+    with pytest.raises(InvalidRequest, match="url"):
+        resolve(url, ["/"])
+
+
+def test_a_url_that_leaves_the_roots_is_refused_whether_it_exists_or_not(root, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "models2").mkdir()
+    (root / "link").symlink_to(tmp_path / "outside")
+    for url in (
+        tmp_path / "outside",
+        tmp_path / "absent",
+        tmp_path / "models2",
+        root / "link",
+        root / "link" / "absent",
+        f"{root}/../outside",
+        f"file://{root}/%2E%2E/outside",
+    ):
+        with pytest.raises(InvalidRequest, match="outside the model roots") as caught:
+            look(url, root)
+        assert str(root) in str(caught.value)
+
+
+def test_a_path_that_does_not_exist_is_a_missing_source(root):
+    (root / "dangling").symlink_to("nowhere")
+    for url in (root / "absent", root / "m" / "file" / "x", root / ("x" * 300), root / "dangling"):
+        with pytest.raises(SourceMissing, match="does not exist"):
+            look(url, root)
+
+
+def test_a_circle_is_refused_with_its_reason(root):
+    (root / "a").symlink_to(root / "b")
+    (root / "b").symlink_to(root / "a")
+    with pytest.raises(AdapterError, match=r"symbolic links|loop"):
+        look(root / "a", root)
+
+
+def test_a_message_can_be_sent_whatever_the_url_holds(root):
+    with pytest.raises(SourceMissing) as caught:
+        look(f"file://{root}/%FF", root)
+    assert r"\xff" in str(caught.value)
+    assert str(caught.value).encode()
