@@ -82,6 +82,8 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
     """What a backend is sure to need. Backends not listed here know best themselves."""
     versions = _versions(root, tree)
     if is_ensemble(config):
+        if not config.ensemble_scheduling.step:
+            raise InvalidModel(f"{shown(root)}: config.pbtxt is of an ensemble without steps")
         return
     if not versions:
         raise InvalidModel(f"{shown(root)}: no version folder such as 1; found {_listed(tree)}")

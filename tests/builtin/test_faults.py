@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.builtin.doors import (
     wait_for_file,
 )
 from tests.running import Client, RunningAdapter, wait_until
+from tests.trees import write_python_model
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]
 
@@ -123,28 +125,43 @@ def test_a_model_whose_folder_was_removed_is_unloaded(door: Door) -> None:
     assert door.listed() == []
 
 
+_ENSEMBLE = """
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [{
+  model_name: "inner" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
+}] }
+"""
+
+
 @on_adapter
-def test_an_unload_is_answered_when_triton_no_longer_has_the_model(
+def test_an_unload_is_answered_when_triton_no_longer_has_the_inner_models(
     door: Door, adapter: RunningAdapter
 ) -> None:
-    """Fault 7 is about the inner models of ensembles, which this adapter refuses to load."""
-    door.put("x", door.model(finalize="import time; time.sleep(1)"))
+    """Fault 7: the built-in endpoint waits for the ensemble alone."""
+    package = door.folder()
+    write_python_model(package / "inner", finalize="import time; time.sleep(1)")
+    (package / "whole").mkdir()
+    (package / "whole" / "config.pbtxt").write_text(_ENSEMBLE)
+    door.put("x", package)
 
-    assert door.delete("x").status == 200
+    with closing(Client(adapter.http_address)) as triton:
+        loaded = [model["name"] for model in triton.post("/v2/repository/index").json()]
+        assert len([name for name in loaded if name == "x" or name.endswith(".inner")]) == 2
+        assert door.delete("x").status == 200
+        index = triton.post("/v2/repository/index").json()
 
-    triton = Client(adapter.http_address)
-    index = triton.post("/v2/repository/index").json()
-    triton.close()
-    assert [model for model in index if model["name"] == "x"] == []
-    assert not (adapter.repository / "x").exists()
+    assert [model for model in index if model["name"] in loaded] == []
 
 
 @on_adapter
-def test_an_ensemble_is_refused_and_called_one(door: Door) -> None:
+def test_an_ensemble_without_steps_is_refused_with_the_reason(door: Door) -> None:
     reply = door.load("x", door.model(config='platform: "ensemble"\n'))
 
     assert reply.status == 400
-    assert "ensembles are not supported" in error_of(reply)
+    assert "an ensemble without steps" in error_of(reply)
     assert door.listed() == []
 
 
