@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from adapter.errors import BackendError, InvalidModel
-from adapter.packages.contents import shown
+from adapter.packages.contents import MAX_ENTRIES, shown
 
 CHUNK = 2**20
 MAX_NAME_BYTES = 1024
@@ -24,19 +24,19 @@ _MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 class Limits:
     """`max_entries` counts files, links and folders, also those that are only named in a path.
 
-    They cost an archive next to nothing and the disk seconds. `max_ratio` is unpacked bytes for
-    each packed one, asked for above 1 GiB only.
+    `max_ratio` is unpacked bytes for each packed one, asked for above 1 GiB only.
     """
 
     max_unpacked_bytes: int = 64 * 2**30
-    max_entries: int = 20_000
+    max_entries: int = MAX_ENTRIES
     max_ratio: int = 1000
 
 
 class Unpacking:
     """What has become of one archive so far; all that is written goes through here.
 
-    Links are made when all else is there, so nothing is ever written through one.
+    Links are made when all else is there, so nothing is ever written through one. Folders that hold
+    no file come just before: an archive may name any number of them for next to nothing.
     """
 
     def __init__(self, archive: Path, target: Path, limits: Limits) -> None:
@@ -77,11 +77,11 @@ class Unpacking:
             path = "/".join(parts)
             if self._kinds.get(path) != "folder":
                 self._claim(parts, "folder")
-                self._path(path).mkdir()
             self._folder_times[path] = mtime
 
     def add_file(self, source: IO[bytes], *, size: int, mode: int, mtime: float) -> None:
         path = self._path(self._claim(self._parts(self._entry), "file"))
+        path.parent.mkdir(parents=True, exist_ok=True)
         written = 0
         with path.open("xb") as file:
             while chunk := source.read(CHUNK):
@@ -102,6 +102,7 @@ class Unpacking:
         if self._kinds.get(first) != "file":
             raise self.refused(f"it is a hard link to {to!r}, which is no file before it")
         path = self._path(self._claim(self._parts(self._entry), "file"))
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.hardlink_to(self._path(first))
 
     def finish(self) -> None:
@@ -109,6 +110,8 @@ class Unpacking:
             self.begin(name)
             if self._leads_out(name, to):
                 raise self.refused(f"it is a link to {to!r}, which may lead out of the archive")
+        for name in [name for name, kind in self._kinds.items() if kind == "folder"]:
+            self._path(name).mkdir(parents=True, exist_ok=True)
         for name, to in self._links.items():
             # as Path writes it: os.path.realpath takes what follows "//" in a loop for absolute
             self._path(name).symlink_to(Path(to))
@@ -137,12 +140,11 @@ class Unpacking:
         return parts
 
     def _claim(self, parts: list[str], kind: str) -> str:
-        """The path, which nothing has yet, with all folders above it made."""
+        """The path, which nothing has yet, with all folders above it noted."""
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth])
             if above not in self._kinds:
                 self._note(above, "folder")
-                self._path(above).mkdir()
             elif self._kinds[above] != "folder":
                 raise self.refused(f"it lies below {above!r}, which is a {self._kinds[above]}")
         path = "/".join(parts)
