@@ -28,7 +28,7 @@ def uploading(shared_uploading: RunningAdapter) -> Iterator[Repository]:
     """Calls at an adapter that uploads; what the test loaded is unloaded after it."""
     with closing(shared_uploading.client()) as client:
         yield Repository(client)
-        unload_all(client)
+    unload_all(shared_uploading)
 
 
 @pytest.fixture
