@@ -18,8 +18,8 @@ run: setup  ## serve on a Triton of our own, with the example models; prints lin
 demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction that heals it
 	@exec .venv/bin/triton-adapter demo
 
-test: setup  ## the whole test suite, against a real Triton
-	$(PYTEST)
+test: setup  ## the whole test suite, against a real Triton; a file of tests stays in one process
+	$(PYTEST) -n 2 --dist loadfile
 
 check: setup  ## format, lint, types, import layers, docs up to date; writes nothing
 	.venv/bin/ruff format --check .
