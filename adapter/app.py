@@ -10,28 +10,25 @@ from pathlib import Path
 
 from aiohttp import web
 
-from adapter.backend.embedded import EmbeddedTriton
-from adapter.backend.memory import HostMemory, NoMemory, host_limit_bytes
-from adapter.backend.triton import TritonControl
+from adapter.assembly import (
+    build_control,
+    build_embedded,
+    build_memory,
+    build_packages,
+    build_triton,
+    model_roots,
+)
 from adapter.backend.tritonserver import RunFolder
-from adapter.control import ModelControl, TimeLimits
 from adapter.core.faults import Faults
-from adapter.core.ledger import Ledger
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
-from adapter.core.registry import Registry
-from adapter.core.sizing import Sizes
 from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import AdapterError
-from adapter.examples import examples_folder
 from adapter.frontends.admin import Admin
 from adapter.frontends.http import HttpEdge, path_segments
 from adapter.frontends.sagemaker import SageMaker
 from adapter.frontends.v2 import V2Repository
-from adapter.metrics import Metrics, State
-from adapter.packages.staging import Packages
-from adapter.packages.unpacking import Limits
-from adapter.packages.uploads import payload
+from adapter.metrics import Metrics
 from adapter.settings import Door, Loaded, Settings
 
 log = logging.getLogger(__name__)
@@ -49,42 +46,44 @@ class Adapter:
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
         faults = Faults(Classifier(settings.oom_patterns))
-        self._triton = self._build_triton(faults)
-        self._embedded = self._build_embedded() if settings.triton == "embedded" else None
+        is_ours = settings.triton == "embedded"
+        self._embedded = build_embedded(settings, self._triton_came_back) if is_ours else None
         is_private = settings.staging == "upload" and settings.repository is None
         self._private = RunFolder() if is_private else None
         self._repository = self._choose_repository()
-        self._roots = self._model_roots()
-        self._control = self._build_control()
+        self._triton = build_triton(settings, faults, self._metrics, self._repository)
+        self._memory = build_memory(settings, self._embedded)
+        roots = model_roots(settings)
+        packages = build_packages(settings, self._embedded, self._repository, roots)
+        self._control = build_control(
+            settings,
+            triton=self._triton,
+            packages=packages,
+            memory=self._memory,
+            embedded=self._embedded,
+            metrics=self._metrics,
+        )
         self._dataplane = HttpDataPlane(faults, timeout_seconds=settings.infer_timeout_seconds)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
-        self._sagemaker = SageMaker(
-            self._control,
-            self._dataplane,
-            is_well=lambda: self._why_not_ready() is None,
-            max_body_bytes=settings.max_body_bytes,
-            max_control_body_bytes=settings.max_control_body_bytes,
-            default_model=self._single,
-        )
+        self._sagemaker = self._build_sagemaker()
         self._v2 = V2Repository(
             self._control,
             self._triton.versions,
-            self._roots,
+            roots,
             max_body_bytes=settings.max_body_bytes,
             max_control_body_bytes=settings.max_control_body_bytes,
         )
         self._runners: list[web.BaseRunner] = []
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
-    def _build_triton(self, faults: Faults) -> TritonControl:
-        settings = self._settings
-        is_upload = settings.staging == "upload"
-        return TritonControl(
-            faults,
-            load_timeout_seconds=settings.load_timeout_seconds,
-            call_timeout_seconds=settings.control_timeout_seconds,
-            on_retry=lambda call: self._metrics.retries.labels(call).inc(),
-            payload=(lambda name: payload(self._repository / name)) if is_upload else None,
+    def _build_sagemaker(self) -> SageMaker:
+        return SageMaker(
+            self._control,
+            self._dataplane,
+            is_well=lambda: self._why_not_ready() is None,
+            max_body_bytes=self._settings.max_body_bytes,
+            max_control_body_bytes=self._settings.max_control_body_bytes,
+            default_model=self._single,
         )
 
     def _choose_repository(self) -> Path:
@@ -94,66 +93,6 @@ class Adapter:
             return self._private.path / "repository"
         assert self._settings.repository is not None  # noqa: S101 - settings resolve it
         return self._settings.repository
-
-    def _build_embedded(self) -> EmbeddedTriton:
-        settings = self._settings
-        return EmbeddedTriton(
-            tritonserver=settings.tritonserver,
-            repository=settings.repository,
-            http=_host_port(settings.triton_http),
-            grpc=_host_port(settings.triton_grpc),
-            metrics=_host_port(settings.triton_metrics),
-            extra_args=settings.triton_args,
-            start_timeout_seconds=settings.start_timeout_seconds,
-            on_restart=self._triton_came_back,
-        )
-
-    def _model_roots(self) -> list[Path]:
-        roots = list(self._settings.model_roots)
-        if self._settings.examples:
-            roots.append(examples_folder())
-        if self._settings.single_model:
-            roots.append(self._settings.single_model.parent)
-        return roots
-
-    def _build_control(self) -> ModelControl:
-        settings, embedded = self._settings, self._embedded
-        limit = settings.memory_limit
-        memory: HostMemory | NoMemory = NoMemory()
-        if settings.memory_source == "host" and embedded is not None:
-            limit = limit or host_limit_bytes()
-            memory = HostMemory(embedded.process_ids, limit)
-        headroom = settings.memory_reserve.of(limit) if limit else 0
-        control = ModelControl(
-            registry=Registry(),
-            ledger=Ledger(limit, headroom),
-            sizes=Sizes(),
-            triton=self._triton,
-            packages=Packages(
-                self._repository,
-                self._roots,
-                staging="symlink" if settings.staging == "upload" else settings.staging,
-                limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
-                backends=embedded.backends if embedded else lambda: None,
-            ),
-            memory=memory,
-            metrics=self._metrics,
-            limits=TimeLimits(
-                settings.load_timeout_seconds,
-                settings.unload_timeout_seconds,
-                settings.unload_stall_seconds,
-            ),
-            processes=embedded,
-        )
-        self._metrics.watch(
-            State(
-                models=control.registry.counts,
-                ledger=control.ledger.snapshot,
-                memory=lambda: memory.last,
-                triton_live=lambda: self._triton.live,
-            )
-        )
-        return control
 
     async def start(self) -> None:
         """Doors first, so that probes and /ping are answered from the beginning."""
@@ -169,8 +108,9 @@ class Adapter:
         self._triton.connect(grpc)
         self._dataplane.connect(http)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
-        self._watch = asyncio.create_task(self._triton.watch(self._triton_came_back))
-        await self._control.purge()
+        self._watches.append(asyncio.create_task(self._triton.watch(self._triton_came_back)))
+        await self._control.open()
+        self._watches.append(asyncio.create_task(self._control.watch()))
         if self._single is not None:
             self._phase = f"starting: loading {self._single!r}"
             await self._control.load(self._single, ModelSource(str(self._settings.single_model)))
@@ -182,7 +122,8 @@ class Adapter:
                 "triton_http": http,
                 "triton_grpc": grpc,
                 "repository": str(self._repository),
-                "memory_limit": self._control.ledger.limit_bytes,
+                "memory_source": self._memory.source,
+                "memory_limit": self._control.memory.ledger.snapshot().limit_bytes,
             },
         )
 
@@ -193,8 +134,9 @@ class Adapter:
             self._control.drain(self._settings.drain_timeout_seconds),
             *(runner.cleanup() for runner in self._runners),  # each waits for its requests
         )
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
+        await self._memory.close()
         await self._dataplane.close()
         await self._triton.unload_uploaded()
         await self._triton.close()
@@ -207,12 +149,14 @@ class Adapter:
         return self._phase if self._phase.startswith("starting") else None
 
     def _why_not_ready(self) -> str | None:
-        return self._phase or (None if self._triton.live else "Triton does not answer")
+        if self._phase or not self._triton.live:
+            return self._phase or "Triton does not answer"
+        return self._control.why_stuck()
 
     async def _triton_came_back(self) -> None:
         if self._control.is_open:
             try:
-                await self._control.reconcile()
+                await self._control.triton_restarted()
             except AdapterError as error:  # gone again; the next return brings us back here
                 log.warning("triton.unreachable", extra={"reason": str(error)})
 
@@ -280,7 +224,3 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
             await adapter.stop()
         log.info("adapter.stopped")
     return 0
-
-
-def _host_port(door: Door) -> tuple[str, int]:
-    return door.host, door.port

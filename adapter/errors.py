@@ -8,17 +8,21 @@
     │  ├─ SourceMissing       the path given at load does not exist
     │  ├─ ModelNotFound       not loaded
     │  ├─ AlreadyLoaded       loaded, or being loaded
-    │  └─ ModelNotReady       being loaded
+    │  ├─ ModelNotReady       being loaded
+    │  └─ ModelTooLarge       can never fit: larger than the device
     ├─ CapacityError      the platform can mend it: evict something, then try again
     │  ├─ InsufficientMemory  refused before trying
     │  └─ OutOfMemory         tried and failed
     └─ BackendError       Triton's side
        ├─ BackendUnavailable  cannot be reached, or is overloaded
        ├─ BackendTimeout      did not answer in time
-       ├─ LoadFailed          Triton refused this model
-       └─ InferenceFailed     the model raised
-          └─ StubDied            the python process that ran the model is gone
+       └─ ModelFailed         the model itself, maybe for lack of memory
+          ├─ LoadFailed          Triton refused it
+          └─ InferenceFailed     it raised
+             └─ StubDied            the python process that ran it is gone
     InvalidSettings       apart: it never reaches a caller
+
+AboutMemory is what CapacityError and ModelTooLarge share: figures.
 
 `str(error)` is what the caller may read. The cause, where there is one, is in `__cause__`.
 """
@@ -66,15 +70,21 @@ class ModelNotReady(CallerError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """Bytes as the ledger or the failing allocator knew them; None where nobody knew."""
+    """Bytes as the ledger or the failing allocator knew them; None where nobody knew.
+
+    `device` is the one that free and limit are about, None when they are about all of them.
+    """
 
     needed_bytes: int | None = None
     free_bytes: int | None = None
     limit_bytes: int | None = None
+    device: str | None = None
 
 
-class CapacityError(AdapterError):
-    """`matched` is the phrase of the failure text that means out of memory, None when refused."""
+class AboutMemory(AdapterError):
+    """`matched` is the phrase of the failure text that means out of memory, `pattern` the name of
+    the rule that found it; None when refused.
+    """
 
     def __init__(
         self,
@@ -83,10 +93,20 @@ class CapacityError(AdapterError):
         model_id: str | None = None,
         figures: MemoryFigures | None = None,
         matched: str | None = None,
+        pattern: str | None = None,
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.figures = figures or MemoryFigures()
         self.matched = matched
+        self.pattern = pattern
+
+
+class ModelTooLarge(CallerError, AboutMemory):
+    """Not CapacityError: the platform would evict one model after the other for nothing."""
+
+
+class CapacityError(AboutMemory):
+    pass
 
 
 class InsufficientMemory(CapacityError):
@@ -113,11 +133,24 @@ class BackendTimeout(BackendError):
     pass
 
 
-class LoadFailed(BackendError):
+class ModelFailed(BackendError):
+    """`suspected` is the phrase of the failure text that may mean out of memory, where one may.
+
+    The text cannot tell; an observation of the memory at that time can (core/witness.py).
+    """
+
+    def __init__(
+        self, message: str, *, model_id: str | None = None, suspected: str | None = None
+    ) -> None:
+        super().__init__(message, model_id=model_id)
+        self.suspected = suspected
+
+
+class LoadFailed(ModelFailed):
     pass
 
 
-class InferenceFailed(BackendError):
+class InferenceFailed(ModelFailed):
     pass
 
 

@@ -4,14 +4,15 @@ Labels are bounded: by door, method, code and outcome, never by model (an endpoi
 thousands).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from adapter.core.ledger import LedgerSnapshot, MemoryReading
+from adapter.core.ledger import LedgerSnapshot
+from adapter.core.memory import MemoryReading
 from adapter.core.state import ModelState
 
 _REQUEST_BUCKETS = (
@@ -19,6 +20,8 @@ _REQUEST_BUCKETS = (
     *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 _OPERATION_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_RECOVERY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 5)
+_RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 2, 4, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,44 +37,74 @@ class State:
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.operations = Counter(
+        self._count_operations()
+        self._count_memory()
+        self._count_requests()
+
+    def _count_operations(self) -> None:
+        self.operations = self._counter(
             "adapter_operations",
             "Loads and unloads ended, by outcome: ok, or the name of the error.",
-            ["operation", "outcome"],
-            registry=self.registry,
+            ("operation", "outcome"),
         )
-        self.operation_seconds = Histogram(
+        self.operation_seconds = self._histogram(
             "adapter_operation_seconds",
             "Duration of loads and unloads.",
-            ["operation"],
-            buckets=_OPERATION_BUCKETS,
-            registry=self.registry,
+            ("operation",),
+            _OPERATION_BUCKETS,
         )
-        self.requests = Counter(
-            "adapter_requests",
-            "Requests answered, by door, method and status.",
-            ["frontend", "method", "code"],
-            registry=self.registry,
-        )
-        self.request_seconds = Histogram(
-            "adapter_request_seconds",
-            "Duration of requests, from their head to the last byte of the answer.",
-            ["frontend", "method"],
-            buckets=_REQUEST_BUCKETS,
-            registry=self.registry,
-        )
-        self.out_of_memory = Counter(
-            "adapter_oom",
-            "Failures for lack of memory: refused before trying, at load, at inference.",
-            ["phase"],
-            registry=self.registry,
-        )
-        self.retries = Counter(
+        self.retries = self._counter(
             "adapter_backend_retries",
             "Control calls sent to Triton again because they had not reached it.",
-            ["call"],
-            registry=self.registry,
+            ("call",),
         )
+
+    def _count_memory(self) -> None:
+        self.out_of_memory = self._counter(
+            "adapter_oom",
+            "Failures for lack of memory: refused before trying, at load, at inference; and by the"
+            " pattern of the failure's text.",
+            ("phase", "pattern"),
+        )
+        self.load_retries = self._counter(
+            "adapter_load_retries",
+            "Loads tried again because memory came back after they had run out of it.",
+        )
+        self.recovery_seconds = self._histogram(
+            "adapter_memory_recovery_seconds",
+            "How long an unload waited for most of the model's memory to be free, once Triton had"
+            " let go.",
+            (),
+            _RECOVERY_BUCKETS,
+        )
+        self.prediction_ratio = self._histogram(
+            "adapter_memory_prediction_ratio",
+            "Bytes that a model was predicted to take over those that it was measured to, by what"
+            " the prediction stood on.",
+            ("basis",),
+            _RATIO_BUCKETS,
+        )
+
+    def _count_requests(self) -> None:
+        self.requests = self._counter(
+            "adapter_requests",
+            "Requests answered, by door, method and status.",
+            ("frontend", "method", "code"),
+        )
+        self.request_seconds = self._histogram(
+            "adapter_request_seconds",
+            "Duration of requests, from their head to the last byte of the answer.",
+            ("frontend", "method"),
+            _REQUEST_BUCKETS,
+        )
+
+    def _counter(self, name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, meaning, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, meaning: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> Histogram:
+        return Histogram(name, meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, state: State) -> None:
         self.registry.register(_StateCollector(state))
@@ -89,23 +122,25 @@ class _StateCollector(Collector):
         for state, count in self._state.models().items():
             models.add_metric([state.value], count)
         yield models
-        book, reading = self._state.ledger(), self._state.memory()
-        used = reading.used_bytes if reading else None
-        memory = GaugeMetricFamily(
-            "adapter_memory_bytes",
-            "Memory as the ledger knows it; a kind is missing while nobody knows it.",
-            labels=["kind"],
-        )
-        for kind, value in (
-            ("limit", book.limit_bytes),
-            ("reserved", book.reserved_bytes),
-            ("held", book.held_bytes),
-            ("used", used),
-            ("free", book.free_bytes(used)),
-        ):
-            if value is not None:
-                memory.add_metric([kind], value)
-        yield memory
+        yield self._memory()
         yield GaugeMetricFamily(
             "adapter_triton_live", "1 while Triton answers.", value=self._state.triton_live()
         )
+
+    def _memory(self) -> Metric:
+        book, reading = self._state.ledger(), self._state.memory()
+        seen = reading.used if reading else {}
+        memory = GaugeMetricFamily(
+            "adapter_memory_bytes",
+            "Memory of each device as the ledger knows it; a kind is missing while nobody knows.",
+            labels=["device", "kind"],
+        )
+        for device, figures in book.devices.items():
+            used = seen.get(device)
+            memory.add_metric([device, "limit"], figures.limit_bytes)
+            memory.add_metric([device, "reserved"], figures.reserved_bytes)
+            memory.add_metric([device, "held"], figures.held_bytes)
+            memory.add_metric([device, "free"], figures.free_bytes(used))
+            if used is not None:
+                memory.add_metric([device, "used"], used)
+        return memory

@@ -9,7 +9,8 @@ from pathlib import Path
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
-from adapter.core.ledger import LedgerSnapshot, MemoryReading
+from adapter.core.ledger import DeviceBook, LedgerSnapshot
+from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.state import TRANSITIONS, ModelState
 from adapter.frontends.status import HTTP
 from adapter.log import EVENTS
@@ -105,6 +106,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "a body is over `max_body_bytes`, or over `max_control_body_bytes` for a load",
         "send less, or raise the limit",
     ),
+    errors.ModelTooLarge: (
+        "the model needs more than the device has, or ran out of memory again and again alone",
+        "take a larger device or a smaller model; unloading others does not help",
+    ),
     errors.InferenceFailed: (
         "the model raised, or its python process died (the next call then gets `ModelNotFound`)",
         "read the text, which is the model's own; load the model again if its process has died",
@@ -149,9 +154,10 @@ def errors_page() -> str:
         'Every error answer of the `http` door is JSON: `{"error": TEXT, "code": CODE, '
         '"model_name": NAME or null}`. `error` is for people and may change; `code` and the status '
         "are for programs.\n\n"
-        "Answers with status 507 have four more members, each of them null where nobody knew: "
-        "`needed_bytes`, `free_bytes`, `limit_bytes`, and `matched`, the words in the failure text "
-        "that mean out of memory. [memory.md](memory.md) says which failures become 507.\n\n"
+        "Answers with status 507, and `ModelTooLarge`, have five more members, each of them null "
+        "where nobody knew: `needed_bytes`, `free_bytes`, `limit_bytes`, `device`, and `matched`, "
+        "the words in the failure text that mean out of memory. [memory.md](memory.md) says which "
+        "failures become 507.\n\n"
         "The class is what the adapter's own code raises (`adapter/errors.py`); "
         "`StubDied` is a kind of `InferenceFailed`.\n\n"
         + table(
@@ -176,12 +182,12 @@ def metric_rows() -> list[list[str]]:
     counted = [kept for kept in vars(metrics).values() if isinstance(kept, MetricWrapperBase)]
     # prometheus_client tells the labels of a metric only by this attribute
     labels = {name: kept._labelnames for kept in counted for name in names_of(kept)}  # noqa: SLF001
-    book = LedgerSnapshot(0, 0, 0, 0, 0, 0)
+    book = LedgerSnapshot({HOST: DeviceBook(0, 0, 0, 0, 0)}, models=0)
     metrics.watch(
         State(
             models=lambda: dict.fromkeys(ModelState, 0),
             ledger=lambda: book,
-            memory=lambda: MemoryReading(0, 0),
+            memory=lambda: MemoryReading({HOST: DeviceReading(0, 0)}),
             triton_live=lambda: True,
         )
     )
@@ -191,8 +197,9 @@ def metric_rows() -> list[list[str]]:
         shown = ", ".join(f"`{label}`" for label in labels.get(family.name, ()))
         values = [value for sample in family.samples for value in sample.labels.values()]
         if family.type == "gauge" and values:
-            label = next(iter(family.samples[0].labels))
-            shown = f"`{label}`: " + ", ".join(values)
+            *others, label = family.samples[0].labels
+            values = [sample.labels[label] for sample in family.samples]
+            shown = "".join(f"`{other}`, " for other in others) + f"`{label}`: " + ", ".join(values)
         rows.append([f"`{name}`", family.type, shown or "none", family.documentation])
     return rows
 

@@ -21,6 +21,7 @@ _log = logging.getLogger("adapter.triton")
 _EXIT_TIMEOUT_SECONDS = 8  # Triton's own, for requests in flight; below what stop() allows
 _POLL_SECONDS = 0.05
 _DEFAULT_BACKENDS = "/opt/tritonserver/backends"  # as in NVIDIA's images
+_LOAD_THREADS, _DEFAULT_LOAD_THREADS = "--model-load-thread-count=", 4
 _BACKOFF_SECONDS = (0.5, 30.0)
 _STEADY_SECONDS = 60.0
 
@@ -63,6 +64,12 @@ class EmbeddedTriton:
     def pid(self) -> int | None:
         return self._server.pid if self._server else None
 
+    @property
+    def load_threads(self) -> int:
+        """How many loads it works on at a time."""
+        given = [a.partition("=")[2] for a in self._extra_args if a.startswith(_LOAD_THREADS)]
+        return int(given[-1]) if given and given[-1].isdecimal() else _DEFAULT_LOAD_THREADS
+
     async def start(self) -> None:
         """Return when the server is live. BackendUnavailable says why it is not to be had."""
         try:
@@ -82,6 +89,12 @@ class EmbeddedTriton:
             await self._server.stop()
         self._ports.close()
         await asyncio.to_thread(self._folder.remove)
+
+    async def restart(self, reason: str) -> None:
+        """End the server at once, as it cannot end in good order; the supervisor starts another."""
+        _log.error("triton.ended", extra={"reason": reason})
+        if self._server is not None:
+            self._server.kill()
 
     def process_ids(self) -> list[int]:
         """The server and all its descendants, now. Empty while it is down."""

@@ -123,6 +123,10 @@ class ServerProcess:
                 await asyncio.wait_for(self.ended(), seconds)
                 return
 
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     def complaint(self) -> str:
         """The last thing it said, which is the reason when it gave up, then the lines before."""
         last = self._lines[-1] if self._lines else "it said nothing"

@@ -1,24 +1,28 @@
 """The control plane: load, unload, list. Slow, serialised per model, and undone when it fails.
 
 An operation outlives its caller: it runs in a task of its own, and a caller who goes away does
-not stop it. Per model one operation runs at a time, in order of arrival; models never wait for
-each other.
+not stop it. Per model one operation runs at a time, in order of arrival; models wait for each
+other only where memory is at stake (core/admission.py).
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from functools import partial
+from contextlib import AsyncExitStack, suppress
 
+from adapter.control.bringup import BringUp
 from adapter.control.lease import Lease
+from adapter.control.memory import Memory
 from adapter.control.operations import Operations
-from adapter.control.ports import MemoryReader, Packages, Processes, TimeLimits, Triton
+from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
+from adapter.control.recovery import Recovery
+from adapter.control.revival import Revival
 from adapter.control.teardown import Teardown
-from adapter.core.admission import admit
-from adapter.core.ledger import Ledger, MemoryReading
-from adapter.core.model import ModelId, ModelSource, Package
-from adapter.core.names import triton_name
+from adapter.control.watch import Watch
+from adapter.core.ledger import Ledger
+from adapter.core.memory import total
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.names import replacement_name, triton_name
 from adapter.core.registry import ModelRecord, Registry, not_loaded
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
@@ -27,10 +31,7 @@ from adapter.errors import (
     AlreadyLoaded,
     BackendTimeout,
     BackendUnavailable,
-    CapacityError,
-    MemoryFigures,
     ModelNotFound,
-    OutOfMemory,
     StubDied,
 )
 from adapter.metrics import Metrics
@@ -52,21 +53,55 @@ class ModelControl:
         memory: MemoryReader,
         metrics: Metrics,
         limits: TimeLimits,
-        processes: Processes | None = None,
+        server: Server | None = None,
+        store: SizeStore | None = None,
+        loads_again: bool = False,
+        load_threads: int = 4,
     ) -> None:
+        """`loads_again`: what Triton has lost is loaded anew. `load_threads` are Triton's."""
         self.registry = registry
-        self.ledger = ledger
         self.is_open = False
-        self._sizes = sizes
-        self._triton = triton
+        self.memory = Memory(ledger, sizes, memory, metrics, limits)
+        self.recovery = Recovery(self.memory, metrics, limits)
         self._packages = packages
-        self._memory = memory
         self._limits = limits
-        self._teardown = Teardown(triton, processes, limits)
-        self._operations = Operations(metrics, ledger.of)
+        self._operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
+        self._teardown = Teardown(triton, server, limits)
+        self._bringup = self._make_bringup(triton, server, metrics)
+        self._revival = self._make_revival(
+            triton, server, loads_again=loads_again, load_threads=load_threads
+        )
+        self._watch = Watch(registry, self.memory, packages, self._revival, store)
         self._loading: set[ModelId] = set()
         self._drained: dict[ModelId, asyncio.Event] = {}
         self._reconciling: asyncio.Task[None] | None = None
+
+    def _make_bringup(self, triton: Triton, server: Server | None, metrics: Metrics) -> BringUp:
+        return BringUp(
+            triton=triton,
+            server=server,
+            teardown=self._teardown,
+            memory=self.memory,
+            recovery=self.recovery,
+            metrics=metrics,
+            limits=self._limits,
+        )
+
+    def _make_revival(
+        self, triton: Triton, server: Server | None, *, loads_again: bool, load_threads: int
+    ) -> Revival:
+        return Revival(
+            registry=self.registry,
+            memory=self.memory,
+            triton=triton,
+            server=server,
+            packages=self._packages,
+            teardown=self._teardown,
+            turn=self._operations.turn,
+            begin_load=self._begin_load,
+            loads_again=loads_again,
+            load_threads=load_threads,
+        )
 
     # -- what callers ask -------------------------------------------------------------------
 
@@ -83,10 +118,7 @@ class ModelControl:
         if model_id in self._loading or (known and known.state is ModelState.READY):
             doing = "being loaded" if model_id in self._loading else "loaded already"
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
-        self._loading.add(model_id)
-        work = self._operations.logged("load", model_id, self._load(model_id, source), seen)
-        task = self._operations.start(work)
-        task.add_done_callback(lambda _: self._loading.discard(model_id))
+        task = self._begin_load(model_id, source, **seen)
         done, _ = await asyncio.wait({task}, timeout=self._limits.load + 1)
         if not done:
             raise BackendTimeout(
@@ -97,7 +129,7 @@ class ModelControl:
         return task.result()
 
     async def unload(self, model_id: ModelId, **seen: str) -> None:
-        """Take the model down; return when Triton no longer has it."""
+        """Take the model down; return when Triton no longer has it and its memory is back."""
         self._refuse_unless_open()
         if model_id not in self.registry and model_id not in self._loading:
             raise not_loaded(model_id)
@@ -112,70 +144,41 @@ class ModelControl:
             )
         task.result()
 
-    async def with_figures(self, error: CapacityError, model_id: ModelId) -> CapacityError:
-        """Complete the error's bytes with what the ledger and the memory reader know now."""
-        known, reading = error.figures, await self._memory.read()
-        book = self.ledger.snapshot()
-        used = reading.used_bytes if reading else None
-        error.figures = MemoryFigures(
-            needed_bytes=known.needed_bytes or self.ledger.of(model_id) or None,
-            free_bytes=book.free_bytes(used) if known.free_bytes is None else known.free_bytes,
-            limit_bytes=known.limit_bytes or book.limit_bytes,
-        )
-        return error
-
-    async def look_at_memory(self) -> MemoryReading | None:
-        return await self._memory.read()
+    def why_stuck(self) -> str | None:
+        """Why no load can succeed until Triton is restarted; None while that is not so."""
+        return self._revival.why_stuck()
 
     # -- the life of the whole --------------------------------------------------------------
 
-    async def purge(self) -> None:
-        """Before the first load: take down what an earlier run of ours left in Triton."""
-        for staged in await self._packages.staged():
-            record = ModelRecord(staged.model_id, staged.name, ModelSource(""))
-            record.placement = staged.placement
-            await self._teardown.bring_down(record)
-            await self._packages.remove(staged.name)
-        reading = await self._memory.read()
-        self.ledger.baseline_bytes = reading.used_bytes if reading else 0
+    async def open(self) -> None:
+        """Before the first load: take stock of what an earlier run of ours left in Triton."""
+        await self._revival.take_stock()
         self.is_open = True
 
-    async def reconcile(self) -> None:
-        """Forget the models that Triton no longer has: it was restarted, or they were taken."""
-        settled = (ModelState.READY, ModelState.DEAD)
-        # noted before the look at Triton: what becomes ready after it must not be missed there
-        before = [r for r in self.registry.records() if r.state in settled]
-        ready = await self._triton.ready()
-        lost = [
-            r
-            for r in before
-            if self.registry.get(r.id) is r and r.state in settled and r.name not in ready
-        ]
-        for record in lost:
-            self.registry.vanished(record)
-            self.ledger.release(record.id)
-        for record in lost:
-            async with self._operations.turn(record.id):
-                if record.id not in self.registry:
-                    await self._undo(record, partial(self._clear_away, record))
-        if lost:
-            log.warning("triton.models_vanished", extra={"models": [r.id for r in lost]})
+    async def watch(self) -> None:
+        """For ever, beside all else, once open."""
+        await self._watch.run()
 
-    async def _clear_away(self, record: ModelRecord) -> None:
-        """The entry is gone from Triton; its helpers need not be."""
-        if len(record.placement.names) > 1:
-            await self._teardown.bring_down(record)
-        await self._packages.remove(record.name)
+    async def triton_restarted(self) -> None:
+        """Triton is back, with nothing in it."""
+        await self._revival.triton_restarted()
+
+    async def reconcile(self) -> None:
+        """Forget the models that Triton no longer has."""
+        await self._revival.reconcile()
 
     async def drain(self, seconds: float) -> None:
         """Take no more operations; wait for those under way."""
         self.is_open = False
         await self._operations.drain(seconds)
+        with suppress(AdapterError):  # the disk refuses; no reason to stop badly
+            await self._watch.save()
 
     def _lease_ended(self, record: ModelRecord, error: BaseException | None) -> None:
         if record.in_flight == 0 and (event := self._drained.get(record.id)) is not None:
             event.set()
-        if isinstance(error, StubDied):
+        # what looked like a lack of memory may be a death as well, and then says so by its cause
+        if isinstance(error, StubDied) or (error and isinstance(error.__cause__, StubDied)):
             self.registry.died(record)
         elif isinstance(error, ModelNotFound) and (
             self._reconciling is None or self._reconciling.done()
@@ -184,35 +187,41 @@ class ModelControl:
 
     # -- operations -------------------------------------------------------------------------
 
+    def _begin_load(
+        self, model_id: ModelId, source: ModelSource, **seen: str
+    ) -> asyncio.Task[ModelRecord]:
+        self._loading.add(model_id)
+        work = self._operations.logged("load", model_id, self._load(model_id, source), seen)
+        task = self._operations.start(work)
+        task.add_done_callback(lambda _: self._loading.discard(model_id))
+        return task
+
     async def _load(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
         async with self._operations.turn(model_id), AsyncExitStack() as undo:
             known = self.registry.get(model_id)
             if known is not None and known.state is ModelState.DEAD:
                 await self._take_down(model_id)
-            record = self.registry.begin_load(model_id, triton_name(model_id), source)
+            record = self.registry.begin_load(model_id, self._free_name(model_id), source)
             undo.callback(self.registry.abort_load, record)
             # pushed before each act: one that failed or was given up may still have done its work
-            undo.push_async_callback(self._undo, record, lambda: self._packages.remove(record.name))
+            undo.push_async_callback(self._undo, record, lambda: self._remove(record))
             package = await self._packages.prepare(record.name, model_id, source)
             if package.warnings:
                 fields = {"model_id": model_id, "warnings": package.warnings}
                 log.warning("model.package_odd", extra=fields)
-            before = await self._reserve(record, package)
-            undo.callback(self.ledger.release, model_id)
+            record.package_key = package.content_key
+            self.memory.sizes.known_at(source.url, package)
+            estimate = await self.memory.admit(model_id, package)
+            undo.push_async_callback(self.memory.not_loaded, model_id)
             record.placement = await self._packages.place(record.name, model_id, package)
             undo.push_async_callback(self._undo, record, lambda: self._teardown.bring_down(record))
-            await self._load_all(record)
-            await self._settle(record, package, before)
+            await self._bringup.bring_up(record, package, estimate)
+            await self.memory.loaded(model_id)
+            held = self.memory.ledger.of(model_id)
+            await self._packages.confirm(record.name, source, package.content_key, held)
             undo.pop_all()
             self.registry.finish_load(record)
             return record
-
-    async def _load_all(self, record: ModelRecord) -> None:
-        try:
-            for name in record.placement.load:
-                await self._triton.load(name, record.id)
-        except OutOfMemory as error:
-            raise await self.with_figures(error, record.id) from error.__cause__
 
     async def _unload(self, model_id: ModelId) -> None:
         async with self._operations.turn(model_id):
@@ -222,19 +231,35 @@ class ModelControl:
         known = self.registry.get(model_id)
         is_dead = known is not None and known.state is ModelState.DEAD
         record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
-        try:
-            await self._wait_drained(record)
-            await self._teardown.bring_down(record, is_dead=is_dead)
-        except BaseException:
-            self.registry.unload_failed(record)
-            if is_dead:
-                self.registry.died(record)
-            raise
-        try:
+        async with self.memory.unloading(model_id):
+            try:
+                await self._wait_drained(record)
+                before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
+                await self._teardown.bring_down(record, is_dead=is_dead)
+            except BaseException:
+                self.registry.unload_failed(record)
+                if is_dead:
+                    self.registry.died(record)
+                raise
+            try:
+                await self._remove(record)
+            finally:  # Triton has let go, whatever the disk says
+                held = self.memory.gone(model_id)
+                self.registry.finish_unload(record)
+            await self.recovery.given_back(held, before, booked)
+
+    def _free_name(self, model_id: ModelId) -> TritonName:
+        """The model's name in Triton, or another while Triton is stuck with that one."""
+        name, number = triton_name(model_id), 0
+        while name in self._teardown.stuck:
+            number += 1
+            name = replacement_name(model_id, number)
+        return name
+
+    async def _remove(self, record: ModelRecord) -> None:
+        """What Triton is stuck with stays: it may still be reading there."""
+        if record.name not in self._teardown.stuck:
             await self._packages.remove(record.name)
-        finally:  # Triton has let go, whatever the disk says
-            self.ledger.release(model_id)
-            self.registry.finish_unload(record)
 
     async def _undo(self, record: ModelRecord, step: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -253,32 +278,6 @@ class ModelControl:
             log.warning("model.drain_timed_out", extra={"model_id": record.id})
         finally:
             del self._drained[record.id]
-
-    # -- memory -----------------------------------------------------------------------------
-
-    async def _reserve(
-        self, record: ModelRecord, package: Package
-    ) -> tuple[MemoryReading | None, int]:
-        """Admit and reserve in one breath; returns what the load will be measured against."""
-        changes = self._operations.changes
-        reading = await self._memory.read()
-        estimate = self._sizes.estimate(package)
-        book = self.ledger.snapshot()
-        admit(record.id, estimate, book, reading.used_bytes if reading else None)
-        self.ledger.reserve(record.id, estimate.size_bytes)
-        return (reading if len(self._operations) == 1 else None), changes
-
-    async def _settle(
-        self, record: ModelRecord, package: Package, before: tuple[MemoryReading | None, int]
-    ) -> None:
-        """Hold what was measured; where another operation ran meanwhile, what was reserved."""
-        reading, changes = before
-        after = await self._memory.read()
-        if reading is None or after is None or changes != self._operations.changes:
-            self.ledger.settle(record.id, None)
-            return
-        measured = self.ledger.settle(record.id, after.used_bytes - reading.used_bytes)
-        self._sizes.learn(package, measured)
 
     def _refuse_unless_open(self) -> None:
         if not self.is_open:

@@ -22,6 +22,7 @@ class Lease:
 
     def __enter__(self) -> ModelRecord:
         self._record.in_flight += 1
+        self._record.served += 1
         return self._record
 
     def __exit__(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, CallerError, InsufficientMemory, OutOfMemory
+from adapter.errors import AdapterError, CallerError, InsufficientMemory, ModelTooLarge, OutOfMemory
 from adapter.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -16,17 +16,11 @@ T = TypeVar("T")
 
 
 class Operations:
-    """Equal readings of `changes` mean that no operation began or ended in between."""
-
     def __init__(self, metrics: Metrics, size_of: Callable[[ModelId], int]) -> None:
-        self.changes = 0
         self._metrics = metrics
         self._size_of = size_of
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turns: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
 
     def turn(self, model_id: ModelId) -> asyncio.Lock:
         """The FIFO lock of this model; it is forgotten when nobody holds or awaits it."""
@@ -36,7 +30,6 @@ class Operations:
         """Run `work` to its end, whether or not anybody goes on waiting for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        self.changes += 1
         task.add_done_callback(self._ended)
         return task
 
@@ -74,13 +67,12 @@ class Operations:
 
     def _count_out_of_memory(self, error: AdapterError) -> None:
         if isinstance(error, InsufficientMemory):
-            self._metrics.out_of_memory.labels("refused").inc()
-        elif isinstance(error, OutOfMemory):
-            self._metrics.out_of_memory.labels("load").inc()
+            self._metrics.out_of_memory.labels("refused", "").inc()
+        elif isinstance(error, OutOfMemory | ModelTooLarge):
+            self._metrics.out_of_memory.labels("load", error.pattern or "").inc()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        self.changes += 1
         # Retrieved here too, in case that the caller has gone: an operation never fails unseen.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, AdapterError):

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from adapter.core.ledger import MemoryReading
-from adapter.core.model import ModelId, ModelSource, Package, Placement, TritonName
+from adapter.core.memory import Bytes, MemoryReading
+from adapter.core.model import ModelId, ModelSource, Package, Placement, StagedModel, TritonName
 
 
 class Triton(Protocol):
@@ -13,20 +13,21 @@ class Triton(Protocol):
     async def unload(self, name: TritonName, model_id: ModelId) -> None: ...
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]: ...
     async def ready(self) -> set[str]: ...
+    async def present(self) -> set[str]:
+        """Those that Triton has, or is bringing up or down."""
 
 
-class Processes(Protocol):
+class Server(Protocol):
+    """A Triton of our own."""
+
+    @property
+    def load_threads(self) -> int:
+        """How many loads it works on at a time."""
+
     def has_live_stub(self, name: TritonName) -> bool | None:
         """Whether a python process of this model runs; None when that cannot be known."""
 
-
-class StagedModel(Protocol):
-    @property
-    def name(self) -> TritonName: ...
-    @property
-    def model_id(self) -> ModelId: ...
-    @property
-    def placement(self) -> Placement: ...
+    async def restart(self, reason: str) -> None: ...
 
 
 class Packages(Protocol):
@@ -34,6 +35,9 @@ class Packages(Protocol):
         self, name: TritonName, model_id: ModelId, source: ModelSource
     ) -> Package: ...
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement: ...
+    async def confirm(
+        self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
+    ) -> None: ...
     async def remove(self, name: TritonName) -> None: ...
     async def staged(self) -> Sequence[StagedModel]: ...
 
@@ -42,12 +46,32 @@ class MemoryReader(Protocol):
     @property
     def last(self) -> MemoryReading | None: ...
     async def read(self) -> MemoryReading | None: ...
+    @property
+    def is_in_doubt(self) -> bool:
+        """What it says has not moved since a change that it must show."""
+
+    def changed(self, since: float) -> None:
+        """Models came or went that it must show, at `since` (time.monotonic) at the earliest."""
+
+
+class SizeStore(Protocol):
+    async def save(self, data: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """In seconds. `stall`: how long an unload may stand still before it is helped along."""
+    """In seconds.
+
+    `stall`: how long an unload may stand still before it is helped along. `recovery`: how long
+    memory that is about to come back is waited for. `alone`: how long a load of unknown footprint
+    waits to run without others. `stub_gone`: how long a load goes on without its python process
+    before it is given up; `stub_unseen`: the same where none was ever seen.
+    """
 
     load: float = 350.0
     unload: float = 340.0
     stall: float = 30.0
+    recovery: float = 5.0
+    alone: float = 60.0
+    stub_gone: float = 5.0
+    stub_unseen: float = 60.0

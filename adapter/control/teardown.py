@@ -1,10 +1,11 @@
-"""Takes a model out of Triton, and knows when it is really gone."""
+"""Takes a model out of Triton, and knows when it is really gone, and what is stuck for good."""
 
 import logging
 
-from adapter.control.ports import Processes, TimeLimits, Triton
+from adapter.control.ports import Server, TimeLimits, Triton
 from adapter.core.model import TritonName
 from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
 from adapter.errors import AdapterError, BackendTimeout
 
 log = logging.getLogger(__name__)
@@ -14,21 +15,38 @@ _NORMAL_SECONDS = 1.0
 
 
 class Teardown:
-    def __init__(self, triton: Triton, processes: Processes | None, limits: TimeLimits) -> None:
+    """`stuck`: models whose load does not end, by their names. Triton has a few threads for loads
+    and each such model keeps one; mostly for good, until Triton is restarted.
+    """
+
+    def __init__(self, triton: Triton, server: Server | None, limits: TimeLimits) -> None:
+        self.stuck: dict[TritonName, ModelRecord] = {}
         self._triton = triton
-        self._processes = processes
+        self._server = server
         self._limits = limits
 
+    def give_up(self, record: ModelRecord) -> None:
+        """Triton does not answer for this load, and an unload would wait for it as well."""
+        self.stuck[record.name] = record
+        log.error("model.load_stuck", extra={"model_id": record.id, "stuck": len(self.stuck)})
+
     async def bring_down(self, record: ModelRecord, *, is_dead: bool = False) -> None:
-        """Unload, and return when nothing is left.
+        """Unload, and return when nothing is left but what is stuck.
 
         The unload of a model whose python process has died stays in UNLOADING for ever. Loading
         the same name again gives Triton a live process, and the unload of that one completes
         (memory.md section 6).
         """
+        if record.name in self.stuck:
+            return
         names = set(record.placement.names)
-        for name in reversed(record.placement.load):
-            await self._triton.unload(name, record.id)
+        try:
+            for name in reversed(record.placement.load):
+                await self._triton.unload(name, record.id)
+        except BackendTimeout:
+            if record.state is ModelState.LOADING:  # it waits for that load to end
+                self.give_up(record)
+            raise
         if not (left := await self._triton.wait_gone(names, _NORMAL_SECONDS)):
             return
         is_dead = is_dead or any(map(self._has_lost_its_process, left))
@@ -55,9 +73,7 @@ class Teardown:
             raise _not_gone(record)
 
     def _has_lost_its_process(self, name: str) -> bool:
-        return (
-            self._processes is not None and self._processes.has_live_stub(TritonName(name)) is False
-        )
+        return self._server is not None and self._server.has_live_stub(TritonName(name)) is False
 
 
 def _not_gone(record: ModelRecord) -> BackendTimeout:

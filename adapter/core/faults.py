@@ -19,6 +19,7 @@ from adapter.errors import (
     MemoryFigures,
     ModelNotFound,
     OutOfMemory,
+    PayloadTooLarge,
     StubDied,
 )
 
@@ -34,8 +35,20 @@ _LOST = re.compile(
 # Triton's own words end the text: what stands before them (a request id) a caller may have chosen.
 # UNAVAILABLE instead of NOT_FOUND before mid-2022.
 _UNKNOWN_MODEL = re.compile(
-    r"(?:Request for unknown model: '[^']*'(?: version \d+)? (?:is not found|has no available"
-    r" versions)|'[^']*' version \d+ is not at ready state)\.?\s*$"
+    r"(?:Request for unknown model: '[^']*' (?:is not found|has no available versions)"
+    r"|'[^']*' version \d+ is not at ready state)\.?\s*$"
+)
+# Triton knows the model and never had this version of it; a version that it had and unloaded is
+# `not at ready state`, and of a model that it does not know no version is mentioned.
+_UNKNOWN_VERSION = re.compile(r"Request for unknown model: '[^']*' version \d+ is not found\.?\s*$")
+# What went through Triton: here a model or a caller may have chosen the words.
+_TRITONS = re.compile(
+    r"\[request id: |in ensemble '|Failed to process the request\(s\) for model '"
+)
+# grpcio on a message that one side will not send or the other not take. `CLIENT: Received` and
+# `SERVER: Sent` are about the answer; older versions name no side, and the request is meant then.
+_REQUEST_TOO_LARGE = re.compile(
+    r"^(?!CLIENT: Received|SERVER: Sent).{0,40}message larger than max", re.IGNORECASE
 )
 _DEAD_STUB = re.compile(
     r"^(?:\[request id: .{0,1024}\] )?(?:in ensemble '[^']*', )?"
@@ -44,8 +57,16 @@ _DEAD_STUB = re.compile(
 
 # gRPC code of a load failure -> what Triton's HTTP port would have said
 _HTTP_OF_LOAD = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "INTERNAL": 500, "UNKNOWN": 400}
+# the same for an inference. UNKNOWN, which shares 400 over HTTP, is never Triton's check of inputs
+_HTTP_OF_INFER = {
+    "INVALID_ARGUMENT": 400,
+    "ALREADY_EXISTS": 400,
+    "NOT_FOUND": 404,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+}
 
-_BAD_REQUEST, _NOT_FOUND, _SERVER_ERROR, _NOT_IMPLEMENTED, _UNAVAILABLE = 400, 404, 500, 501, 503
+_NOT_FOUND, _SERVER_ERROR, _NOT_IMPLEMENTED, _UNAVAILABLE = 404, 500, 501, 503
 
 
 class Faults:
@@ -58,26 +79,18 @@ class Faults:
         self, code: str, text: str, *, name: TritonName | None = None, model_id: ModelId | None
     ) -> AdapterError:
         """A load, unload or index call failed with this gRPC code (`UNAVAILABLE`, ...)."""
-        verdict = self._classifier.judge(
-            text, phase=Phase.LOAD, http_status=_HTTP_OF_LOAD.get(code, _SERVER_ERROR)
-        )
         said = _for_caller(text, name, model_id)
-        if code == "UNAVAILABLE" and _NOT_DELIVERED.search(text):
-            return BackendUnavailable(
-                f"Triton cannot be reached: {said}", model_id=model_id, delivered=False
-            )
-        if code in {"UNAVAILABLE", "CANCELLED"} and _LOST.search(text):
-            return BackendUnavailable(
-                f"the connection to Triton broke: {said}", model_id=model_id, delivered=True
-            )
-        if code == "DEADLINE_EXCEEDED":
-            return BackendTimeout("Triton did not answer in time", model_id=model_id)
+        if error := _of_transport(code, text, said, model_id):
+            return error
         if code == "RESOURCE_EXHAUSTED":
             # grpcio's own limits on messages and metadata; Triton never uses this code
             return LoadFailed(said, model_id=model_id)
+        verdict = self._classifier.judge(
+            text, phase=Phase.LOAD, http_status=_HTTP_OF_LOAD.get(code, _SERVER_ERROR)
+        )
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
-        return LoadFailed(said, model_id=model_id)
+        return LoadFailed(said, model_id=model_id, suspected=verdict.matched)
 
     def of_inference(
         self, status: int, content_type: str, text: str, *, name: TritonName, model_id: ModelId
@@ -88,23 +101,72 @@ class Faults:
         request was parsed, and only those come as JSON by content type; failures of the execution
         are text/plain (sagemaker.md section 5).
         """
-        verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
+        if status == _SERVER_ERROR and content_type.startswith("application/json"):
+            return InvalidRequest(_for_caller(text, name, model_id), model_id=model_id)
+        return self._of_answer(status, text, name, model_id)
+
+    def of_grpc_inference(
+        self, code: str, text: str, *, name: TritonName, model_id: ModelId
+    ) -> AdapterError:
+        """An inference, or another call about one model, failed with this gRPC code.
+
+        RESOURCE_EXHAUSTED is grpcio's: a message or the metadata was too large. Triton itself
+        never uses it, so it is no lack of memory (memory.md section 0.2).
+        """
+        said = _for_caller(text, name, model_id)
+        if error := _of_transport(code, text, said, model_id):
+            return error
+        if code == "RESOURCE_EXHAUSTED":
+            if _REQUEST_TOO_LARGE.search(text):
+                return PayloadTooLarge(said, model_id=model_id)
+            return InferenceFailed(said, model_id=model_id)
+        return self._of_answer(_HTTP_OF_INFER.get(code, _SERVER_ERROR), text, name, model_id)
+
+    def _of_answer(
+        self, status: int, text: str, name: TritonName, model_id: ModelId
+    ) -> AdapterError:
+        """Triton's own answer to an inference; `status` is what its HTTP port says to it."""
         said = _for_caller(text, name, model_id)
         if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.search(text):
             return ModelNotFound(f"Triton does not have the model: {said}", model_id=model_id)
-        parsing = status == _SERVER_ERROR and content_type.startswith("application/json")
-        if parsing or status == _NOT_IMPLEMENTED:
+        if status == _NOT_IMPLEMENTED or (
+            status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_VERSION.search(text)
+        ):
             return InvalidRequest(said, model_id=model_id)
+        verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
-        if _DEAD_STUB.search(text):
-            return StubDied(said, model_id=model_id)
-        if status == _UNAVAILABLE:
-            return BackendUnavailable(said, model_id=model_id, delivered=True)
-        # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
-        if status >= _SERVER_ERROR or status == _NOT_FOUND:
-            return InferenceFailed(said, model_id=model_id)
-        return InvalidRequest(said, model_id=model_id)
+        return _of_execution(status, text, said, verdict.matched, model_id)
+
+
+def _of_execution(
+    status: int, text: str, said: str, suspected: str | None, model_id: ModelId
+) -> AdapterError:
+    if _DEAD_STUB.search(text):
+        return StubDied(said, model_id=model_id, suspected=suspected)
+    if status == _UNAVAILABLE:
+        return BackendUnavailable(said, model_id=model_id, delivered=True)
+    # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
+    if status >= _SERVER_ERROR or status == _NOT_FOUND:
+        return InferenceFailed(said, model_id=model_id, suspected=suspected)
+    return InvalidRequest(said, model_id=model_id)
+
+
+def _of_transport(code: str, text: str, said: str, model_id: ModelId | None) -> AdapterError | None:
+    """What grpcio says in Triton's place; None when it was Triton that answered."""
+    if code == "DEADLINE_EXCEEDED":
+        return BackendTimeout("Triton did not answer in time", model_id=model_id)
+    if code not in {"UNAVAILABLE", "CANCELLED"} or _TRITONS.match(text):
+        return None
+    if _NOT_DELIVERED.search(text):
+        return BackendUnavailable(
+            f"Triton cannot be reached: {said}", model_id=model_id, delivered=False
+        )
+    if _LOST.search(text):
+        return BackendUnavailable(
+            f"the connection to Triton broke: {said}", model_id=model_id, delivered=True
+        )
+    return None
 
 
 def _out_of_memory(text: str, verdict: Verdict, model_id: ModelId | None) -> OutOfMemory:
@@ -113,6 +175,7 @@ def _out_of_memory(text: str, verdict: Verdict, model_id: ModelId | None) -> Out
         model_id=model_id,
         figures=MemoryFigures(needed_bytes=verdict.requested_bytes),
         matched=verdict.matched,
+        pattern=verdict.rule,
     )
 
 

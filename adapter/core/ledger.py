@@ -1,85 +1,175 @@
-"""The book of memory bytes per model: reserved before a load, held after it, released when gone.
+"""The book of memory bytes per device and model: reserved before a load, held after it, released
+when gone.
 
 Synchronous throughout, hence atomic on the event loop: nobody can decide on a state of the book
 that another is changing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from adapter.core.memory import Bytes, Device, MemoryReading, at_least_zero
 from adapter.core.model import ModelId
 
+# Stands for all memory there is when nobody reads any and only a limit was set.
+UNSEEN = Device("memory")
+
 
 @dataclass(frozen=True, slots=True)
-class MemoryReading:
-    """What a memory reader saw, in bytes."""
+class DeviceBook:
+    """All in bytes. `baseline` is what is taken with no model of ours loaded.
+
+    `index` is CUDA's number of the GPU within Triton, None where nobody says.
+    """
 
     limit_bytes: int
-    used_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSnapshot:
-    """All in bytes. `baseline` is what Triton takes with no model of ours loaded."""
-
-    limit_bytes: int | None
     headroom_bytes: int
     baseline_bytes: int
     reserved_bytes: int
     held_bytes: int
-    models: int
+    index: int | None = None
 
-    def free_bytes(self, observed_used_bytes: int | None) -> int | None:
+    def free_bytes(self, used_bytes: int | None) -> int:
         """What may be handed out: the worse of book and observation, less the headroom.
 
         The observation lags behind loads that have only begun, the book does not know what others
-        take (memory.md section 4, Ollama's rule). None when there is no limit to hold anything to.
+        take (memory.md section 4, Ollama's rule).
         """
-        if self.limit_bytes is None:
-            return None
         booked = self.baseline_bytes + self.held_bytes + self.reserved_bytes
-        used = max(booked, (observed_used_bytes or 0) + self.reserved_bytes)
-        return max(0, self.limit_bytes - used - self.headroom_bytes)
+        taken = max(booked, (used_bytes or 0) + self.reserved_bytes)
+        return max(0, self.limit_bytes - taken - self.headroom_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """`models` are those with something reserved or held. The sums are over the known devices."""
+
+    devices: Mapping[Device, DeviceBook]
+    models: int
+
+    def free(self, reading: MemoryReading | None) -> Bytes:
+        used: Bytes = reading.used if reading else {}
+        return {device: book.free_bytes(used.get(device)) for device, book in self.devices.items()}
+
+    def free_bytes(self, reading: MemoryReading | None) -> int | None:
+        """None without devices: there is no limit to hold anything to."""
+        return sum(self.free(reading).values()) if self.devices else None
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """None without devices."""
+        return sum(book.limit_bytes for book in self.devices.values()) if self.devices else None
+
+    @property
+    def headroom_bytes(self) -> int:
+        return sum(book.headroom_bytes for book in self.devices.values())
+
+    @property
+    def baseline_bytes(self) -> int:
+        return sum(book.baseline_bytes for book in self.devices.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        return sum(book.reserved_bytes for book in self.devices.values())
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(book.held_bytes for book in self.devices.values())
+
+    def tightest(self, needs: Bytes, reading: MemoryReading | None) -> Device | None:
+        """Where the most is missing or, when all fits, the least is left. None without devices."""
+        free = self.free(reading)
+        return max(free, key=lambda device: needs.get(device, 0) - free[device], default=None)
 
 
 class Ledger:
-    def __init__(self, limit_bytes: int | None, headroom_bytes: int = 0) -> None:
-        self.limit_bytes = limit_bytes
-        self.headroom_bytes = headroom_bytes
-        self.baseline_bytes = 0
-        self._reserved: dict[ModelId, int] = {}
-        self._held: dict[ModelId, int] = {}
+    """`memory_limit` bounds every device by itself. `headroom` says what to keep free of a limit.
+
+    Bytes on a device that is not known (yet) are kept with their model and count in no sum.
+    """
+
+    def __init__(self, memory_limit: int | None, headroom: Callable[[int], int]) -> None:
+        self._memory_limit = memory_limit
+        self._headroom = headroom
+        self._empty: dict[Device, DeviceBook] = {}  # the books as they are without any model
+        self._reserved: dict[ModelId, Bytes] = {}
+        self._held: dict[ModelId, Bytes] = {}
 
     def __repr__(self) -> str:
         return f"<Ledger [{self.snapshot()}]>"
 
-    def reserve(self, model_id: ModelId, size_bytes: int) -> None:
+    def open(self, reading: MemoryReading | None) -> None:
+        """Add the devices of `reading` that are not known yet; those that are stay as they are.
+
+        Without a reading the limit that was set is all there is to go by: it becomes the limit of
+        UNSEEN, which goes again once devices are read and no model has anything on it.
+        """
+        if reading is None:
+            if self._memory_limit is not None and not self._empty:
+                self._add(UNSEEN, self._memory_limit, None)
+            return
+        for device, seen in reading.devices.items():
+            if device not in self._empty:
+                self._add(device, seen.limit_bytes, seen.index)
+        if reading.devices and not _on(UNSEEN, (*self._reserved.values(), *self._held.values())):
+            self._empty.pop(UNSEEN, None)
+
+    def rebase(self, reading: MemoryReading | None) -> None:
+        """Take what is used and no model's for the baseline.
+
+        Nothing happens while something is reserved: how much of that is in `reading` nobody knows.
+        """
+        if reading is None or self._reserved:
+            return
+        for device, book in self._empty.items():
+            if (used := reading.used.get(device)) is not None:
+                baseline = max(0, used - _on(device, self._held.values()))
+                self._empty[device] = replace(book, baseline_bytes=baseline)
+
+    def reserve(self, model_id: ModelId, needs: Bytes) -> None:
         """Book an estimate for a load that begins."""
         if model_id in self._reserved or model_id in self._held:
             raise ValueError(f"{model_id!r} is in the ledger already")
-        if size_bytes < 0:
-            raise ValueError(f"{size_bytes} bytes cannot be reserved")
-        self._reserved[model_id] = size_bytes
+        if any(count < 0 for count in needs.values()):
+            raise ValueError(f"{dict(needs)} cannot be reserved: bytes are not negative")
+        self._reserved[model_id] = dict(needs)
 
-    def settle(self, model_id: ModelId, measured_bytes: int | None) -> int:
+    def settle(self, model_id: ModelId, measured: Bytes | None) -> Bytes:
         """The load is done: hold what was measured, or the estimate when nothing could be."""
         reserved = self._reserved.pop(model_id)
-        self._held[model_id] = reserved if measured_bytes is None else max(0, measured_bytes)
-        return self._held[model_id]
+        held = self._held[model_id] = reserved if measured is None else at_least_zero(measured)
+        return held
+
+    def hold(self, model_id: ModelId, held: Bytes) -> None:
+        """What the model takes became known otherwise than by settling its load."""
+        self._reserved.pop(model_id, None)
+        self._held[model_id] = at_least_zero(held)
 
     def release(self, model_id: ModelId) -> None:
         """The bytes are free again. Harmless when there are none: undoing may come twice."""
         self._reserved.pop(model_id, None)
         self._held.pop(model_id, None)
 
-    def of(self, model_id: ModelId) -> int:
-        return self._held.get(model_id, self._reserved.get(model_id, 0))
+    def of(self, model_id: ModelId) -> Bytes:
+        return self._held.get(model_id, self._reserved.get(model_id, {}))
 
     def snapshot(self) -> LedgerSnapshot:
-        return LedgerSnapshot(
-            limit_bytes=self.limit_bytes,
-            headroom_bytes=self.headroom_bytes,
-            baseline_bytes=self.baseline_bytes,
-            reserved_bytes=sum(self._reserved.values()),
-            held_bytes=sum(self._held.values()),
-            models=len(self._reserved) + len(self._held),
-        )
+        books = {
+            device: replace(
+                book,
+                reserved_bytes=_on(device, self._reserved.values()),
+                held_bytes=_on(device, self._held.values()),
+            )
+            for device, book in self._empty.items()
+        }
+        return LedgerSnapshot(books, models=len(self._reserved) + len(self._held))
+
+    def _add(self, device: Device, limit_bytes: int, index: int | None) -> None:
+        if self._memory_limit is not None:
+            limit_bytes = min(limit_bytes, self._memory_limit)
+        headroom = self._headroom(limit_bytes)
+        self._empty[device] = DeviceBook(limit_bytes, headroom, 0, 0, 0, index)
+
+
+def _on(device: Device, amounts: Iterable[Bytes]) -> int:
+    return sum(each.get(device, 0) for each in amounts)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
+from adapter.core.memory import NO_BYTES, Bytes
 from adapter.errors import InvalidRequest
 
 # The caller's opaque name of a model: any UTF-8 text.
@@ -38,7 +39,8 @@ class ModelSource:
     of a file with inputs and outputs, `entry` the model of a package with several that is to
     answer; None where the files decide. `config` stands in for the package's config.pbtxt.
     `files`, safe relative paths and contents, are the package when there are any; `url` only tells
-    them from others then.
+    them from others then. `declared_bytes` is the caller's word for the memory that the model
+    takes; it beats the package's own.
     """
 
     url: str
@@ -47,6 +49,7 @@ class ModelSource:
     entry: str | None = None
     config: str | None = None
     files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    declared_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class Package:
     `size_bytes` is what the files take on disk, `declared_bytes` what the package says it takes in
     memory (None when silent). `content_key` is equal for the same files: learned sizes are kept
     under it. `backends` are Triton's, as far as they can be told. `warnings` are for the log: what
-    is odd but no fault.
+    is odd but no fault. `gpus` are the CUDA numbers of the GPUs that the package's instance groups
+    name, None when Triton is free to choose, empty when it runs on CPUs only.
     """
 
     root: str
@@ -98,6 +102,7 @@ class Package:
     content_key: str
     backends: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
+    gpus: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +117,22 @@ class Placement:
     @property
     def names(self) -> tuple[TritonName, ...]:
         return self.load + self.along
+
+
+@dataclass(frozen=True, slots=True)
+class StagedModel:
+    """What an earlier run left in Triton's repository. `name` is the entry's.
+
+    `is_loaded`: Triton served it when the note was last written. Only then the fields below are
+    known. `source` lacks what the load request itself brought, its config and files, and
+    `can_load_again` is False where it brought any.
+    """
+
+    name: TritonName
+    model_id: ModelId
+    placement: Placement
+    is_loaded: bool = False
+    source: ModelSource = ModelSource("")
+    can_load_again: bool = False
+    content_key: str = ""
+    held: Bytes = field(default_factory=lambda: NO_BYTES)

@@ -7,6 +7,7 @@ segment is used as it is; every other id gets a private name made of safe charac
     fraud-v2.tar.gz    fraud-v2.tar.gz
     team/a b           ta.u.team_2fa_20b         each other byte as _hh
     (longer than 200)  ta.h.<sha256 of the id>
+    (name is stuck)    ta.r.<n>.<sha256 of the id>
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from adapter.core.model import ModelId, TritonName
 PRIVATE_PREFIX = "ta."
 _ESCAPED = "ta.u."
 _HASHED = "ta.h."
+_REPLACED = "ta.r."
 _MAX_BYTES = 200
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
@@ -40,3 +42,8 @@ def triton_name(model_id: ModelId) -> TritonName:
     if len(escaped) <= _MAX_BYTES:
         return TritonName(escaped)
     return TritonName(_HASHED + hashlib.sha256(raw).hexdigest())
+
+
+def replacement_name(model_id: ModelId, number: int) -> TritonName:
+    """Another name, for when Triton is stuck with the first; one for each number."""
+    return TritonName(f"{_REPLACED}{number}.{hashlib.sha256(model_id.encode()).hexdigest()}")

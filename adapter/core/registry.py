@@ -10,14 +10,20 @@ from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 
 @dataclass(slots=True, eq=False)
 class ModelRecord:
-    """One model. Only the registry changes `state`; only control changes `in_flight`."""
+    """One model. Only the registry changes `state`; only control changes the rest.
+
+    `served` counts its inferences. `can_load_again`: `source` is all that it takes.
+    """
 
     id: ModelId
     name: TritonName
     source: ModelSource
     state: ModelState = ModelState.LOADING
     in_flight: int = 0
+    served: int = 0
     placement: Placement = field(default_factory=lambda: Placement(()))
+    package_key: str = ""
+    can_load_again: bool = True
 
     @property
     def is_renamed(self) -> bool:
@@ -78,6 +84,12 @@ class Registry:
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         advance(None, ModelEvent.LOAD_BEGUN)
         record = self._records[model_id] = ModelRecord(model_id, name, source)
+        return record
+
+    def adopt(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
+        """A model that Triton serves already, loaded by an earlier run of ours."""
+        record = self._records[model_id] = ModelRecord(model_id, name, source)
+        self._apply(record, ModelEvent.LOADED)
         return record
 
     def finish_load(self, record: ModelRecord) -> None:

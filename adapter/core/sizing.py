@@ -1,10 +1,22 @@
-"""How many bytes of memory a model will take: learned beats declared, else nobody knows."""
+"""How many bytes of memory a model will take: as learned, declared, on disk, or by default."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
+from adapter.core.ledger import UNSEEN
+from adapter.core.memory import HOST, Bytes, Device, total
 from adapter.core.model import Package
+
+# Packages, and places of packages, that are remembered; the least recent go first.
+MAX_REMEMBERED = 10_000
+
+# Files below this are code and configuration, and say nothing of memory.
+_TELLING_BYTES = 2**20
+
+_Value = TypeVar("_Value")
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
@@ -29,32 +41,151 @@ def format_size(count: int) -> str:
 
 
 class Basis(Enum):
-    """What an estimate stands on. Only the first two are good enough to refuse a load by."""
+    """What an estimate stands on, the most trusted first."""
 
     LEARNED = "learned"
     DECLARED = "declared"
-    UNKNOWN = "unknown"
+    DISK = "disk"
+    DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    size_bytes: int
+    needs: Bytes
     basis: Basis
+
+    @property
+    def size_bytes(self) -> int:
+        """On all devices together."""
+        return total(self.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """`exact` when measured with nothing else going on, else a share of what several took."""
+
+    figures: Bytes
+    exact: bool
 
 
 class Sizes:
-    """What each package was seen to take, by content key."""
+    """What each package was seen to take, by content key, and what to expect of the others.
 
-    def __init__(self) -> None:
-        self._learned: dict[str, int] = {}
+    `size_factor` makes memory of bytes on disk; `default_bytes` is for a package whose files say
+    nothing.
+    """
 
-    def learn(self, package: Package, measured_bytes: int) -> None:
-        known = self._learned.get(package.content_key, 0)
-        self._learned[package.content_key] = max(known, measured_bytes)
+    def __init__(self, size_factor: float = 1.25, default_bytes: int = 0) -> None:
+        self._size_factor = size_factor
+        self._default_bytes = default_bytes
+        # both have the latest at the end
+        self._learned: dict[str, _Learned] = {}
+        self._key_at: dict[str, str] = {}
 
-    def estimate(self, package: Package) -> Estimate:
+    def estimate(self, package: Package, devices: Mapping[Device, int | None]) -> Estimate:
+        """`devices` with CUDA's number of each, None where it has none or nobody says.
+
+        What is not learned counts on every device that the package may use: Triton makes its
+        instances on each GPU unless the configuration names some.
+        """
+        usable = [device for device, index in devices.items() if _may_use(package, device, index)]
         if (learned := self._learned.get(package.content_key)) is not None:
-            return Estimate(learned, Basis.LEARNED)
+            figures = learned.figures
+            if not figures.keys() <= devices.keys():
+                # learned on other hardware: which of its devices is which here, nobody can say
+                figures = dict.fromkeys(usable, max(figures.values()))
+            return Estimate(figures, Basis.LEARNED)
+        size_bytes, basis = self._guess(package)
+        return Estimate(dict.fromkeys(usable, size_bytes), basis)
+
+    def learn(self, package_key: str, measured: Bytes, *, exact: bool) -> None:
+        """The largest of the exact figures counts, on each device; of shares only the latest,
+        and those only until there is an exact figure.
+        """
+        figures = {device: count for device, count in measured.items() if count > 0}
+        known = self._learned.get(package_key)
+        if known is not None and known.exact:
+            if not exact:
+                return
+            figures = {
+                d: max(figures.get(d, 0), known.figures.get(d, 0))
+                for d in {**known.figures, **figures}
+            }
+        _put(self._learned, package_key, _Learned(figures, exact))
+
+    def learned(self, package_key: str) -> Bytes | None:
+        """The figures that count for the package; None when it was never measured."""
+        known = self._learned.get(package_key)
+        return known.figures if known else None
+
+    def is_exact(self, package_key: str) -> bool:
+        """What was learned of the package is its own alone, not a share."""
+        return (learned := self._learned.get(package_key)) is not None and learned.exact
+
+    def known_at(self, url: str, package: Package) -> None:
+        """Remember which files are at `url`, so that a size can be told before they are read."""
+        _put(self._key_at, url, package.content_key)
+
+    def of_url(self, url: str) -> int | None:
+        """Bytes on all devices that the files last seen at `url` were learned to take."""
+        key = self._key_at.get(url)
+        if key is None or (learned := self._learned.get(key)) is None:
+            return None
+        return total(learned.figures)
+
+    def as_dict(self) -> dict[str, object]:
+        """What was learned, in the order of learning, for JSON; `restore` reads it."""
+        return {
+            "packages": [
+                {"key": key, "bytes": dict(learned.figures), "exact": learned.exact}
+                for key, learned in self._learned.items()
+            ],
+            "places": {url: key for url, key in self._key_at.items() if key in self._learned},
+        }
+
+    def restore(self, data: object) -> int:
+        """Learn what `as_dict` wrote; how many packages that were. What is no such entry is left
+        out: the data comes from a file that anybody may have written.
+        """
+        entries = data.get("packages") if isinstance(data, dict) else None
+        found = dict(filter(None, map(_parse_entry, entries if isinstance(entries, list) else [])))
+        latest = list(found.items())[-MAX_REMEMBERED:]
+        for key, learned in latest:
+            self.learn(key, learned.figures, exact=learned.exact)
+        places = data.get("places") if isinstance(data, dict) else None
+        for url, key in places.items() if isinstance(places, dict) else ():
+            if isinstance(url, str) and isinstance(key, str) and key in self._learned:
+                _put(self._key_at, url, key)
+        return len(latest)
+
+    def _guess(self, package: Package) -> tuple[int, Basis]:
         if package.declared_bytes is not None:
-            return Estimate(package.declared_bytes, Basis.DECLARED)
-        return Estimate(0, Basis.UNKNOWN)
+            return package.declared_bytes, Basis.DECLARED
+        if package.size_bytes >= _TELLING_BYTES:
+            return int(package.size_bytes * self._size_factor), Basis.DISK
+        return self._default_bytes, Basis.DEFAULT
+
+
+def _may_use(package: Package, device: Device, index: int | None) -> bool:
+    """Where nobody says which GPU a device is, it may be any of those that the package names."""
+    if package.gpus is None or device in {HOST, UNSEEN}:
+        return True
+    return index in package.gpus or (index is None and bool(package.gpus))
+
+
+def _put(entries: dict[str, _Value], key: str, value: _Value) -> None:
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > MAX_REMEMBERED:
+        del entries[next(iter(entries))]
+
+
+def _parse_entry(entry: object) -> tuple[str, _Learned] | None:
+    if not isinstance(entry, dict):
+        return None
+    key, figures, exact = entry.get("key"), entry.get("bytes"), entry.get("exact")
+    if not (isinstance(key, str) and isinstance(figures, dict) and isinstance(exact, bool)):
+        return None
+    if not all(isinstance(d, str) and type(n) is int and n >= 0 for d, n in figures.items()):
+        return None
+    return key, _Learned({Device(d): n for d, n in figures.items()}, exact)

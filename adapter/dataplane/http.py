@@ -91,7 +91,11 @@ class HttpDataPlane:
     async def _fault(
         self, response: aiohttp.ClientResponse, name: TritonName, model_id: ModelId
     ) -> AdapterError:
-        raw = await response.content.read(_MAX_ERROR_BYTES)
+        raw = bytearray()
+        async for chunk in response.content.iter_any():  # long texts come in several
+            raw += chunk
+            if len(raw) >= _MAX_ERROR_BYTES:
+                break
         text = raw.decode("utf-8", "backslashreplace")
         with suppress(ValueError, TypeError, KeyError):  # any other shape: the raw text says most
             text = str(json.loads(text)["error"])

@@ -51,17 +51,16 @@ class Admin:
         return _probe(self._why_not_ready())
 
     async def _scrape(self, _: web.Request) -> web.Response:
-        await self._control.look_at_memory()
+        await self._control.memory.read()
         return web.Response(
             body=generate_latest(self._metrics.registry),
             headers={"Content-Type": CONTENT_TYPE_LATEST},
         )
 
     async def _state(self, _: web.Request) -> web.Response:
-        reading = await self._control.look_at_memory()
-        ledger, registry = self._control.ledger, self._control.registry
-        book = ledger.snapshot()
-        used = reading.used_bytes if reading else None
+        reading = await self._control.memory.read()
+        ledger, registry = self._control.memory.ledger, self._control.registry
+        book, used = ledger.snapshot(), reading.used if reading else {}
         state = self._about | {
             "models": [
                 {
@@ -71,17 +70,24 @@ class Admin:
                     "state": record.state.value,
                     "in_flight": record.in_flight,
                     "bytes": ledger.of(record.id),
+                    "is_measured": self._control.memory.is_measured(record.id),
                 }
                 for record in registry.records()
             ],
             "memory": {
-                "limit_bytes": book.limit_bytes,
-                "used_bytes": used,
-                "free_bytes": book.free_bytes(used),
-                "baseline_bytes": book.baseline_bytes,
-                "reserved_bytes": book.reserved_bytes,
-                "held_bytes": book.held_bytes,
-                "headroom_bytes": book.headroom_bytes,
+                "source": reading.source if reading else None,
+                "devices": {
+                    device: {
+                        "limit_bytes": figures.limit_bytes,
+                        "used_bytes": used.get(device),
+                        "free_bytes": figures.free_bytes(used.get(device)),
+                        "baseline_bytes": figures.baseline_bytes,
+                        "reserved_bytes": figures.reserved_bytes,
+                        "held_bytes": figures.held_bytes,
+                        "headroom_bytes": figures.headroom_bytes,
+                    }
+                    for device, figures in book.devices.items()
+                },
             },
         }
         return web.json_response(state, dumps=lambda value: json.dumps(value, indent=2))

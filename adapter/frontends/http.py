@@ -14,9 +14,9 @@ from aiohttp import web
 
 from adapter.core.model import ModelId
 from adapter.errors import (
+    AboutMemory,
     AdapterError,
     CallerError,
-    CapacityError,
     InvalidRequest,
     OutOfMemory,
 )
@@ -78,7 +78,7 @@ def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
     status, code = lookup(HTTP, error) or (500, "InternalError")
     name = error.model_id or model_id
     body: dict[str, Any] = {"error": str(error), "code": code, "model_name": name}
-    if isinstance(error, CapacityError):
+    if isinstance(error, AboutMemory):
         body |= asdict(error.figures) | {"matched": error.matched}
     return answer(body, status)
 
@@ -123,7 +123,7 @@ class HttpEdge:
         }
         log.log(level, "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and request.get("operation") in _INFERENCES:
-            self._metrics.out_of_memory.labels("infer").inc()
+            self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
 
     def _count(self, request: web.BaseRequest, status: int, seconds: float) -> None:
         method = request.get("operation", "other")

@@ -13,7 +13,7 @@ from adapter.control import ModelControl
 from adapter.core.infer import DataPlane, InferAnswer, InferRequest
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
-from adapter.errors import InvalidRequest, OutOfMemory
+from adapter.errors import BackendError, CapacityError, InvalidRequest
 from adapter.frontends import binary
 from adapter.frontends.body import body_chunks, whole_body
 from adapter.frontends.http import (
@@ -147,8 +147,8 @@ class SageMaker:
                 infer = await self._infer_request(request)
                 async with self._dataplane.infer(record, infer) as result:
                     return await self._relay(request, record, result)
-            except OutOfMemory as error:
-                raise await self._control.with_figures(error, model_id) from error
+            except (BackendError, CapacityError) as error:
+                raise await self._control.recovery.judged(error, model_id) from error
 
     async def _infer_request(self, request: web.BaseRequest) -> InferRequest:
         encoding = request.headers.get("Content-Encoding", "").strip().lower()

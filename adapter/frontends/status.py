@@ -12,6 +12,7 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.InvalidRequest: (400, "InvalidRequest"),
     errors.InvalidModel: (400, "InvalidModel"),
     errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own door too
+    errors.ModelTooLarge: (400, "ModelTooLarge"),  # not 507: that would evict others for nothing
     errors.ModelNotFound: (404, "ModelNotFound"),
     errors.SourceMissing: (404, "SourceMissing"),
     errors.AlreadyLoaded: (409, "AlreadyLoaded"),

@@ -12,9 +12,8 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import Link, ModelPart, ModelSource, Package, Role
-from adapter.core.sizing import parse_size
 from adapter.errors import InvalidModel
-from adapter.packages import formats
+from adapter.packages import footprint, formats
 from adapter.packages.config_check import parse, read_config
 from adapter.packages.config_text import quoted, with_tensors
 from adapter.packages.contents import Contents, shown
@@ -55,7 +54,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         contents = Contents(str(path), roots)
         schema = _schema(source, path, contents)
         models = _models(source, path, contents, schema)
-        declared = [size for m in models if (size := _declared_bytes(m)) is not None]
+        declared = _declared_bytes(source, models)
     except OSError as error:
         name = shown(error.filename or path)
         raise InvalidModel(f"{name}: {error.strerror}") from error
@@ -65,11 +64,21 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         root=str(path),
         parts=tuple(model.part for model in models),
         size_bytes=contents.size_bytes,
-        declared_bytes=sum(declared) if declared else None,
+        declared_bytes=declared,
         content_key=contents.digest.hexdigest(),
         backends=frozenset(m.backend for m in models if m.backend is not None),
         warnings=tuple(warning for m in models for warning in m.warnings),
+        gpus=footprint.gpus(model.config for model in models),
     )
+
+
+def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None:
+    """The caller's word, else the sum of what the models say."""
+    found = [footprint.declared_bytes(m.config, m.folder / CONFIG) for m in models]
+    said = [size for size in found if size is not None]
+    if source.declared_bytes is not None or not said:
+        return source.declared_bytes
+    return sum(said)
 
 
 def _models(
@@ -196,13 +205,3 @@ def _schema(source: ModelSource, path: Path, contents: Contents) -> Schema | Non
         raise InvalidModel(f"{shown(file)} is neither a file nor a folder")
     with file.open("rb") as opened:
         return parse_schema(opened.read(2**20), shown(file))
-
-
-def _declared_bytes(model: _Model) -> int | None:
-    if model.config is None or "memory_bytes" not in model.config.parameters:
-        return None
-    try:
-        return parse_size(model.config.parameters["memory_bytes"].string_value)
-    except (ValueError, OverflowError) as error:
-        where = shown(model.folder / CONFIG)
-        raise InvalidModel(f"{where}: parameter memory_bytes: {error}") from error

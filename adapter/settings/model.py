@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -86,18 +86,40 @@ class Settings(BaseModel):
     single_model: Path | None = _setting(
         None, "the one package to load at start and to serve at /invocations"
     )
-    memory_source: Literal["auto", "host", "off"] = _setting(
+    memory_source: Literal["auto", "nvml", "triton", "host", "off"] = _setting(
         "auto",
-        "what measures memory. host: the embedded server's processes; off: nothing; "
-        "auto: host when Triton is embedded, else off",
+        "what measures memory. nvml: the driver, the GPUs that Triton's metrics name; triton: "
+        "Triton's metrics, which lag by seconds; host: the embedded server's processes; off: "
+        "nothing; auto: nvml or triton where there is a GPU, else host when Triton is embedded",
     )
     memory_limit: Size | None = _setting(
         None,
-        "bytes that models may take together, or 8GiB",
-        "the cgroup's limit, else physical memory",
+        "bytes of each device that models may take, or 8GiB",
+        "what the GPU has; of the host the cgroup's limit, else physical memory",
     )
     memory_reserve: Share = _setting(
         "5%", "memory of the limit kept free on purpose: a share such as 5%, or a size"
+    )
+    memory_recovery_seconds: Seconds = _setting(
+        5.0,
+        "how long an unload waits for the model's memory to be seen free, and a load for memory "
+        "that is about to be",
+    )
+    size_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _setting(
+        1.25, "memory that a model is expected to take, over its size on disk, until it is measured"
+    )
+    default_size: Size | None = _setting(
+        None, "memory to expect of a model of which nothing is known, or 500MiB", "nothing"
+    )
+    sizes_file: Path | None = _setting(
+        None,
+        "keeps the measured sizes of models from one run to the next",
+        "a file in the repository, if that is not private",
+    )
+    on_triton_restart: Literal["forget", "reload"] = _setting(
+        "forget",
+        "what becomes of the models when Triton was restarted. forget: they answer 404, and the "
+        "platform loads them again; reload: the adapter does",
     )
     oom_patterns: Patterns = _setting(
         (),
@@ -162,9 +184,7 @@ class Settings(BaseModel):
 
     @field_validator("memory_source", mode="before")
     @classmethod
-    def _resolve_source(cls, value: object, info: ValidationInfo) -> object:
-        if value == "auto":
-            return "host" if info.data.get("triton") == "embedded" else "off"
+    def _check_source(cls, value: object, info: ValidationInfo) -> object:
         if value == "host" and info.data.get("triton") == "external":
             raise ValueError("host needs triton=embedded: another container's processes are unseen")
         return "off" if value is False else value  # YAML reads off as False

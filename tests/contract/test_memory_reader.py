@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.memory import HostMemory, NoMemory, host_limit_bytes
-from adapter.core.ledger import MemoryReading
+from adapter.backend.memory import HostMemory, host_limit_bytes
+from adapter.core.memory import HOST
 
 MIB = 2**20
 ALLOCATE = """
@@ -43,35 +43,34 @@ def gone() -> int:
     return process.pid
 
 
+async def used_by(memory: HostMemory) -> int:
+    return (await memory.read()).used[HOST]
+
+
 async def test_what_a_process_allocates_and_touches_is_seen(child):
     memory = HostMemory(lambda: [child.pid], limit_bytes=1000 * MIB)
-    before = await memory.read()
+    before = await used_by(memory)
     tell(child)
     assert child.stdout.readline() == b"touched\n"
     after = await memory.read()
-    assert after.limit_bytes == 1000 * MIB
-    assert after.used_bytes - before.used_bytes == pytest.approx(200 * MIB, rel=0.1)
+    assert after.devices[HOST].limit_bytes == 1000 * MIB
+    assert after.used[HOST] - before == pytest.approx(200 * MIB, rel=0.1)
     assert memory.last == after
 
 
 async def test_processes_are_added_up_and_a_gone_one_counts_nothing(child, gone):
-    one = await HostMemory(lambda: [child.pid], 1).read()
-    assert one.used_bytes > MIB
-    both = await HostMemory(lambda: [child.pid, gone], 1).read()
-    assert both.used_bytes == pytest.approx(one.used_bytes, rel=0.1)
-    assert await HostMemory(lambda: [gone], 1).read() == MemoryReading(1, 0)
+    one = await used_by(HostMemory(lambda: [child.pid], 1))
+    assert one > MIB
+    assert await used_by(HostMemory(lambda: [child.pid, gone], 1)) == pytest.approx(one, rel=0.1)
 
 
-async def test_without_a_process_nothing_is_known():
-    memory = HostMemory(list, 1)
-    assert await memory.read() is None
-    assert memory.last is None
+async def test_of_processes_that_are_all_gone_nothing_is_known(gone):
+    assert await HostMemory(lambda: [gone], 1).read() is None
 
 
-async def test_a_reader_that_is_off_knows_nothing():
-    memory = NoMemory()
-    assert await memory.read() is None
-    assert (memory.source, memory.last) == ("off", None)
+async def test_the_shared_memory_region_is_read_along(child):
+    reading = await HostMemory(lambda: [child.pid], 1).read()
+    assert 0 < reading.shm_free_bytes <= host_limit_bytes() * 2
 
 
 def test_the_limit_is_positive_and_at_most_what_the_machine_has():

@@ -6,30 +6,40 @@ from typing import Any
 
 from adapter.control import ModelControl, TimeLimits
 from adapter.core.ledger import Ledger
+from adapter.core.memory import total
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
 from adapter.metrics import Metrics
 from tests.fakes.memory import FakeMemory
-from tests.fakes.packages import FakePackages
+from tests.fakes.packages import FakePackages, FakeStore
 from tests.fakes.steps import Steps
-from tests.fakes.triton import FakeControlTriton, FakeProcesses
+from tests.fakes.triton import FakeControlTriton, FakeServer
 
-QUICK = TimeLimits(load=10, unload=10, stall=5)
+QUICK = TimeLimits(load=10, unload=10, stall=5, recovery=1, alone=5)
 
 
 class House:
     """`sizes[name]` is what a model takes in the fake Triton, beside `others` bytes of strangers.
 
-    With a limit, memory is read; without one, nothing is known of memory.
+    With a limit, memory is read; without one, nothing is known of memory. Triton has two threads
+    for loads.
     """
 
-    def __init__(self, limit: int | None = None, limits: TimeLimits = QUICK) -> None:
+    def __init__(
+        self,
+        limit: int | None = None,
+        limits: TimeLimits = QUICK,
+        *,
+        embedded: bool = True,
+        loads_again: bool = False,
+    ) -> None:
         self.steps = Steps()
         self.triton = FakeControlTriton(self.steps)
         self.packages = FakePackages(self.steps)
-        self.processes = FakeProcesses()
+        self.server = FakeServer()
+        self.store = FakeStore(self.steps)
         self.metrics = Metrics()
         self.sizes: dict[str, int] = {}
         self.others = 0
@@ -37,14 +47,17 @@ class House:
         self.memory.limit_bytes = limit
         self.control = ModelControl(
             registry=Registry(),
-            ledger=Ledger(limit),
+            ledger=Ledger(None, lambda _: 0),
             sizes=Sizes(),
             triton=self.triton,
             packages=self.packages,
             memory=self.memory,
             metrics=self.metrics,
             limits=limits,
-            processes=self.processes,
+            server=self.server if embedded else None,
+            store=self.store,
+            loads_again=loads_again,
+            load_threads=2,
         )
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -52,7 +65,7 @@ class House:
         return self.others + sum(self.sizes.get(name, 0) for name in self.triton.models)
 
     async def open(self) -> "House":
-        await self.control.purge()
+        await self.control.open()
         self.steps.seen.clear()
         return self
 
@@ -82,6 +95,11 @@ class House:
             await asyncio.sleep(0)
         raise AssertionError(f"{name} is {self.state(name)} and not {state}")
 
+    async def turns(self, count: int = 60) -> None:
+        """Time for whoever could go on to do so."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+
     async def quiet(self) -> None:
         """No operation is under way any more."""
         opened = self.control.is_open
@@ -100,16 +118,20 @@ class House:
         return record.state if record else None
 
     def held(self, name: str) -> int:
-        return self.control.ledger.of(ModelId(name))
+        return total(self.control.memory.ledger.of(ModelId(name)))
 
     def check(self, *names: str) -> None:
         """These models are up, by every book; and nothing else is anywhere."""
         expected = sorted(names)
-        assert self.listed() == expected
-        assert sorted(record.id for record in self.control.registry.records()) == expected
+        self.check_registry(*names)
         assert sorted(self.packages.folders) == expected
         assert self.triton.models == {n for name in names for n in self.placement(name).names}
-        book = self.control.ledger.snapshot()
+        book = self.control.memory.ledger.snapshot()
         assert (book.models, book.reserved_bytes) == (len(expected), 0)
         if not expected:
             assert book.held_bytes == 0
+
+    def check_registry(self, *names: str) -> None:
+        """These models are served, and no other is known."""
+        assert self.listed() == sorted(names)
+        assert sorted(record.id for record in self.control.registry.records()) == sorted(names)

@@ -2,21 +2,34 @@
 
 from collections.abc import Callable
 
-from adapter.core.ledger import MemoryReading
+from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from tests.fakes.steps import Steps
 
 
 class FakeMemory:
-    """Sees nothing at all while `limit_bytes` is None."""
+    """Sees nothing at all while `limit_bytes` is None, and `frozen` bytes while that is set.
+
+    `changes` are the times since when it was told that memory changed.
+    """
 
     def __init__(self, steps: Steps, used: Callable[[], int]) -> None:
         self.limit_bytes: int | None = None
+        self.lag = 0.0
+        self.frozen: int | None = None
+        self.is_in_doubt = False
+        self.changes: list[float] = []
         self.last: MemoryReading | None = None
         self._steps = steps
         self._used = used
 
     async def read(self) -> MemoryReading | None:
-        limit = self.limit_bytes
-        self.last = None if limit is None else MemoryReading(limit, self._used())
-        await self._steps.take("read")
-        return self.last
+        limit, reading = self.limit_bytes, None
+        if limit is not None:
+            seen = DeviceReading(limit, self._used() if self.frozen is None else self.frozen)
+            reading = MemoryReading({HOST: seen}, lag_seconds=self.lag)
+        await self._steps.take("read")  # others may look meanwhile
+        self.last = reading
+        return reading
+
+    def changed(self, since: float) -> None:
+        self.changes.append(since)

@@ -1,16 +1,12 @@
-"""Packages without a disk: every url is a good package unless it is told otherwise."""
+"""Packages without a disk: every url is a good package unless it is told otherwise. And what was
+learned of their sizes, without a file.
+"""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from adapter.core.model import ModelId, ModelSource, Package, Placement, TritonName
+from adapter.core.memory import Bytes
+from adapter.core.model import ModelId, ModelSource, Package, Placement, StagedModel, TritonName
 from tests.fakes.steps import Steps
-
-
-@dataclass(frozen=True)
-class FakeStagedModel:
-    name: TritonName
-    model_id: ModelId
-    placement: Placement
 
 
 class FakePackages:
@@ -19,7 +15,7 @@ class FakePackages:
     """
 
     def __init__(self, steps: Steps) -> None:
-        self.folders: dict[TritonName, FakeStagedModel] = {}
+        self.folders: dict[TritonName, StagedModel] = {}
         self.declared: dict[str, int] = {}
         self.placements: dict[str, Placement] = {}
         self.warnings: tuple[str, ...] = ()
@@ -27,21 +23,47 @@ class FakePackages:
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
         # begun: an archive that is unpacked half leaves something behind
-        self.folders[name] = FakeStagedModel(name, model_id, Placement((name,)))
+        self.folders[name] = StagedModel(name, model_id, Placement((name,)))
         await self._steps.take("prepare", source.url)
         declared = self.declared.get(source.url)
         return Package(source.url, (), 10, declared, source.url, warnings=self.warnings)
 
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
         placement = self.placements.get(package.root, Placement((name,)))
-        self.folders[name] = FakeStagedModel(name, model_id, placement)
+        self.folders[name] = StagedModel(name, model_id, placement)
         await self._steps.take("place", name)
         return placement
+
+    async def confirm(
+        self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
+    ) -> None:
+        await self._steps.take("confirm", name)
+        if name in self.folders:
+            self.folders[name] = replace(
+                self.folders[name],
+                is_loaded=True,
+                source=source,
+                can_load_again=True,
+                content_key=content_key,
+                held=held,
+            )
 
     async def remove(self, name: TritonName) -> None:
         await self._steps.take("remove", name)
         self.folders.pop(name, None)
 
-    async def staged(self) -> list[FakeStagedModel]:
+    async def staged(self) -> list[StagedModel]:
         await self._steps.take("staged")
         return list(self.folders.values())
+
+
+class FakeStore:
+    """`saved` is all that was written, the latest last."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.saved: list[object] = []
+        self._steps = steps
+
+    async def save(self, data: object) -> None:
+        await self._steps.take("save")
+        self.saved.append(data)

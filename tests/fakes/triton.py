@@ -1,5 +1,6 @@
 """Triton's control plane in this process."""
 
+import asyncio
 from collections.abc import Collection
 
 from adapter.core.model import ModelId, TritonName
@@ -7,14 +8,15 @@ from tests.fakes.steps import Steps
 
 
 class FakeControlTriton:
-    """`models` is what it has in memory. The unload of a name in `stuck` never ends, as with a
-    python process that died, until the same name is loaded again. `along[ensemble]` are the names
-    that come and go with it.
+    """`models` is what it has in memory, `loading` what it never ends loading. The unload of a
+    name in `stuck` never ends, as with a python process that died, until the same name is loaded
+    again. `along[ensemble]` are the names that come and go with it.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.models: set[str] = set()
         self.stuck: set[str] = set()
+        self.loading: set[str] = set()
         self.along: dict[str, set[str]] = {}
         self.waited: list[float] = []
         self._steps = steps
@@ -38,15 +40,32 @@ class FakeControlTriton:
         await self._steps.take("ready")
         return found
 
+    async def present(self) -> set[str]:
+        await self._steps.take("present")
+        return self.models | self.loading
+
     def _with_steps(self, name: str) -> set[str]:
         return {name, *self.along.get(name, ())}
 
 
-class FakeProcesses:
-    """Knows of no process unless told: `live["m"] = False`."""
+class FakeServer:
+    """Knows of no process unless told: `live["m"] = False`, or of one that has only been seen when
+    it is in `dies`. `restarts` are the reasons given.
+    """
 
     def __init__(self) -> None:
         self.live: dict[str, bool] = {}
+        self.dies: set[str] = set()
+        self.load_threads = 2
+        self.restarts: list[str] = []
+        self.restarted = asyncio.Event()
+
+    async def restart(self, reason: str) -> None:
+        self.restarts.append(reason)
+        self.restarted.set()
 
     def has_live_stub(self, name: TritonName) -> bool | None:
-        return self.live.get(name)
+        alive = self.live.get(name)
+        if name in self.dies:
+            self.live[name] = False
+        return alive

@@ -157,5 +157,6 @@ def stubs(adapter: RunningAdapter) -> list[str]:
 def books(adapter: RunningAdapter) -> tuple[list[Any], int, int]:
     """Registry and ledger: models, bytes reserved, bytes held."""
     state = adapter.state()
-    memory = state["memory"]
-    return state["models"], memory["reserved_bytes"], memory["held_bytes"]
+    devices = state["memory"]["devices"].values()
+    reserved = sum(book["reserved_bytes"] for book in devices)
+    return state["models"], reserved, sum(book["held_bytes"] for book in devices)

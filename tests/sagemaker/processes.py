@@ -1,8 +1,31 @@
-"""The processes of an adapter as the kernel shows them."""
+"""The processes of an adapter as the kernel shows them; an adapter beside somebody's Triton."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.running import RunningAdapter
+from tests.running import EXAMPLES, RunningAdapter
+
+
+@contextmanager
+def beside(triton: RunningAdapter, *flags: str) -> Iterator[RunningAdapter]:
+    """An adapter in front of a Triton that is somebody else's."""
+    adapter = RunningAdapter(
+        "--triton=external",
+        "--http=127.0.0.1:0",
+        "--admin=127.0.0.1:0",
+        f"--triton-http={triton.http_address}",
+        f"--triton-grpc={triton.grpc_address}",
+        f"--repository={triton.repository}",
+        f"--model-roots={EXAMPLES}",
+        *flags,
+    )
+    try:
+        adapter.wait_for("adapter.started")
+        yield adapter
+    finally:
+        if adapter.process.poll() is None:
+            adapter.stop()
 
 
 def children(pid: int) -> list[int]:

@@ -4,8 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from tests.running import (
     wait_until,
 )
 from tests.sagemaker.asking import Gate, background, refusal, triton_index
-from tests.sagemaker.processes import descendants, is_alive
+from tests.sagemaker.processes import beside, descendants, is_alive
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -116,25 +115,8 @@ def test_a_busy_port_exits_with_1_and_says_which() -> None:
     assert "Traceback" not in said
 
 
-@contextmanager
-def beside(triton: RunningAdapter, *flags: str) -> Iterator[RunningAdapter]:
-    """An adapter in front of a Triton that is somebody else's."""
-    adapter = RunningAdapter(
-        "--triton=external",
-        "--http=127.0.0.1:0",
-        "--admin=127.0.0.1:0",
-        f"--triton-http={triton.http_address}",
-        f"--triton-grpc={triton.grpc_address}",
-        f"--repository={triton.repository}",
-        f"--model-roots={EXAMPLES}",
-        *flags,
-    )
-    try:
-        adapter.wait_for("adapter.started")
-        yield adapter
-    finally:
-        if adapter.process.poll() is None:
-            adapter.stop()
+def is_in(triton: RunningAdapter, name: str) -> bool:
+    return triton_index(triton).get(name, "UNAVAILABLE") != "UNAVAILABLE"
 
 
 def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> None:
@@ -151,19 +133,22 @@ def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> N
         assert raw.get("/v2/health/live").status == 200
 
 
-def test_what_a_killed_adapter_left_in_an_external_triton_is_taken_down(
-    triton: RunningAdapter,
+def test_a_load_that_a_killed_adapter_left_half_done_in_an_external_triton_is_taken_down(
+    triton: RunningAdapter, tmp_path: Path, gate: Gate
 ) -> None:
-    with beside(triton) as killed, closing(killed.client()) as client:
-        assert client.load("left-over", EXAMPLES / "identity").status == 200
+    package = write_python_model(tmp_path / "model", initialize=gate.statements)
+    roots = f"--model-roots={tmp_path}"
+    with beside(triton, roots) as killed, background(killed) as others:
+        others.ask(lambda c: c.load("left-over", package))
+        gate.wait_reached()
         killed.stop(signal.SIGKILL)
-    assert triton_index(triton)["left-over"] == "READY"
+        gate.open()
 
-    with beside(triton) as adapter, closing(adapter.client()) as client:
+    with beside(triton, roots) as adapter, closing(adapter.client()) as client:
         assert client.get("/models").json() == {"models": []}
-        assert triton_index(triton).get("left-over", "UNAVAILABLE") == "UNAVAILABLE"
+        assert not is_in(triton, "left-over")
         assert list(triton.repository.iterdir()) == []
-        assert client.load("left-over", EXAMPLES / "identity").status == 200
+        assert client.load("left-over", package).status == 200
         assert client.delete("/models/left-over").status == 200
         assert adapter.stop() == 0
 
@@ -175,7 +160,7 @@ def test_a_model_that_somebody_took_from_an_external_triton_is_404_and_loads_aga
         assert client.load("taken", EXAMPLES / "identity").status == 200
         with closing(Client(triton.http_address)) as raw:
             assert raw.post("/v2/repository/models/taken/unload", {}).status == 200
-        wait_until(lambda: triton_index(triton)["taken"] == "UNAVAILABLE", 10, "it is gone")
+        wait_until(lambda: not is_in(triton, "taken"), 10, "it is gone")
 
         invoked = client.post("/models/taken/invoke", infer_body(1.0))
 

@@ -92,18 +92,17 @@ def test_a_load_whose_caller_hangs_up_is_finished(
     assert client.post("/models/left-alone/invoke", infer_body(1.0)).status == 200
 
 
-def test_two_models_load_side_by_side(
+def test_two_models_that_declare_their_memory_load_side_by_side(
     client: Client, adapter: RunningAdapter, model_root: Path, package: Path, tmp_path: Path
 ) -> None:
     gates = {name: Gate(tmp_path / f"{name}.open") for name in ("left", "right")}
+    config = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }'
+    urls = {
+        name: write_python_model(package / name, initialize=gate.statements, config=config)
+        for name, gate in gates.items()
+    }
     with background(adapter) as others:
-        loads = [
-            others.ask(lambda c, name=name, url=url: c.load(name, url))
-            for name, url in (
-                (name, write_python_model(package / name, initialize=gate.statements))
-                for name, gate in gates.items()
-            )
-        ]
+        loads = [others.ask(lambda c, n=n, url=url: c.load(n, url)) for n, url in urls.items()]
         try:
             for gate in gates.values():
                 gate.wait_reached()  # both, before either may go on

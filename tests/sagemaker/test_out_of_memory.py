@@ -24,8 +24,9 @@ def capacity(reply: Reply) -> dict[str, Any]:
     """The body of a 507, whose shape is checked."""
     body = reply.json()
     assert reply.status == 507, body
-    assert body.keys() == {"error", "code", "model_name", "matched", *_FIGURES}
+    assert body.keys() == {"error", "code", "model_name", "matched", "device", *_FIGURES}
     assert all(body[name] is None or body[name] >= 0 for name in _FIGURES)
+    assert body["device"] == "host"
     return body
 
 
@@ -48,7 +49,8 @@ def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
     assert 0 < body["free_bytes"] <= body["limit_bytes"]
     assert refusal(client.get("/models/big"))[0] == 404
     assert list(adapter.repository.iterdir()) == []
-    assert adapter.state()["memory"]["reserved_bytes"] == 0
+    book = adapter.state()["memory"]["devices"]["host"]
+    assert (book["reserved_bytes"], book["held_bytes"]) == (0, 0)
 
 
 def test_a_load_after_one_that_ran_out_of_memory_may_take_its_name(

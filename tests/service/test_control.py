@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from adapter.control import TimeLimits
-from adapter.core.model import ModelId, Placement, TritonName
+from adapter.core.model import ModelId, Placement, StagedModel, TritonName
 from adapter.core.state import ModelState
 from adapter.errors import (
     AlreadyLoaded,
@@ -16,21 +16,18 @@ from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,
     InferenceFailed,
-    InsufficientMemory,
     InvalidModel,
     LoadFailed,
-    MemoryFigures,
     ModelNotFound,
     ModelNotReady,
-    OutOfMemory,
     StubDied,
 )
 from adapter.log import EVENTS
 from tests.fakes.house import House
-from tests.fakes.packages import FakeStagedModel
 
-LOAD = ["prepare /m", "read", "place m", "load m", "read"]
-UNLOAD = ["unload m", "wait_gone m", "remove m"]
+LOAD = ["prepare /m", "read", "place m", "read", "load m", "read", "confirm m"]
+UNDO = ["unload m", "wait_gone m", "remove m"]
+UNLOAD = ["read", *UNDO]
 LOST = BackendUnavailable("the connection to Triton broke", delivered=True)
 
 
@@ -114,7 +111,8 @@ async def test_each_operation_leaves_one_line_with_its_figures(measured, caplog)
         ("prepare", ["remove m"]),
         ("read", ["remove m"]),
         ("place", ["remove m"]),
-        ("load", UNLOAD),
+        ("load", UNDO),
+        ("confirm", UNDO),
     ],
 )
 async def test_a_failure_at_any_step_is_undone_newest_first(house, step, undone):
@@ -184,7 +182,7 @@ async def test_a_folder_that_cannot_be_removed_does_not_hold_the_model(house):
     with pytest.raises(BackendError):
         await house.unload("m")
     assert house.control.registry.records() == []
-    assert house.control.ledger.snapshot().models == 0
+    assert house.control.memory.ledger.snapshot().models == 0
     await house.load("m")
     house.check("m")
 
@@ -271,7 +269,7 @@ async def test_a_load_during_an_unload_waits_and_then_loads(house):
     await gate.reached.wait()
     load = house.begin(house.load("m"))
     await asyncio.sleep(0)
-    assert house.steps.seen == ["unload m"]
+    assert house.steps.seen == ["read", "unload m"]
     gate.open()
     await unload
     await load
@@ -380,7 +378,7 @@ async def test_a_dead_model_can_be_unloaded_by_way_of_a_live_process(house):
     house.steps.seen.clear()
     await house.unload("m")
     assert house.steps.seen == [
-        *("unload m", "wait_gone m", "wait_gone m"),
+        *("read", "unload m", "wait_gone m", "wait_gone m"),
         *("load m", "unload m", "wait_gone m"),
         "remove m",
     ]
@@ -392,7 +390,7 @@ async def test_a_process_known_to_be_gone_is_not_waited_for(house, caplog):
     """Nobody has called the model since; only the process table knows."""
     await house.load("m")
     house.triton.stuck.add("m")
-    house.processes.live["m"] = False
+    house.server.live["m"] = False
     await house.unload("m")
     assert house.triton.waited == [1.0, 1.0, 5.0]  # two short looks, and one after the live process
     assert "model.unload_stalled" in [r.message for r in caplog.records]
@@ -402,7 +400,7 @@ async def test_a_process_known_to_be_gone_is_not_waited_for(house, caplog):
 async def test_a_live_process_is_given_its_time(house):
     await house.load("m")
     house.triton.stuck.add("m")
-    house.processes.live["m"] = True
+    house.server.live["m"] = True
     await house.unload("m")
     assert house.triton.waited == [1.0, 5.0, 5.0]
     house.check()
@@ -439,156 +437,6 @@ async def test_a_model_that_triton_never_lets_go_of_is_still_there(house):
     with pytest.raises(BackendTimeout, match="does not let go of model 'm'"):
         await unload
     assert house.state("m") is ModelState.READY
-
-
-# -- memory -------------------------------------------------------------------------------------
-
-
-async def test_a_load_alone_is_measured_and_held(measured):
-    await measured.load("m")
-    assert measured.held("m") == 300
-    assert measured.control.ledger.snapshot().held_bytes == 300
-    await measured.unload("m")
-    measured.check()
-
-
-async def test_what_was_learned_is_reserved_the_next_time(measured):
-    await measured.load("m")
-    await measured.unload("m")
-    gate = measured.steps.hold("load")
-    load = measured.begin(measured.load("m"))
-    await gate.reached.wait()
-    assert measured.control.ledger.snapshot().reserved_bytes == 300
-    gate.open()
-    await load
-
-
-@pytest.mark.parametrize("other", ["load", "unload"])
-async def test_a_load_beside_another_operation_is_not_measured(measured, other):
-    measured.packages.declared["/m"] = 111
-    if other == "unload":
-        await measured.load("n")
-    gate = measured.steps.hold("load m")
-    load = measured.begin(measured.load("m"))
-    await gate.reached.wait()
-    await (measured.load("n") if other == "load" else measured.unload("n"))
-    gate.open()
-    await load
-    assert measured.held("m") == 111
-
-
-@pytest.mark.parametrize("ends_first", [True, False])
-async def test_a_load_that_began_beside_another_operation_is_not_measured(measured, ends_first):
-    measured.packages.declared["/m"] = 111
-    gate = measured.steps.hold("load n")
-    other = measured.begin(measured.load("n"))
-    await gate.reached.wait()
-    second = measured.steps.hold("load m")
-    load = measured.begin(measured.load("m"))
-    await second.reached.wait()
-    if ends_first:
-        gate.open()
-        await other
-    second.open()
-    await load
-    assert measured.held("m") == 111
-    gate.open()
-    await other
-
-
-async def test_an_operation_that_ends_while_memory_is_read_spoils_the_measurement(measured):
-    """The reading was taken with `n` in memory; without it, `m` would seem to take less."""
-    measured.packages.declared["/m"] = 111
-    await measured.load("n")
-    gate = measured.steps.hold("unload n")
-    unload = measured.begin(measured.unload("n"))
-    await gate.reached.wait()
-    reading = measured.steps.hold("read")
-    load = measured.begin(measured.load("m"))
-    await reading.reached.wait()
-    gate.open()
-    await unload
-    reading.open()
-    await load
-    assert measured.held("m") == 111
-
-
-async def test_memory_that_shrank_during_a_load_is_no_negative_size(measured):
-    measured.others = 400
-    gate = measured.steps.hold("load")
-    load = measured.begin(measured.load("m"))
-    await gate.reached.wait()
-    measured.others = 0
-    gate.open()
-    await load
-    assert measured.held("m") == 0
-
-
-async def test_what_does_not_fit_is_refused_before_anything_is_touched(measured):
-    await measured.load("m")
-    measured.packages.declared["/big"] = 701
-    measured.steps.seen.clear()
-    with pytest.raises(InsufficientMemory) as caught:
-        await measured.load("big")
-    assert caught.value.figures == MemoryFigures(701, 700, 1000)
-    assert measured.steps.seen == ["prepare /big", "read", "remove big"]
-    measured.check("m")
-    await measured.unload("m")
-    await measured.load("big")  # nothing else is there that could go: tried
-
-
-async def test_loads_side_by_side_do_not_share_the_same_free_bytes(measured):
-    await measured.load("m")
-    measured.packages.declared |= {"/a": 400, "/b": 400}
-    both = (measured.begin(measured.load("a")), measured.begin(measured.load("b")))
-    done = await asyncio.gather(*both, return_exceptions=True)
-    assert sorted(type(d).__name__ for d in done) == ["InsufficientMemory", "ModelRecord"]
-
-
-async def test_out_of_memory_is_told_with_what_ledger_and_reader_know(measured):
-    await measured.load("n")
-    measured.packages.declared["/m"] = 500
-    cause = ValueError("grpc")
-    failure = OutOfMemory("CUDA out of memory", model_id="m", matched="CUDA out of memory")
-    failure.__cause__ = cause
-    measured.steps.fail("load m", failure)
-    with pytest.raises(OutOfMemory) as caught:
-        await measured.load("m")
-    assert caught.value.figures == MemoryFigures(500, 300, 1000)
-    assert caught.value.matched == "CUDA out of memory"
-    assert caught.value.__cause__ is cause
-    sample = measured.metrics.registry.get_sample_value
-    assert sample("adapter_oom_total", {"phase": "load"}) == 1
-    measured.check("n")
-
-
-async def test_figures_that_the_failure_itself_named_are_kept(measured):
-    failure = OutOfMemory("full", figures=MemoryFigures(7, 8, 9))
-    found = await measured.control.with_figures(failure, ModelId("m"))
-    assert found.figures == MemoryFigures(7, 8, 9)
-
-
-async def test_a_failure_that_says_zero_bytes_are_free_is_believed(measured):
-    failure = OutOfMemory("full", figures=MemoryFigures(free_bytes=0))
-    found = await measured.control.with_figures(failure, ModelId("m"))
-    assert found.figures == MemoryFigures(None, 0, 1000)
-
-
-async def test_where_nothing_is_known_the_figures_say_so(house):
-    found = await house.control.with_figures(OutOfMemory("full"), ModelId("m"))
-    assert found.figures == MemoryFigures(None, None, None)
-    assert await house.control.look_at_memory() is None
-
-
-async def test_a_refusal_is_counted_apart(measured):
-    await measured.load("m")
-    measured.packages.declared["/big"] = 10_000
-    with pytest.raises(InsufficientMemory):
-        await measured.load("big")
-    sample = measured.metrics.registry.get_sample_value
-    assert sample("adapter_oom_total", {"phase": "refused"}) == 1
-    assert sample("adapter_oom_total", {"phase": "load"}) is None
-    assert operations(measured, "load", "InsufficientMemory") == 1
 
 
 # -- Triton restarts ----------------------------------------------------------------------------
@@ -730,9 +578,9 @@ async def test_a_look_that_finds_no_triton_forgets_nothing(house):
 # -- start and stop -----------------------------------------------------------------------------
 
 
-def left_over(name: str, model_id: str) -> FakeStagedModel:
+def left_over(name: str, model_id: str) -> StagedModel:
     alone = Placement((TritonName(name),))
-    return FakeStagedModel(TritonName(name), ModelId(model_id), alone)
+    return StagedModel(TritonName(name), ModelId(model_id), alone)
 
 
 async def test_before_the_first_load_what_an_earlier_run_left_is_taken_down():
@@ -741,21 +589,21 @@ async def test_before_the_first_load_what_an_earlier_run_left_is_taken_down():
     for name, model_id in (("m", "m"), ("ta.u._20", " ")):
         house.packages.folders[TritonName(name)] = left_over(name, model_id)
     house.triton.models = {"m", "ta.u._20", "foreign"}
-    await house.control.purge()
+    await house.control.open()
     assert house.steps.seen == [
-        "staged",
-        *UNLOAD,
+        *("staged", "ready"),
+        *UNDO,
         *(f"{verb} ta.u._20" for verb in ("unload", "wait_gone", "remove")),
         "read",
     ]
     assert house.triton.models == {"foreign"}
     assert house.packages.folders == {}
-    assert house.control.ledger.baseline_bytes == 70
+    assert house.control.memory.ledger.snapshot().baseline_bytes == 70
     assert house.control.is_open
 
 
 async def test_what_memory_holds_at_the_start_is_unknown_without_a_reader(house):
-    assert house.control.ledger.baseline_bytes == 0
+    assert house.control.memory.ledger.snapshot().baseline_bytes == 0
 
 
 @pytest.mark.parametrize("operation", ["load", "unload"])

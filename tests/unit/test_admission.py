@@ -1,57 +1,182 @@
-"""A refusal needs three things: a known size, no room for it, and something that could go."""
+"""Admit, wait or refuse. A refusal needs a known size, no room, and something that could go."""
 
 import pytest
 
-from adapter.core.admission import admit
-from adapter.core.ledger import LedgerSnapshot
+from adapter.core.admission import Answer, Outlook, decide
+from adapter.core.ledger import UNSEEN, DeviceBook, LedgerSnapshot
+from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.sizing import Basis, Estimate
-from adapter.errors import InsufficientMemory, MemoryFigures
+from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 
 M = ModelId("m")
 MIB = 2**20
+GPU, OTHER = Device("GPU-0"), Device("GPU-1")
+KNOWN, GUESSED = [Basis.LEARNED, Basis.DECLARED], [Basis.DISK, Basis.DEFAULT]
 
 
-def book(*, limit: int | None = 1000 * MIB, models: int = 1, held: int = 600 * MIB):
-    return LedgerSnapshot(limit, 100 * MIB, 0, 0, held, models)
+def booked(limit=1000, held=600, headroom=100):
+    return DeviceBook(limit * MIB, headroom * MIB, 0, 0, held * MIB)
 
 
-@pytest.mark.parametrize("basis", [Basis.LEARNED, Basis.DECLARED])
-def test_a_known_size_that_does_not_fit_beside_others_is_refused_with_the_figures(basis):
+def a_book(devices=None, models=1, **figures):
+    return LedgerSnapshot({HOST: booked(**figures)} if devices is None else devices, models)
+
+
+def needs(mib, basis=Basis.LEARNED, *devices):
+    return Estimate(dict.fromkeys(devices or (HOST,), mib * MIB), basis)
+
+
+def reading(used, *devices):
+    seen = DeviceReading(1000 * MIB, used * MIB)
+    return MemoryReading(dict.fromkeys(devices or (HOST,), seen))
+
+
+def answer(estimate, book=None, seen=None, **outlook):
+    return decide(M, estimate, Outlook(book or a_book(), seen, **outlook))
+
+
+def refusal(estimate, book=None, seen=None, **outlook):
     with pytest.raises(InsufficientMemory) as caught:
-        admit(M, Estimate(301 * MIB, basis), book(), None)
-    assert str(caught.value) == (
+        answer(estimate, book, seen, **outlook)
+    return caught.value
+
+
+# -- room ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("basis", KNOWN)
+def test_a_known_size_that_does_not_fit_beside_others_is_refused_with_the_figures(basis):
+    error = refusal(needs(301, basis))
+    assert str(error) == (
         f"model 'm' needs 301.0 MiB ({basis.value}); 300.0 MiB of 1000.0 MiB are free"
     )
-    assert caught.value.model_id == "m"
-    assert caught.value.figures == MemoryFigures(301 * MIB, 300 * MIB, 1000 * MIB)
-    assert caught.value.matched is None
+    assert error.model_id == "m"
+    assert error.figures == MemoryFigures(301 * MIB, 300 * MIB, 1000 * MIB, "host")
+    assert error.matched is None
 
 
 def test_what_just_fits_is_admitted():
-    admit(M, Estimate(300 * MIB, Basis.LEARNED), book(), None)
+    assert answer(needs(300)) is Answer.ADMIT
 
 
 def test_an_observation_that_leaves_less_room_counts():
-    with pytest.raises(InsufficientMemory):
-        admit(M, Estimate(300 * MIB, Basis.LEARNED), book(), 601 * MIB)
+    assert answer(needs(300), seen=reading(600)) is Answer.ADMIT
+    refusal(needs(300), seen=reading(601))
 
 
-def test_a_size_nobody_knows_is_tried():
-    admit(M, Estimate(10**12, Basis.UNKNOWN), book(), None)
-
-
-def test_with_nothing_else_loaded_it_is_tried_however_large():
+def test_with_nothing_else_loaded_it_is_tried_however_little_is_free():
     """A refusal asks the platform to evict; with nothing to evict it would ask for ever."""
-    admit(M, Estimate(10**12, Basis.LEARNED), book(models=0, held=0), None)
+    assert answer(needs(999), a_book(models=0, held=0)) is Answer.ADMIT
 
 
-def test_without_a_limit_everything_is_tried():
-    admit(M, Estimate(10**12, Basis.LEARNED), book(limit=None), 10**12)
+def test_without_a_device_in_the_book_everything_is_tried():
+    book = a_book(devices={})
+    assert answer(needs(10**9), book, reading(10**9), loads=1, unknown_loads=1) is Answer.ADMIT
 
 
 def test_a_refusal_turns_into_an_attempt_once_the_others_are_gone():
-    estimate = Estimate(400 * MIB, Basis.LEARNED)
-    with pytest.raises(InsufficientMemory):
-        admit(M, estimate, book(), None)
-    admit(M, estimate, book(models=1, held=100 * MIB), None)
+    refusal(needs(400))
+    assert answer(needs(400), a_book(held=100)) is Answer.ADMIT
+
+
+def test_it_must_fit_on_every_device_and_the_tightest_is_told():
+    book = a_book({GPU: booked(held=100), OTHER: booked(held=800)})
+    error = refusal(needs(200, Basis.LEARNED, GPU, OTHER), book)
+    assert str(error) == (
+        "model 'm' needs 200.0 MiB (learned); 100.0 MiB of 1000.0 MiB are free on GPU-1"
+    )
+    assert error.figures == MemoryFigures(200 * MIB, 100 * MIB, 1000 * MIB, "GPU-1")
+    assert answer(needs(200, Basis.LEARNED, GPU), book) is Answer.ADMIT
+
+
+def test_memory_that_nobody_sees_is_not_told_as_a_place():
+    book = a_book({UNSEEN: booked()})
+    assert str(refusal(needs(301, Basis.LEARNED, UNSEEN), book)).endswith("are free")
+
+
+# -- what can never fit -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("basis", KNOWN)
+@pytest.mark.parametrize("models", [0, 1])
+def test_a_known_size_above_the_device_can_never_fit(basis, models):
+    book = a_book({GPU: booked(), OTHER: booked(limit=2000)}, models)
+    with pytest.raises(ModelTooLarge) as caught:
+        answer(needs(1001, basis, GPU, OTHER), book, unloads=1, loads=1)
+    assert str(caught.value) == (
+        f"model 'm' needs 1001.0 MiB ({basis.value}); it can never fit into 1000.0 MiB on GPU-0"
+    )
+    assert caught.value.model_id == "m"
+    assert caught.value.figures == MemoryFigures(1001 * MIB, None, 1000 * MIB, "GPU-0")
+
+
+def test_a_size_of_the_whole_device_may_fit():
+    assert answer(needs(1000), a_book(models=0)) is Answer.ADMIT
+
+
+@pytest.mark.parametrize("basis", GUESSED)
+def test_a_guess_above_the_device_is_tried_when_nothing_else_is_there(basis):
+    assert answer(needs(5000, basis), a_book(models=0)) is Answer.ADMIT
+
+
+# -- guesses ------------------------------------------------------------------------------------
+
+
+def test_a_size_nobody_knows_is_tried():
+    assert answer(needs(10**9, Basis.DEFAULT)) is Answer.ADMIT
+
+
+@pytest.mark.parametrize(("mib", "refused"), [(301, False), (700, False), (701, True)])
+def test_a_size_on_disk_refuses_only_when_half_of_it_would_not_fit(mib, refused):
+    """300 MiB are free and the headroom is 100 MiB."""
+    if refused:
+        assert "701.0 MiB (disk)" in str(refusal(needs(mib, Basis.DISK)))
+    else:
+        assert answer(needs(mib, Basis.DISK)) is Answer.ADMIT
+
+
+# -- waiting for memory -------------------------------------------------------------------------
+
+CHANGES = [{"unloads": 1}, {"loads": 1}, {"is_settling": True}]
+
+
+@pytest.mark.parametrize("basis", Basis)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_does_not_fit_yet_waits_while_something_may_make_room(basis, change):
+    assert answer(needs(900, basis), **change) is Answer.WAIT
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_fits_waits_for_no_memory(change):
+    assert answer(needs(300), **change) is Answer.ADMIT
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whoever_has_waited_long_enough_gets_the_answer_of_now(change):
+    refusal(needs(301), **change, may_wait=False)
+    assert answer(needs(900, Basis.DEFAULT), **change, may_wait=False) is Answer.ADMIT
+    assert answer(needs(301), a_book(models=0), **change, may_wait=False) is Answer.ADMIT
+
+
+# -- waiting for a turn -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("may_wait", [True, False])
+@pytest.mark.parametrize("basis", GUESSED)
+def test_where_memory_is_read_a_load_of_unknown_size_runs_alone(basis, may_wait):
+    seen = reading(0)
+    assert answer(needs(1, basis), seen=seen, loads=1, may_wait=may_wait) is Answer.WAIT
+    assert answer(needs(1, basis), seen=seen, unloads=1) is Answer.ADMIT
+
+
+@pytest.mark.parametrize("basis", KNOWN)
+def test_where_memory_is_read_a_known_load_stays_out_of_an_unknown_ones_growth(basis):
+    seen = reading(0)
+    assert answer(needs(1, basis), seen=seen, loads=2, unknown_loads=1) is Answer.WAIT
+    assert answer(needs(1, basis), seen=seen, loads=2) is Answer.ADMIT
+
+
+@pytest.mark.parametrize("basis", Basis)
+def test_where_nothing_is_read_nobody_waits_for_a_turn(basis):
+    assert answer(needs(1, basis), loads=2, unknown_loads=1) is Answer.ADMIT

@@ -128,7 +128,7 @@ class TestCheckConfig:
         assert code == 0
         assert list(found) == list(Settings.model_fields)
         assert found["admin"] == {"value": "off", "origin": "flag --admin"}
-        assert found["memory_source"] == {"value": "host", "origin": "default"}
+        assert found["memory_source"] == {"value": "auto", "origin": "default"}
         assert found["memory_limit"]["value"] is None
         assert found["model_roots"]["value"] == ["/opt/ml/models", "/models"]
         assert found["drain_timeout_seconds"]["value"] == 18

@@ -13,6 +13,7 @@ from adapter.errors import (
     LoadFailed,
     ModelNotFound,
     OutOfMemory,
+    PayloadTooLarge,
     StubDied,
 )
 
@@ -29,6 +30,12 @@ def inference(status: int, kind: str, text: str, name: str = "m", model_id: str 
     found = FAULTS.of_inference(
         status, kind, text, name=TritonName(name), model_id=ModelId(model_id)
     )
+    assert found.model_id == model_id
+    return found
+
+
+def grpc(code: str, text: str, name: str = "m", model_id: str = "m"):
+    found = FAULTS.of_grpc_inference(code, text, name=TritonName(name), model_id=ModelId(model_id))
     assert found.model_id == model_id
     return found
 
@@ -151,7 +158,9 @@ def test_a_call_about_no_model_fails_like_any_other():
     [
         (404, PLAIN, "Request for unknown model: 'm' is not found", ModelNotFound),
         (404, PLAIN, "Request for unknown model: 'm' has no available versions", ModelNotFound),
-        (404, PLAIN, "Request for unknown model: 'm' version 99 is not found", ModelNotFound),
+        # the model is there: a 404 would have the platform load it again, for any wrong version
+        (404, PLAIN, "Request for unknown model: 'm' version 99 is not found", InvalidRequest),
+        (503, PLAIN, "Request for unknown model: 'm' version 99 is not found", InvalidRequest),
         (503, PLAIN, "'m' version 1 is not at ready state", ModelNotFound),
         (503, PLAIN, "[request id: 7] 'm' version 1 is not at ready state", ModelNotFound),
         (
@@ -204,6 +213,124 @@ def test_a_call_about_no_model_fails_like_any_other():
 )
 def test_an_inference_that_failed_becomes(status, kind, text, expected):
     assert type(inference(status, kind, text)) is expected
+
+
+UNKNOWN = "Request for unknown model: 'm'"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        ("NOT_FOUND", f"{UNKNOWN} is not found", ModelNotFound),
+        ("NOT_FOUND", f"{UNKNOWN} has no available versions", ModelNotFound),
+        ("NOT_FOUND", f"[request id: 7] {UNKNOWN} is not found", ModelNotFound),
+        ("UNAVAILABLE", f"{UNKNOWN} is not found", ModelNotFound),
+        ("UNAVAILABLE", "'m' version 1 is not at ready state", ModelNotFound),
+        ("NOT_FOUND", f"{UNKNOWN} version 99 is not found", InvalidRequest),
+        ("UNAVAILABLE", f"{UNKNOWN} version 99 is not found", InvalidRequest),
+        ("NOT_FOUND", raised("no such user"), InferenceFailed),
+        ("NOT_FOUND", raised("no such user").rstrip() + " is not found", InferenceFailed),
+        ("INTERNAL", f"{UNKNOWN} is not found", InferenceFailed),
+        ("INTERNAL", raised("IndexError: list index out of range"), InferenceFailed),
+        ("INTERNAL", raised(CUDA), OutOfMemory),
+        ("UNAVAILABLE", raised(CUDA), OutOfMemory),
+        ("UNKNOWN", DALI, OutOfMemory),
+        ("UNKNOWN", "Runtime error: Critical error in pipeline", InferenceFailed),
+        ("UNKNOWN", "", InferenceFailed),
+        ("CANCELLED", raised("request was cancelled"), InferenceFailed),
+        ("INTERNAL", "Stub process 'm_0_0' is not healthy.", StubDied),
+        ("UNIMPLEMENTED", "ModelInfer RPC doesn't support decoupled models", InvalidRequest),
+        ("INVALID_ARGUMENT", "unexpected inference input 'CUDA out of memory'", InvalidRequest),
+        ("INVALID_ARGUMENT", "model 'm', tensor 'x': 2 > 1", InvalidRequest),
+        ("ALREADY_EXISTS", "a sequence of this id is under way", InvalidRequest),
+        ("UNAVAILABLE", "[request id: 7] Exceeds maximum queue size", BackendUnavailable),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", BackendTimeout),
+        ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (5 vs. 1)", PayloadTooLarge),
+        (
+            "RESOURCE_EXHAUSTED",
+            "SERVER: Received message larger than max (5 vs. 1)",
+            PayloadTooLarge,
+        ),
+        ("RESOURCE_EXHAUSTED", "Received message larger than max (5 vs. 1)", PayloadTooLarge),
+        (
+            "RESOURCE_EXHAUSTED",
+            "CLIENT: Received message larger than max (5 vs. 1)",
+            InferenceFailed,
+        ),
+        ("RESOURCE_EXHAUSTED", "SERVER: Sent message larger than max (5 vs. 1)", InferenceFailed),
+        ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit", InferenceFailed),
+        ("RESOURCE_EXHAUSTED", raised(CUDA), InferenceFailed),
+    ],
+)
+def test_an_inference_over_grpc_that_failed_becomes(code, text, expected):
+    assert type(grpc(code, text)) is expected
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "delivered"),
+    [
+        ("UNAVAILABLE", f"{NOBODY}: UNKNOWN: ipv4:127.0.0.1:1: Connection refused (111)", False),
+        ("UNAVAILABLE", "Socket closed", True),
+        ("CANCELLED", "Stream removed", True),
+        ("UNAVAILABLE", "Exceeds maximum queue size", True),
+        # Triton was there: the words are the caller's or the model's
+        ("UNAVAILABLE", "[request id: connection refused] Exceeds maximum queue size", True),
+        ("UNAVAILABLE", raised("the store is down: connection refused"), True),
+        ("UNAVAILABLE", f"in ensemble 'e', {raised('connection refused')}", True),
+    ],
+)
+def test_an_inference_over_grpc_is_sent_again_only_when_it_found_no_triton(code, text, delivered):
+    error = grpc(code, text)
+    assert type(error) is BackendUnavailable
+    assert error.delivered is delivered
+
+
+def test_over_grpc_the_caller_reads_the_name_that_the_caller_gave():
+    text = f"Request for unknown model: '{PRIVATE}' is not found"
+    error = grpc("NOT_FOUND", text, PRIVATE, PUBLIC)
+    assert str(error) == (
+        f"Triton does not have the model: Request for unknown model: '{PUBLIC}' is not found"
+    )
+
+
+STUB = "Stub process 'm_0_0' is not healthy."
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "phrase"),
+    [
+        (control("INVALID_ARGUMENT", failed(STUB)), LoadFailed, "Stub process '' is not healthy"),
+        (inference(500, PLAIN, STUB), StubDied, "Stub process '' is not healthy"),
+        (grpc("INTERNAL", STUB), StubDied, "Stub process '' is not healthy"),
+        (
+            inference(500, PLAIN, raised("CUDNN_STATUS_NOT_INITIALIZED")),
+            InferenceFailed,
+            "CUDNN_STATUS_NOT_INITIALIZED",
+        ),
+        (
+            grpc("INTERNAL", "unable to enqueue for inference m_0_0"),
+            InferenceFailed,
+            "unable to enqueue for inference",
+        ),
+    ],
+)
+def test_words_that_may_mean_a_lack_of_memory_are_kept_as_a_suspicion(error, kind, phrase):
+    assert type(error) is kind
+    assert error.suspected == phrase
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        control("INVALID_ARGUMENT", failed("Internal: ValueError: no weights")),
+        control("RESOURCE_EXHAUSTED", STUB),
+        inference(500, PLAIN, raised("ValueError: x")),
+        inference(404, PLAIN, raised(STUB)),
+        grpc("RESOURCE_EXHAUSTED", STUB),
+    ],
+)
+def test_any_other_failure_of_a_model_is_not_suspected(error):
+    assert error.suspected is None
 
 
 def test_a_full_queue_was_delivered_and_is_not_sent_again():

@@ -292,3 +292,59 @@ def test_memory_bytes_are_declared_in_the_parameters(size, expected, root):
 def test_memory_bytes_that_are_no_size_are_refused(size, root):
     config = f'{PYTHON}parameters {{ key: "memory_bytes" value {{ string_value: "{size}" }} }}'
     assert "config.pbtxt: parameter memory_bytes: " in refusal(make(root / "m", config), root)
+
+
+def test_the_callers_word_beats_what_the_config_declares(root):
+    config = PYTHON + 'parameters { key: "memory_bytes" value { string_value: "12" } }'
+    make(root / "m", config)
+    assert look(root / "m", root, declared_bytes=0).declared_bytes == 0
+    assert look(root / "m", root, declared_bytes=99).declared_bytes == 99
+    make(root / "silent")
+    assert look(root / "silent", root, declared_bytes=99).declared_bytes == 99
+    with_word, without = (look(root / "m", root, declared_bytes=n) for n in (99, None))
+    assert with_word.content_key == without.content_key
+
+
+# --- where it runs
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("", None),
+        ("instance_group [{ count: 2 }]", None),
+        ("instance_group [{ kind: KIND_GPU }]", None),
+        ("instance_group [{ kind: KIND_MODEL }]", None),
+        ("instance_group [{ kind: KIND_CPU }]", set()),
+        ("instance_group [{ kind: KIND_GPU gpus: [0, 2] }]", {0, 2}),
+        ("instance_group [{ gpus: 1 }]", {1}),
+        ("instance_group [{ kind: KIND_CPU }, { gpus: [1] }, { gpus: [3, 1] }]", {1, 3}),
+        ("instance_group [{ kind: KIND_CPU }, { count: 1 }, { gpus: [3] }]", None),
+    ],
+)
+def test_the_gpus_are_those_that_the_instance_groups_name(groups, expected, root):
+    found = look(make(root / "m", PYTHON + groups), root).gpus
+    assert found == expected
+    assert found is None or isinstance(found, frozenset)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        ("gpus: [0]", "gpus: [1]", {0, 1}),
+        ("gpus: [0]", "kind: KIND_CPU", {0}),
+        ("kind: KIND_CPU", "kind: KIND_CPU", set()),
+        ("gpus: [0]", "count: 1", None),
+    ],
+)
+def test_the_gpus_of_all_models_count_and_an_ensemble_takes_none(one, two, expected, root):
+    for name, group in (("one", one), ("two", two)):
+        make(root / "m" / name, f"{PYTHON}instance_group [{{ {group} }}]")
+    make(root / "m" / "whole", ensemble("one", "two"), files=())
+    assert look(root / "m", root).gpus == expected
+
+
+def test_a_model_without_a_config_may_run_on_any_gpu(root):
+    (root / "m").mkdir()
+    (root / "m" / "net.onnx").write_text("x")
+    assert look(root / "m", root).gpus is None

@@ -1,15 +1,36 @@
 """Which folders in Triton's repository are ours, and whose."""
 
+import json
+import resource
 import shutil
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from adapter.core.model import ModelId, Placement, TritonName
-from adapter.errors import InvalidRequest
+from adapter.core.memory import HOST, NO_BYTES, Device
+from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
+from adapter.errors import BackendError, InvalidRequest
 from adapter.packages.files import MARKER
-from adapter.packages.ownership import Ownership, clear, note_ownership, ownership_of
-from adapter.packages.staging import Packages, StagedModel
-from tests.packages.staged import ensemble, make, place, prepare, remove, tree
+from adapter.packages.folders import claim, clear
+from adapter.packages.ownership import Loaded, Ownership, note_ownership, ownership_of
+from adapter.packages.staging import Packages
+from tests.packages.staged import ensemble, make, place, prepare, put, remove, tree
+
+NAME = TritonName("a")
+HELD = {Device("GPU-1"): 7, HOST: 8}
+SOURCE = ModelSource("/u \ud800", "onnx", "/s", "e", declared_bytes=5)
+
+
+@contextmanager
+def full_disk():
+    """A limit on file size stands in for it: the same call fails, with an OSError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -41,11 +62,53 @@ def test_a_note_says_what_was_noted(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [MARKER]
 
 
+LOADED = Loaded(SOURCE, can_load_again=True, content_key="key", held=HELD)
+
+
+def test_a_note_says_what_triton_serves(tmp_path):
+    ours = Ownership("a", "a", ("a",), (), LOADED)
+    note_ownership(tmp_path, ours)
+    assert ownership_of(tmp_path) == ours
+
+
+@pytest.mark.parametrize(
+    ("key", "junk"),
+    [
+        *(("url", None), ("model_type", 3), ("schema", []), ("entry", {}), ("content_key", None)),
+        *(("can_load_again", 1), ("declared_bytes", "5"), ("held", []), ("held", {"host": "7"})),
+        *(("held", {"host": -1}), ("held", {"host": 0.5})),
+    ],
+)
+def test_a_note_that_is_damaged_in_part_leaves_the_folder_ours_and_the_model_not_loaded(
+    key, junk, tmp_path
+):
+    note_ownership(tmp_path, Ownership("a", "id", ("h", "a"), ("s",), LOADED))
+    note = json.loads((tmp_path / MARKER).read_text())
+    note["loaded"][key] = junk
+    (tmp_path / MARKER).write_text(json.dumps(note))
+    assert ownership_of(tmp_path) == Ownership("a", "id", ("h", "a"), ("s",))
+    del note["loaded"][key]
+    (tmp_path / MARKER).write_text(json.dumps(note))
+    assert ownership_of(tmp_path) == Ownership("a", "id", ("h", "a"), ("s",))
+    note["loaded"] = junk
+    (tmp_path / MARKER).write_text(json.dumps(note))
+    assert ownership_of(tmp_path) == Ownership("a", "id", ("h", "a"), ("s",))
+
+
+def test_a_note_without_word_of_a_load_is_of_a_model_that_is_not_loaded(tmp_path):
+    """Versions up to 0.1 wrote it so."""
+    old = {"owner": "a", "model_id": "id", "load": ["a"], "along": []}
+    (tmp_path / MARKER).write_text(json.dumps(old))
+    assert ownership_of(tmp_path) == Ownership("a", "id", ("a",))
+
+
 @pytest.mark.parametrize(
     "marker",
     [
         *(b"", b"{", b"\xff", b"[]", b"{}", b"3", b"null", b'{"model_id": "x"}'),
         b'{"owner": "a", "model_id": "a", "load": 3, "along": []}',
+        b'{"owner": "a", "model_id": "a", "load": [3], "along": []}',
+        b'{"owner": 3, "model_id": "a", "load": [], "along": []}',
         b"[" * 100_000,
     ],
     ids=lambda marker: marker[:20],
@@ -67,10 +130,11 @@ def test_a_folder_is_cleared_but_for_what_is_kept(tmp_path):
     (folder / "kept" / "x").touch()
     (folder / "link").symlink_to(folder / "kept")
     note_ownership(folder, Ownership("a", "a"))
-    clear(folder, keep="kept")
+    claim(folder, Ownership("a", "b"), keep="kept")
     assert set(tree(folder)) == {"kept", "kept/x", MARKER}
+    assert ownership_of(folder) == Ownership("a", "b")
     clear(folder)
-    assert not folder.exists()
+    assert tree(tmp_path) == {}
 
 
 # --- whose folder it is
@@ -182,3 +246,123 @@ async def test_remove_leaves_alone_what_a_note_names_and_others_own(packages, ro
     note_ownership(repository / "a", Ownership("a", "a", names))
     await remove(packages, "a")
     assert {folder.name for folder in repository.iterdir()} == {"b", "theirs"}
+
+
+# --- what is served
+
+
+async def test_what_was_confirmed_is_found_by_the_next_run(packages, root, repository):
+    placement = await place(packages, "a", make(root / "m"))
+    await packages.confirm(NAME, SOURCE, "key", HELD)
+    assert await Packages(repository, []).staged() == [
+        StagedModel(
+            NAME,
+            ModelId("id of a"),
+            placement,
+            is_loaded=True,
+            source=SOURCE,
+            can_load_again=True,
+            content_key="key",
+            held=HELD,
+        )
+    ]
+    await packages.confirm(NAME, SOURCE, "key", {HOST: 9})
+    (staged,) = await packages.staged()
+    assert staged.held == {HOST: 9}
+    assert set(tree(repository / "a")) == {"1", "config.pbtxt", MARKER}
+
+
+async def test_what_was_not_confirmed_is_not_loaded(packages, root):
+    placement = await place(packages, "a", make(root / "m"))
+    (staged,) = await packages.staged()
+    assert staged == StagedModel(NAME, ModelId("id of a"), placement)
+    assert (staged.is_loaded, staged.can_load_again, staged.held) == (False, False, NO_BYTES)
+
+
+@pytest.mark.parametrize("brought", [{"config": "x" * 9999}, {"files": (("1/model.py", b"x"),)}])
+async def test_what_a_request_brought_is_not_noted_and_the_model_cannot_be_loaded_again(
+    brought, packages, root, repository
+):
+    await place(packages, "a", make(root / "m"))
+    await packages.confirm(NAME, replace(SOURCE, **brought), "key", HELD)
+    for _ in range(2):
+        (staged,) = await packages.staged()
+        assert (staged.source, staged.can_load_again) == (SOURCE, False)
+        assert len((repository / "a" / MARKER).read_bytes()) < 1000
+        # the next run knows no better source than the note's
+        await packages.confirm(NAME, staged.source, "key", {HOST: 9})
+
+
+async def test_only_an_entry_that_is_there_can_be_confirmed(packages, root, repository):
+    for name in ("main", "helper"):
+        make(root / "m" / name)
+    await place(packages, "a", root / "m", entry="main")
+    make(repository / "theirs")
+    before = tree(repository)
+    for name in ("absent", "theirs", "helper"):
+        await packages.confirm(TritonName(name), SOURCE, "key", HELD)
+    assert tree(repository) == before
+
+
+async def test_a_disk_that_refuses_the_note_leaves_the_old_one(packages, root):
+    await place(packages, "a", make(root / "m"))
+    await packages.confirm(NAME, SOURCE, "key", HELD)
+    with full_disk(), pytest.raises(BackendError, match=r"/a: File too large"):
+        await packages.confirm(NAME, SOURCE, "key", {HOST: 9})
+    (staged,) = await packages.staged()
+    assert staged.held == HELD
+
+
+async def test_a_full_disk_keeps_no_model_from_being_removed(packages, root, repository):
+    for name in ("main", "helper"):
+        make(root / "m" / name)
+    await place(packages, "a", root / "m", entry="main")
+    await packages.confirm(NAME, SOURCE, "key", HELD)
+    with full_disk():
+        await remove(packages, "a")
+    assert tree(repository) == {}
+
+
+async def test_a_model_that_is_staged_anew_is_not_loaded_until_it_is_confirmed(packages, root):
+    await place(packages, "a", make(root / "m"))
+    await packages.confirm(NAME, SOURCE, "key", HELD)
+    shutil.make_archive(str(root / "m"), "zip", root / "m")
+    package = await prepare(packages, "a", root / "m.zip")
+    assert [model.is_loaded for model in await packages.staged()] == [False]
+    await packages.confirm(NAME, SOURCE, "key", HELD)
+    await put(packages, "a", package)
+    assert [model.is_loaded for model in await packages.staged()] == [False]
+
+
+async def test_an_archive_in_place_of_several_models_clears_those_away(packages, root, repository):
+    """A removal that failed had left them."""
+    for name in ("main", "helper"):
+        make(root / "m" / name)
+    await place(packages, "a", root / "m", entry="main")
+    shutil.make_archive(str(root / "one"), "zip", root / "m" / "main")
+    await prepare(packages, "a", root / "one.zip")
+    await remove(packages, "a")
+    assert tree(repository) == {}
+
+
+async def test_folders_that_were_half_made_are_swept_away_at_the_start(packages, root, repository):
+    await place(packages, "ours", make(root / "m"))
+    left = [repository / f".ta-half-{name}" for name in ("bare", "noted", "link", "file")]
+    left[0].mkdir()
+    left[1].mkdir()
+    note_ownership(left[1], Ownership("a", "a"))
+    left[2].symlink_to(root)
+    left[3].touch()
+    assert [model.name for model in await packages.staged()] == ["ours"]
+    assert {path.name for path in repository.iterdir()} == {"ours", left[2].name, left[3].name}
+    assert (root / "m" / "config.pbtxt").exists()
+
+
+async def test_what_was_half_made_hinders_nobody(packages, root, repository):
+    (repository / ".ta-half-a").mkdir()
+    note_ownership(repository / ".ta-half-a", Ownership("a", "old"))
+    await place(packages, "a", make(root / "m"))
+    (repository / ".ta-half-a").mkdir()
+    note_ownership(repository / ".ta-half-a", Ownership("a", "old"))
+    await remove(packages, "a")
+    assert tree(repository) == {}

@@ -212,7 +212,7 @@ class TestTypes:
         external, embedded = load().settings, load({"triton": "embedded"}).settings
         assert external.repository == Path("/models/_triton_models")
         assert embedded.repository is None
-        assert (external.memory_source, embedded.memory_source) == ("off", "host")
+        assert external.memory_source == embedded.memory_source == "auto"
 
     def test_settings_cannot_be_changed(self):
         with pytest.raises(ValueError, match="frozen"):

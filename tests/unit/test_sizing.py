@@ -4,12 +4,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapter.core.ledger import UNSEEN
+from adapter.core.memory import HOST, Device
 from adapter.core.model import Package
-from adapter.core.sizing import Basis, Estimate, Sizes, format_size, parse_size
+from adapter.core.sizing import (
+    MAX_REMEMBERED,
+    Basis,
+    Estimate,
+    Sizes,
+    format_size,
+    parse_size,
+)
+
+ONE, TWO = Device("GPU-1"), Device("GPU-2")
+GPUS = {ONE: 0, TWO: 1}
+MIB = 2**20
 
 
-def package(key: str = "k", declared: int | None = None) -> Package:
-    return Package(f"/{key}", "", 10, declared, key)
+def package(
+    key: str = "k",
+    declared: int | None = None,
+    size_bytes: int = 10,
+    gpus: frozenset[int] | None = None,
+) -> Package:
+    return Package(f"/{key}", (), size_bytes, declared, key, gpus=gpus)
 
 
 @pytest.mark.parametrize(
@@ -60,24 +78,146 @@ def test_what_is_shown_can_be_read_back_to_within_rounding(count):
     assert parse_size(format_size(count).replace(" bytes", "")) == pytest.approx(count, rel=0.06)
 
 
-def test_nothing_is_known_of_a_silent_package():
-    assert Sizes().estimate(package()) == Estimate(0, Basis.UNKNOWN)
+def test_of_a_silent_package_the_default_is_expected():
+    assert Sizes().estimate(package(), GPUS) == Estimate({ONE: 0, TWO: 0}, Basis.DEFAULT)
+    sizes = Sizes(default_bytes=7)
+    assert sizes.estimate(package(), {HOST: None}) == Estimate({HOST: 7}, Basis.DEFAULT)
 
 
-def test_a_declared_size_is_believed_until_one_is_learned():
-    sizes = Sizes()
-    assert sizes.estimate(package(declared=5)) == Estimate(5, Basis.DECLARED)
-    sizes.learn(package(declared=5), 7)
-    assert sizes.estimate(package(declared=5)) == Estimate(7, Basis.LEARNED)
+def test_learned_is_believed_before_declared_before_disk():
+    sizes = Sizes(default_bytes=7)
+    files = package(size_bytes=4 * MIB)
+    declared = package(size_bytes=4 * MIB, declared=5)
+    assert sizes.estimate(files, {HOST: None}) == Estimate({HOST: 5 * MIB}, Basis.DISK)
+    assert sizes.estimate(declared, {HOST: None}) == Estimate({HOST: 5}, Basis.DECLARED)
+    sizes.learn("k", {HOST: 9}, exact=False)
+    assert sizes.estimate(declared, {HOST: None}) == Estimate({HOST: 9}, Basis.LEARNED)
 
 
 def test_a_declared_size_of_zero_is_a_declaration():
-    assert Sizes().estimate(package(declared=0)) == Estimate(0, Basis.DECLARED)
+    estimate = Sizes(default_bytes=7).estimate(package(declared=0), {HOST: None})
+    assert estimate == Estimate({HOST: 0}, Basis.DECLARED)
 
 
-def test_the_largest_measurement_of_the_same_files_counts():
+@pytest.mark.parametrize(("size_bytes", "basis"), [(MIB - 1, Basis.DEFAULT), (MIB, Basis.DISK)])
+def test_files_below_a_mebibyte_say_nothing(size_bytes, basis):
+    estimate = Sizes(size_factor=2).estimate(package(size_bytes=size_bytes), {HOST: None})
+    assert estimate.basis is basis
+    assert estimate.needs == {HOST: 2 * MIB if basis is Basis.DISK else 0}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "counted"),
+    [
+        (None, GPUS, {ONE, TWO}),
+        (frozenset({1}), GPUS, {TWO}),
+        (frozenset({0, 1, 7}), GPUS, {ONE, TWO}),
+        (frozenset(), GPUS, set()),
+        (frozenset(), {ONE: None}, set()),
+        (frozenset({1}), {ONE: None, TWO: 0}, {ONE}),  # nobody says which one ONE is
+        (frozenset({1}), {HOST: None}, {HOST}),
+        (frozenset(), {UNSEEN: None}, {UNSEEN}),
+        (None, {}, set()),
+    ],
+)
+def test_a_size_counts_on_every_device_that_the_package_may_use(gpus, devices, counted):
+    estimate = Sizes().estimate(package(declared=5, gpus=gpus), devices)
+    assert estimate.needs == dict.fromkeys(counted, 5)
+    assert estimate.size_bytes == 5 * len(counted)
+
+
+def test_learned_figures_are_for_the_devices_they_were_measured_on():
     sizes = Sizes()
-    for measured in (5, 9, 3):
-        sizes.learn(package("same"), measured)
-    assert sizes.estimate(package("same")) == Estimate(9, Basis.LEARNED)
-    assert sizes.estimate(package("other")) == Estimate(0, Basis.UNKNOWN)
+    sizes.learn("k", {ONE: 5, TWO: 0}, exact=True)
+    assert sizes.estimate(package(), GPUS) == Estimate({ONE: 5}, Basis.LEARNED)
+
+
+def test_a_package_seen_to_take_nothing_is_known_to_take_nothing():
+    sizes = Sizes(default_bytes=7)
+    sizes.learn("k", {ONE: 0}, exact=True)
+    assert sizes.estimate(package(), {TWO: 1}) == Estimate({}, Basis.LEARNED)
+    assert sizes.is_exact("k")
+
+
+def test_the_largest_figure_counts_everywhere_when_a_device_is_gone():
+    sizes = Sizes()
+    sizes.learn("k", {ONE: 5, Device("GPU-gone"): 9}, exact=True)
+    assert sizes.estimate(package(), GPUS).needs == {ONE: 9, TWO: 9}
+    assert sizes.estimate(package(gpus=frozenset({1})), GPUS).needs == {TWO: 9}
+
+
+def test_the_largest_exact_measurement_of_each_device_counts():
+    sizes = Sizes()
+    for measured in ({ONE: 5, TWO: 1}, {ONE: 9}, {ONE: 3, TWO: 4}):
+        sizes.learn("k", measured, exact=True)
+    assert sizes.estimate(package(), GPUS).needs == {ONE: 9, TWO: 4}
+    assert sizes.estimate(package("other"), GPUS).basis is Basis.DEFAULT
+
+
+def test_of_shares_the_latest_counts():
+    sizes = Sizes()
+    sizes.learn("k", {ONE: 9, TWO: 9}, exact=False)
+    sizes.learn("k", {ONE: 3}, exact=False)
+    assert sizes.estimate(package(), GPUS).needs == {ONE: 3}
+    assert not sizes.is_exact("k")
+
+
+def test_an_exact_figure_replaces_a_share_and_never_the_other_way():
+    sizes = Sizes()
+    sizes.learn("k", {ONE: 9}, exact=False)
+    sizes.learn("k", {ONE: 3}, exact=True)
+    sizes.learn("k", {ONE: 8}, exact=False)
+    assert sizes.estimate(package(), GPUS).needs == {ONE: 3}
+    assert sizes.is_exact("k")
+
+
+def test_nothing_is_learned_of_a_package_never_seen():
+    assert Sizes().learned("k") is None
+    assert not Sizes().is_exact("k")
+
+
+def test_what_was_learned_of_a_package_can_be_asked_for():
+    sizes = Sizes()
+    sizes.learn("k", {ONE: 9}, exact=True)
+    sizes.learn("k", {ONE: 3, TWO: 4}, exact=True)
+    assert sizes.learned("k") == {ONE: 9, TWO: 4}
+
+
+def test_the_size_at_a_url_is_that_of_the_files_last_seen_there():
+    sizes = Sizes()
+    sizes.learn("old", {ONE: 1}, exact=True)
+    sizes.learn("new", {ONE: 2, TWO: 3}, exact=False)
+    sizes.known_at("/m", package("old"))
+    assert sizes.of_url("/m") == 1
+    sizes.known_at("/m", package("new"))
+    assert sizes.of_url("/m") == 5
+
+
+def test_the_size_at_a_url_is_unknown_until_seen_and_learned():
+    sizes = Sizes()
+    sizes.learn("", {ONE: 1}, exact=True)
+    assert sizes.of_url("/m") is None
+    sizes.known_at("/m", package("never"))
+    assert sizes.of_url("/m") is None
+
+
+def test_the_urls_not_seen_for_longest_are_forgotten():
+    sizes = Sizes()
+    sizes.learn("k", {ONE: 1}, exact=True)
+    sizes.known_at("first", package())
+    sizes.known_at("second", package())
+    sizes.known_at("first", package())
+    for number in range(MAX_REMEMBERED - 1):
+        sizes.known_at(str(number), package())
+    assert (sizes.of_url("first"), sizes.of_url("second")) == (1, None)
+
+
+def test_the_packages_not_learned_for_longest_are_forgotten():
+    sizes = Sizes()
+    sizes.learn("first", {ONE: 1}, exact=True)
+    sizes.learn("second", {ONE: 1}, exact=True)
+    sizes.learn("first", {ONE: 2}, exact=True)
+    for number in range(MAX_REMEMBERED - 1):
+        sizes.learn(str(number), {ONE: 1}, exact=False)
+    assert (sizes.is_exact("first"), sizes.is_exact("second")) == (True, False)
+    assert len(sizes.as_dict()["packages"]) == MAX_REMEMBERED

@@ -11,7 +11,13 @@ from adapter.frontends.http import error_answer
 from adapter.frontends.status import HTTP, lookup
 
 # the branches of the tree: classes that sort errors and are never raised themselves
-GROUPS = {AdapterError, errors.CallerError, errors.CapacityError}
+GROUPS = {
+    AdapterError,
+    errors.AboutMemory,
+    errors.CallerError,
+    errors.CapacityError,
+    errors.ModelFailed,
+}
 
 # the answers that users and the platform rely on, by class name
 EXPECTED = {
@@ -22,6 +28,7 @@ EXPECTED = {
     "ModelNotFound": (404, "ModelNotFound"),
     "AlreadyLoaded": (409, "AlreadyLoaded"),
     "ModelNotReady": (503, "ModelNotReady"),
+    "ModelTooLarge": (400, "ModelTooLarge"),  # 507 would make the platform evict for nothing
     "InsufficientMemory": (507, "InsufficientMemory"),
     "OutOfMemory": (507, "OutOfMemory"),
     "BackendError": (503, "BackendUnavailable"),  # the disk under Triton refused
@@ -58,6 +65,16 @@ def test_the_table_holds_only_errors_of_the_tree():
     assert set(HTTP) <= tree(AdapterError) - GROUPS
 
 
+def test_a_model_that_can_never_fit_is_the_callers_to_mend_and_evicts_nothing():
+    assert issubclass(errors.ModelTooLarge, errors.CallerError)
+    assert not issubclass(errors.ModelTooLarge, errors.CapacityError)
+
+
+def test_a_failure_of_the_model_is_one_of_tritons_side():
+    for kind in (errors.LoadFailed, errors.InferenceFailed):
+        assert issubclass(kind, errors.BackendError)
+
+
 def test_an_error_out_of_the_table_is_answered_as_its_nearest_ancestor():
     class Odd(errors.OutOfMemory):
         pass
@@ -92,7 +109,7 @@ def test_an_error_that_names_no_model_is_told_with_the_one_that_was_asked_for():
 @pytest.mark.parametrize("kind", [errors.InsufficientMemory, errors.OutOfMemory])
 def test_a_lack_of_memory_is_told_with_its_figures(kind):
     answer = error_answer(
-        kind("full", figures=MemoryFigures(3, 2, 1), matched="out of memory"), None
+        kind("full", figures=MemoryFigures(3, 2, 1, "GPU-0"), matched="out of memory"), None
     )
     assert answer.status == 507
     assert json.loads(answer.body) == {
@@ -102,13 +119,15 @@ def test_a_lack_of_memory_is_told_with_its_figures(kind):
         "needed_bytes": 3,
         "free_bytes": 2,
         "limit_bytes": 1,
+        "device": "GPU-0",
         "matched": "out of memory",
     }
 
 
 def test_figures_that_nobody_knows_are_null():
     body = json.loads(error_answer(errors.OutOfMemory("full"), None).body)
-    assert (body["needed_bytes"], body["free_bytes"], body["limit_bytes"]) == (None, None, None)
+    figures = ("needed_bytes", "free_bytes", "limit_bytes", "device")
+    assert [body[name] for name in figures] == [None] * 4
 
 
 def test_an_error_without_an_entry_is_answered_as_internal():

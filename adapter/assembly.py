@@ -1,0 +1,143 @@
+"""Builds the parts from the settings. What they are to each other is in app.py."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from adapter.backend.embedded import EmbeddedTriton
+from adapter.backend.memory import (
+    ChosenMemory,
+    HostMemory,
+    NvmlMemory,
+    TritonMetrics,
+    host_limit_bytes,
+)
+from adapter.backend.triton import TritonControl
+from adapter.control import ModelControl, TimeLimits
+from adapter.core.faults import Faults
+from adapter.core.ledger import Ledger
+from adapter.core.registry import Registry
+from adapter.core.sizing import Sizes
+from adapter.examples import examples_folder
+from adapter.metrics import Metrics, State
+from adapter.packages.learned import FILE_NAME, LearnedFile
+from adapter.packages.staging import Packages
+from adapter.packages.unpacking import Limits
+from adapter.packages.uploads import payload
+from adapter.settings import Door, Settings
+
+# Triton's own default of --model-load-thread-count
+TRITON_LOAD_THREADS = 4
+
+
+def build_embedded(settings: Settings, on_restart: Callable[[], Awaitable[None]]) -> EmbeddedTriton:
+    return EmbeddedTriton(
+        tritonserver=settings.tritonserver,
+        repository=settings.repository,
+        http=host_port(settings.triton_http),
+        grpc=host_port(settings.triton_grpc),
+        metrics=host_port(settings.triton_metrics),
+        extra_args=settings.triton_args,
+        start_timeout_seconds=settings.start_timeout_seconds,
+        on_restart=on_restart,
+    )
+
+
+def build_triton(
+    settings: Settings, faults: Faults, metrics: Metrics, repository: Path
+) -> TritonControl:
+    is_upload = settings.staging == "upload"
+    return TritonControl(
+        faults,
+        load_timeout_seconds=settings.load_timeout_seconds,
+        call_timeout_seconds=settings.control_timeout_seconds,
+        on_retry=lambda call: metrics.retries.labels(call).inc(),
+        payload=(lambda name: payload(repository / name)) if is_upload else None,
+    )
+
+
+def build_memory(settings: Settings, embedded: EmbeddedTriton | None) -> ChosenMemory:
+    host = None
+    if embedded is not None:
+        host = HostMemory(embedded.process_ids, settings.memory_limit or host_limit_bytes())
+    page = TritonMetrics(
+        lambda: embedded.metrics_address if embedded else str(settings.triton_metrics)
+    )
+    return ChosenMemory(settings.memory_source, host, page, NvmlMemory(lambda: page.uuids))
+
+
+def build_packages(
+    settings: Settings, embedded: EmbeddedTriton | None, repository: Path, roots: Sequence[Path]
+) -> Packages:
+    return Packages(
+        repository,
+        roots,
+        staging="symlink" if settings.staging == "upload" else settings.staging,
+        limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
+        backends=embedded.backends if embedded else lambda: None,
+    )
+
+
+def build_sizes(settings: Settings) -> tuple[Sizes, LearnedFile | None]:
+    """What was learned in earlier runs, and where to keep it: nowhere for a private repository."""
+    sizes = Sizes(settings.size_factor, settings.default_size or 0)
+    path = settings.sizes_file
+    if path is None and settings.repository is not None:
+        path = settings.repository / FILE_NAME
+    if path is None:
+        return sizes, None
+    file = LearnedFile(path)
+    sizes.restore(file.load())
+    return sizes, file
+
+
+def build_control(
+    settings: Settings,
+    *,
+    triton: TritonControl,
+    packages: Packages,
+    memory: ChosenMemory,
+    embedded: EmbeddedTriton | None,
+    metrics: Metrics,
+) -> ModelControl:
+    sizes, file = build_sizes(settings)
+    control = ModelControl(
+        registry=Registry(),
+        ledger=Ledger(settings.memory_limit, settings.memory_reserve.of),
+        sizes=sizes,
+        triton=triton,
+        packages=packages,
+        memory=memory,
+        metrics=metrics,
+        limits=TimeLimits(
+            load=settings.load_timeout_seconds,
+            unload=settings.unload_timeout_seconds,
+            stall=settings.unload_stall_seconds,
+            recovery=settings.memory_recovery_seconds,
+        ),
+        server=embedded,
+        store=file,
+        loads_again=settings.on_triton_restart == "reload",
+        load_threads=embedded.load_threads if embedded else TRITON_LOAD_THREADS,
+    )
+    metrics.watch(
+        State(
+            models=control.registry.counts,
+            ledger=control.memory.ledger.snapshot,
+            memory=lambda: memory.last,
+            triton_live=lambda: triton.live,
+        )
+    )
+    return control
+
+
+def model_roots(settings: Settings) -> list[Path]:
+    roots = list(settings.model_roots)
+    if settings.examples:
+        roots.append(examples_folder())
+    if settings.single_model:
+        roots.append(settings.single_model.parent)
+    return roots
+
+
+def host_port(door: Door) -> tuple[str, int]:
+    return door.host, door.port

@@ -1,0 +1,149 @@
+"""GPU memory as the driver counts it, through NVML (the package nvidia-ml-py)."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from adapter.core.memory import Device, DeviceReading, MemoryReading
+from adapter.errors import BackendUnavailable
+
+_Devices = Mapping[Device, DeviceReading]
+_Answer = tuple[_Devices, str]  # the second says why the first is empty
+
+
+class NvmlMemory:
+    """Never lags, and sees only the GPUs that are given to this container.
+
+    Those may be more than Triton's: `uuids` gives the ones that Triton's metrics name, empty while
+    they name none. Then the one visible GPU is Triton's; of several nobody knows which are.
+
+    `why` says why the last reading was None. `has_gpus`: whether any was ever seen; None while
+    that is not known. `library` is pynvml or has the same functions and errors.
+    """
+
+    def __init__(
+        self,
+        uuids: Callable[[], Sequence[str]],
+        *,
+        library: Any = None,
+        timeout_seconds: float = 2.0,
+    ) -> None:
+        self.why = "it was not asked yet"
+        self.has_gpus: bool | None = None
+        self._uuids = uuids
+        self._library = library
+        self._timeout = timeout_seconds
+        self._is_open = False
+        self._under_way: Future[_Answer] | None = None
+
+    async def read(self) -> MemoryReading | None:
+        """None within the time limit whatever the driver does, and at once while it hangs."""
+        if self._under_way is not None and not self._under_way.done():
+            return None
+        self._under_way = self._start()
+        answer = asyncio.wrap_future(self._under_way)
+        await asyncio.wait([answer], timeout=self._timeout)
+        if not answer.done():
+            self.why = f"the driver has not answered within {self._timeout:g} s"
+            return None
+        devices, self.why = answer.result()
+        return MemoryReading(devices, source="nvml") if devices else None
+
+    def _start(self) -> Future[_Answer]:
+        work: Future[_Answer] = Future()
+        uuids = tuple(self._uuids())
+
+        def run() -> None:
+            try:
+                work.set_result((self._look(uuids), ""))
+            except BackendUnavailable as error:
+                work.set_result(({}, str(error)))
+            except BaseException as error:  # noqa: BLE001 - a bug, for whoever reads
+                work.set_exception(error)
+
+        # no thread of a pool: those are waited for at exit, and this one may hang for ever
+        threading.Thread(target=run, name="nvml", daemon=True).start()
+        return work
+
+    def _look(self, uuids: Sequence[str]) -> _Devices:
+        if self._library is None:  # a slow import, so here in the thread
+            self._library = import_module("pynvml")
+        nvml = self._library
+        try:
+            if not self._is_open:
+                nvml.nvmlInit()
+                self._is_open = True
+            return self._devices(uuids)
+        except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
+            self._saw(0)
+            raise self._failed(error) from error
+        except nvml.NVMLError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> BackendUnavailable:
+        """Begin anew next time: after a reload of the driver the old session stays broken."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(self._library.NVMLError):
+                self._library.nvmlShutdown()
+        return BackendUnavailable(f"NVML says: {error}", delivered=True)
+
+    def _devices(self, uuids: Sequence[str]) -> _Devices:
+        nvml = self._library
+        devices: dict[Device, DeviceReading] = {}
+        for uuid in uuids or [self._only_gpu()]:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._saw(1)
+            devices |= self._figures(uuid, handle)
+        if len(devices) == 1:  # of several nobody says which number CUDA gives to which
+            return {device: _first(reading) for device, reading in devices.items()}
+        return devices
+
+    def _only_gpu(self) -> str:
+        nvml = self._library
+        count = nvml.nvmlDeviceGetCount()
+        self._saw(count)
+        if count == 0:
+            raise BackendUnavailable("no GPU is visible", delivered=True)
+        if count > 1:
+            raise BackendUnavailable(
+                "several GPUs are visible and Triton's metrics do not say which are its own",
+                delivered=True,
+            )
+        return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(0)))
+
+    def _saw(self, count: int) -> None:
+        self.has_gpus = bool(self.has_gpus or count)
+
+    def _figures(self, uuid: str, handle: Any) -> _Devices:
+        """Of a GPU in MIG mode, whose own figures need privileges: its visible instances."""
+        nvml = self._library
+        try:
+            return {Device(uuid): self._memory(handle)}
+        except (nvml.NVMLError_NoPermission, nvml.NVMLError_NotSupported):
+            if not (instances := self._instances(handle)):
+                raise
+            return instances
+
+    def _instances(self, handle: Any) -> _Devices:
+        nvml = self._library
+        devices: dict[Device, DeviceReading] = {}
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with suppress(nvml.NVMLError_NotFound):  # an empty place, or not given to us
+                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                uuid = nvml.nvmlDeviceGetUUID(instance)
+                devices[Device(str(uuid))] = self._memory(instance)
+        return devices
+
+    def _memory(self, handle: Any) -> DeviceReading:
+        """From `free`: whether `used` has the driver's own share differs between versions."""
+        memory = self._library.nvmlDeviceGetMemoryInfo(handle)
+        return DeviceReading(int(memory.total), int(memory.total) - int(memory.free))
+
+
+def _first(reading: DeviceReading) -> DeviceReading:
+    return DeviceReading(reading.limit_bytes, reading.used_bytes, index=0)

@@ -1,0 +1,137 @@
+"""GPU memory as Triton's own metrics endpoint reports it."""
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+
+import aiohttp
+
+from adapter.core.memory import Bytes, Device, DeviceReading, MemoryReading
+from adapter.errors import BackendUnavailable
+
+# One literal to look for: the page may hold megabytes of lines about models (0.3 ms for 1 MB).
+_SERIES = re.compile(rb'\nnv_gpu_memory_(used|total)_bytes\{.*?gpu_uuid="([^"\n]+)".*?\} (\S+)')
+_GRACE_SECONDS = 2.0
+_OK = 200
+
+
+class TritonMetrics:
+    """Works wherever Triton is, and lags: Triton asks DCGM now and then (memory.md section 3).
+
+    `address` is `host:port`, or gives it; empty while there is none. `why` says why the last
+    reading was None. `uuids` are the GPUs of the last page that named any. DCGM counts in MiB.
+    """
+
+    def __init__(
+        self,
+        address: str | Callable[[], str],
+        *,
+        lag_seconds: float = 3.0,
+        timeout_seconds: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.why = "it was not asked yet"
+        self.uuids: tuple[str, ...] = ()
+        self._address = address
+        self._lag = lag_seconds
+        self._timeout = timeout_seconds
+        self._clock = clock
+        self._session: aiohttp.ClientSession | None = None
+        self._known: set[str] = set()
+        self._used: Bytes | None = None
+        self._moved_at = -math.inf
+        self._doubted_at: float | None = None
+
+    async def read(self) -> MemoryReading | None:
+        """None where the endpoint, or one of the GPUs that it knew, gives no figures."""
+        try:
+            devices = self._devices(_series(await self._page()))
+            self._check_moving({device: seen.used_bytes for device, seen in devices.items()})
+        except BackendUnavailable as error:
+            self.why = str(error)
+            return None
+        self.why = ""
+        return MemoryReading(devices, source="triton", lag_seconds=self._lag)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """The figures have not moved since a change that they must show."""
+        return self._doubted_at is not None
+
+    def changed(self, since: float) -> None:
+        """Memory changed by what the figures must show, at `since` (of the clock) at the earliest:
+        if they have not moved from then on, and go on so, they are frozen.
+
+        An idle GPU's figures stand still too, so nothing else tells. Any move will do: figures that
+        are frozen do not move at all.
+        """
+        if self._doubted_at is None and self._moved_at < since:
+            self._doubted_at = self._clock()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _page(self) -> bytes:
+        address = self._address if isinstance(self._address, str) else self._address()
+        if not address:
+            raise _unreachable("Triton is not up yet")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=self._timeout)
+            )
+        try:
+            async with self._session.get(
+                f"http://{address}/metrics", allow_redirects=False
+            ) as response:
+                if response.status != _OK:
+                    raise _unreachable(f"it answered {response.status}")
+                return await response.read()
+        except TimeoutError as error:
+            raise _unreachable(f"no answer within {self._timeout:g} s") from error
+        except aiohttp.ClientError as error:
+            raise _unreachable(str(error)) from error
+
+    def _devices(self, series: Mapping[str, Mapping[bytes, int]]) -> Mapping[Device, DeviceReading]:
+        """On an error of DCGM Triton publishes 0 for both; a GPU that was never known may stay
+        so, one that was known makes the whole reading unknown.
+        """
+        if not series:
+            raise BackendUnavailable("Triton reports no GPU", delivered=True)
+        self.uuids = tuple(series)
+        devices = {
+            Device(uuid): DeviceReading(seen[b"total"], seen[b"used"])
+            for uuid, seen in series.items()
+            if seen.get(b"total") and b"used" in seen
+        }
+        if not devices or (self._known & series.keys()) - devices.keys():
+            raise BackendUnavailable("total is 0 (a DCGM error)", delivered=True)
+        self._known |= devices.keys()
+        return devices
+
+    def _check_moving(self, used: Bytes) -> None:
+        now = self._clock()
+        if used != self._used:
+            self._used, self._moved_at, self._doubted_at = used, now, None
+        elif self._doubted_at is not None and now - self._doubted_at > self._lag + _GRACE_SECONDS:
+            raise BackendUnavailable(
+                "the values have been frozen since the ledger changed", delivered=True
+            )
+
+
+def _unreachable(reason: str) -> BackendUnavailable:
+    return BackendUnavailable(f"the metrics endpoint cannot be reached: {reason}", delivered=False)
+
+
+def _series(page: bytes) -> Mapping[str, Mapping[bytes, int]]:
+    """`used` and `total` in bytes by UUID, whatever of both is there and is a number."""
+    found: dict[str, dict[bytes, int]] = {}
+    for name, uuid, value in _SERIES.findall(b"\n" + page):
+        figures = found.setdefault(uuid.decode(errors="replace"), {})
+        try:
+            figures[name] = int(float(value))
+        except (ValueError, OverflowError):  # NaN, Inf
+            continue
+    return found

@@ -1,0 +1,27 @@
+"""Loads are admitted one after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class AdmissionGate:
+    """Who waits for memory is not overtaken; but nobody waits longer than `seconds` for who is
+    before.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        held = False
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._lock.acquire(), self._seconds)
+            held = True
+        try:
+            yield
+        finally:
+            if held:
+                self._lock.release()

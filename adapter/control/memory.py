@@ -1,0 +1,293 @@
+"""What control knows of memory: the ledger, held against what the memory reader sees.
+
+Loads and unloads report here when they begin and end. From one quiet moment to the next, what
+memory grew by is what the models loaded in between take (core/measuring.py).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+
+from adapter.control.admission_gate import AdmissionGate
+from adapter.control.gauge import Gauge
+from adapter.control.ports import MemoryReader, TimeLimits
+from adapter.core.admission import Answer, Outlook, decide, waits_its_turn
+from adapter.core.ledger import Ledger
+from adapter.core.measuring import Measured, Peaks, Window
+from adapter.core.memory import Bytes, MemoryReading, at_least_zero, plus, total
+from adapter.core.model import ModelId, Package
+from adapter.core.sizing import Basis, Estimate, Sizes
+from adapter.metrics import Metrics
+
+# How often a load that waits looks again when nobody tells it of a change.
+_LOOK_SECONDS = 0.25
+# By so much an event loop's timers may be early.
+_EARLY_SECONDS = 0.1
+_KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
+
+
+class Memory:
+    """`ledger` and `sizes` change through here alone.
+
+    `relearned`: models whose figures have changed since they were last asked for and cleared.
+    `samples`: what was seen of late, with its time.monotonic().
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sizes: Sizes,
+        reader: MemoryReader,
+        metrics: Metrics,
+        limits: TimeLimits,
+    ) -> None:
+        self.ledger = ledger
+        self.sizes = sizes
+        self.relearned: set[ModelId] = set()
+        self._gauge = Gauge(reader, ledger)
+        self.samples = self._gauge.samples
+        self.ended_unloads = 0
+        self.unloads: set[ModelId] = set()
+        self._metrics = metrics
+        self._limits = limits
+        self._gate = AdmissionGate(limits.alone)
+        self._changed = asyncio.Event()
+        self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
+        self._keys: dict[ModelId, str] = {}
+        self._taken: dict[ModelId, Bytes] = {}  # measured; the ledger may hold an older peak
+        self._supposed: set[ModelId] = set()  # of no known size, and not measured: need not be seen
+        self._begun = 0
+        self._since: dict[ModelId, float] = {}  # when each operation under way got to Triton
+        self._window, self._peaks = Window(), Peaks()
+        self._is_behind = False  # a load ended, and something else was still going on
+        self._later: set[asyncio.Task[None]] = set()
+
+    async def read(self) -> MemoryReading | None:
+        return await self._gauge.read()
+
+    @property
+    def lag_seconds(self) -> float:
+        return self._gauge.lag_seconds
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._loads or self.unloads)
+
+    @property
+    def loads(self) -> int:
+        return len(self._loads)  # under way, or not measured yet
+
+    def is_measured(self, model_id: ModelId) -> bool:
+        """Whether what the ledger holds is final, but for growth under traffic."""
+        return model_id not in self._loads
+
+    # -- loads ------------------------------------------------------------------------------
+
+    async def admit(self, model_id: ModelId, package: Package) -> Estimate:
+        """Reserve what the model is expected to take, or raise a refusal.
+
+        Waits its turn, while loads of unknown footprint go on, and while memory is about to come
+        back; each for a bounded time.
+        """
+        begun, short_since = time.monotonic(), 0.0
+        async with self._gate.turn():
+            while True:
+                reading = await self.read()
+                now = time.monotonic()
+                estimate = self._estimate(package)
+                outlook = self._outlook(
+                    reading,
+                    is_patient=now - begun < self._limits.alone,
+                    may_wait=not short_since or now - short_since < self._limits.recovery,
+                )
+                if decide(model_id, estimate, outlook) is Answer.ADMIT:
+                    break
+                if not waits_its_turn(estimate, outlook):
+                    short_since = short_since or now
+                await self._wait_for_change()
+            self._begin(reading, unloads=0)
+            self._since[model_id] = now
+            self.ledger.reserve(model_id, estimate.needs)
+            self._loads[model_id] = estimate
+            self._keys[model_id] = package.content_key
+        return estimate
+
+    async def loaded(self, model_id: ModelId) -> None:
+        """Triton serves the model. It is measured now or, with a gauge that lags, a little later;
+        until then the ledger holds what was expected.
+        """
+        estimate = self._loads[model_id]
+        held = self.ledger.settle(model_id, None)
+        self._gauge.changed()
+        if estimate.basis in _KNOWN:
+            self._gauge.must_show(held, self._since[model_id])
+        else:
+            self._supposed.add(model_id)
+        del self._since[model_id]
+        key = self._keys[model_id]
+        known = estimate.basis is Basis.LEARNED and self.sizes.is_exact(key)
+        self._window.loaded(model_id, key, estimate.needs, known=known)
+        task = asyncio.create_task(self._measure(model_id, estimate, self.lag_seconds))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+        if self.lag_seconds == 0:
+            await task
+
+    async def not_loaded(self, model_id: ModelId) -> None:
+        """The load is undone. What it left behind, if anything, nobody can tell."""
+        self._window.disturbed()
+        self._gauge.changed()
+        try:
+            await self._catch_up(model_id)
+        finally:
+            self._forget(model_id)
+            self._changed.set()
+
+    # -- unloads ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def unloading(self, model_id: ModelId) -> AsyncIterator[None]:
+        """Loads that do not fit wait for it a moment."""
+        self.unloads.add(model_id)
+        try:
+            yield
+            await self._catch_up(model_id)
+        finally:
+            self.unloads.discard(model_id)
+            self._since.pop(model_id, None)
+            self.ended_unloads += 1
+            self._changed.set()
+
+    async def begin_unload(self) -> MemoryReading | None:
+        """Within `unloading`, before Triton is asked."""
+        reading = await self.read()
+        self._begin(reading, unloads=1)
+        # one that still drains will ask later: too early a time only clears a reader too soon
+        for model_id in self.unloads:
+            self._since.setdefault(model_id, time.monotonic())
+        return reading
+
+    def gone(self, model_id: ModelId) -> Bytes:
+        """Triton has let go; returns what was held."""
+        held = self.ledger.of(model_id)
+        self._window.released(model_id, held)
+        self._gauge.changed()
+        since = self._since.get(model_id)  # None when it has vanished, at some time
+        if since is not None and model_id not in self._supposed:
+            self._gauge.must_show(held, since)
+        self._forget(model_id)
+        self._changed.set()
+        return held
+
+    # -- in between -------------------------------------------------------------------------
+
+    async def tick(self, active: Collection[ModelId]) -> None:
+        """Now and then. `active`: models with requests since the last time."""
+        if self.is_busy:
+            await self.read()  # for those who want to know how low it got
+        elif active:
+            begun, reading = self._begun, await self.read()
+            if begun != self._begun:
+                return
+            seen = self._peaks.tick(self._gauge.settled(reading), active)
+            if seen is not None and (taken := self._taken.get(seen[0])) is not None:
+                model_id, change = seen
+                now = at_least_zero(plus(taken, change))
+                self._learn(Measured(model_id, self._keys[model_id], now, exact=True))
+
+    def adopt(self, model_id: ModelId, held: Bytes) -> None:
+        """A model of an earlier run, which Triton still has."""
+        self.ledger.hold(model_id, held)
+
+    async def rebase(self) -> None:
+        """What is used beyond what is held is Triton's own."""
+        self.ledger.rebase(self._gauge.settled(await self.read()))
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _begin(self, reading: MemoryReading | None, *, unloads: int) -> None:
+        """An operation, which is `unloads` of the unloads, begins to change memory. At a quiet
+        moment, all is measured from here, or nothing where the reading does not show that moment.
+        """
+        if not self._loads and len(self.unloads) == unloads:
+            settled = self._gauge.settled(reading)
+            if self.ledger.snapshot().models == 0:
+                self.ledger.rebase(settled)
+            self._window.open(settled)
+            self._peaks.reset()
+            self._is_behind = False
+        self._begun += 1
+
+    def _estimate(self, package: Package) -> Estimate:
+        books = self.ledger.snapshot().devices
+        return self.sizes.estimate(package, {d: book.index for d, book in books.items()})
+
+    def _outlook(
+        self, reading: MemoryReading | None, *, is_patient: bool, may_wait: bool
+    ) -> Outlook:
+        """`is_patient` no longer: the loads of others are not waited for."""
+        loads = [e.basis for e in self._loads.values()] if is_patient else []
+        return Outlook(
+            book=self.ledger.snapshot(),
+            reading=reading,
+            loads=len(loads),
+            unknown_loads=sum(basis not in _KNOWN for basis in loads),
+            unloads=len(self.unloads),
+            is_settling=self._gauge.is_settling(reading),
+            may_wait=may_wait,
+        )
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)
+
+    async def _measure(self, model_id: ModelId, estimate: Estimate, lag_seconds: float) -> None:
+        if lag_seconds:
+            await asyncio.sleep(lag_seconds + _EARLY_SECONDS)
+        if self._loads.get(model_id) is not estimate:
+            return  # unloaded meanwhile, and maybe being loaded again
+        self._is_behind = True
+        try:
+            if model_id not in self.unloads:
+                await self._catch_up(model_id)
+        finally:
+            if self._loads.get(model_id) is estimate:
+                del self._loads[model_id]
+            self._changed.set()
+
+    async def _catch_up(self, model_id: ModelId) -> None:
+        """Measure what was loaded, when the operation on this model is the last one under way.
+        Another that begins meanwhile, or is still going on, does so at its own end.
+        """
+        if not self._is_behind or not self._loads.keys() | self.unloads <= {model_id}:
+            return
+        begun, reading = self._begun, await self.read()
+        if begun == self._begun:
+            self._is_behind = False
+            for measured in self._window.close(self._gauge.settled(reading)):
+                if not self._gauge.missed(measured.bytes, self.ledger.of(measured.model_id)):
+                    self._learn(measured)
+
+    def _learn(self, measured: Measured) -> None:
+        """Hold the most that it was ever seen to take: it may grow to that again."""
+        expected = self._loads.get(measured.model_id)
+        if measured.exact and expected is not None and expected.basis is not Basis.DEFAULT:
+            ratio = total(expected.needs) / max(1, total(measured.bytes))
+            self._metrics.prediction_ratio.labels(expected.basis.value).observe(ratio)
+        if measured.exact:
+            self._taken[measured.model_id] = measured.bytes
+        self.sizes.learn(measured.package_key, measured.bytes, exact=measured.exact)
+        self.ledger.hold(measured.model_id, self.sizes.learned(measured.package_key) or {})
+        self.relearned.add(measured.model_id)
+        self._supposed.discard(measured.model_id)
+
+    def _forget(self, model_id: ModelId) -> None:
+        self.ledger.release(model_id)
+        self.relearned.discard(model_id)
+        self._supposed.discard(model_id)
+        self._loads.pop(model_id, None)
+        self._since.pop(model_id, None)
+        self._keys.pop(model_id, None)
+        self._taken.pop(model_id, None)

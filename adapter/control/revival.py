@@ -1,0 +1,136 @@
+"""Keeps the registry true to Triton: after our own start, after Triton's, and in between."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from adapter.control.memory import Memory
+from adapter.control.ports import Packages, Server, Triton
+from adapter.control.teardown import Teardown
+from adapter.core.model import ModelId, ModelSource, StagedModel
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.state import ModelState
+from adapter.errors import AdapterError
+
+log = logging.getLogger(__name__)
+
+_SETTLED = (ModelState.READY, ModelState.DEAD)
+
+
+class Revival:
+    """`loads_again`: what Triton loses is loaded anew. `load_threads`: so many loads Triton works
+    on at a time. `turn` gives the lock of a model, `begin_load` does not wait for the load.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        memory: Memory,
+        triton: Triton,
+        server: Server | None,
+        packages: Packages,
+        teardown: Teardown,
+        turn: Callable[[ModelId], asyncio.Lock],
+        begin_load: Callable[[ModelId, ModelSource], object],
+        loads_again: bool,
+        load_threads: int,
+    ) -> None:
+        self._registry = registry
+        self._memory = memory
+        self._triton = triton
+        self._server = server
+        self._packages = packages
+        self._teardown = teardown
+        self._turn = turn
+        self._begin_load = begin_load
+        self._loads_again = loads_again
+        self._load_threads = load_threads
+        self._is_restarting = False
+
+    async def take_stock(self) -> None:
+        """Before the first load: take over what an earlier run of ours had loaded and Triton still
+        serves, and take down whatever else it left.
+        """
+        staged = await self._packages.staged()
+        ready = await self._triton.ready()
+        for model in staged:
+            if model.is_loaded and ready.issuperset(model.placement.names):
+                self._adopt(model)
+            else:
+                record = ModelRecord(model.model_id, model.name, ModelSource(""))
+                record.placement = model.placement
+                await self._teardown.bring_down(record)
+                await self._packages.remove(model.name)
+        await self._memory.rebase()
+
+    def _adopt(self, model: StagedModel) -> None:
+        record = self._registry.adopt(model.model_id, model.name, model.source)
+        record.placement, record.package_key = model.placement, model.content_key
+        record.can_load_again = model.can_load_again
+        self._memory.adopt(model.model_id, model.held)
+        log.info("model.adopted", extra={"model_id": model.model_id})
+
+    async def reconcile(self) -> None:
+        """Forget the models that Triton no longer has: it was restarted, or they were taken."""
+        # noted before the look at Triton: what becomes ready after it must not be missed there
+        before = [r for r in self._registry.records() if r.state in _SETTLED]
+        ready = await self._triton.ready()
+        lost = [
+            r
+            for r in before
+            if self._registry.get(r.id) is r and r.state in _SETTLED and r.name not in ready
+        ]
+        for record in lost:
+            self._registry.vanished(record)
+            self._memory.gone(record.id)
+        if lost:
+            log.warning("triton.models_vanished", extra={"models": [r.id for r in lost]})
+        for record in lost:
+            async with self._turn(record.id):
+                if record.id not in self._registry:
+                    await self._clear_away(record)
+            if (self._loads_again or self._is_restarting) and record.can_load_again:
+                self._begin_load(record.id, record.source)
+
+    async def triton_restarted(self) -> None:
+        await self.free_stuck(restarted=True)
+        await self.reconcile()
+        self._is_restarting = False
+
+    def why_stuck(self) -> str | None:
+        """Why no load can succeed any more; None while some can."""
+        stuck = len(self._teardown.stuck)
+        if stuck < self._load_threads:
+            return None
+        return f"{stuck} loads are stuck in Triton and keep all of its {self._load_threads} threads"
+
+    async def restart_if_stuck(self) -> None:
+        """Nothing else gets the threads back. A Triton that is not ours, others have to restart."""
+        reason = self.why_stuck()
+        if reason is not None and self._server is not None and not self._is_restarting:
+            self._is_restarting = True
+            await self._server.restart(reason)
+
+    async def free_stuck(self, *, restarted: bool) -> None:
+        """Clear away what was given up, once Triton has ended with it."""
+        if not self._teardown.stuck:
+            return
+        present = set() if restarted else await self._triton.present()
+        ready = set() if restarted else await self._triton.ready()
+        for record in [*self._teardown.stuck.values()]:
+            names, turn = set(record.placement.names), self._turn(record.id)
+            if names & (present - ready) or turn.locked():  # by a load under another name
+                continue
+            async with turn:  # no load may take the name before its folder is cleared
+                del self._teardown.stuck[record.name]
+                await self._clear_away(record, also_the_entry=bool(names & ready))
+
+    async def _clear_away(self, record: ModelRecord, *, also_the_entry: bool = False) -> None:
+        """The entry is gone from Triton; its helpers need not be."""
+        try:
+            if also_the_entry or len(record.placement.names) > 1:
+                await self._teardown.bring_down(record)
+            await self._packages.remove(record.name)
+        except AdapterError as error:
+            log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})

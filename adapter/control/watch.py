@@ -1,0 +1,97 @@
+"""What has to be looked at now and then, whether or not anybody asks."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from adapter.control.memory import Memory
+from adapter.control.ports import Packages, SizeStore
+from adapter.control.revival import Revival
+from adapter.core.model import ModelId
+from adapter.core.registry import Registry
+from adapter.errors import AdapterError
+
+_TICK_SECONDS = 0.5
+# A look at memory costs milliseconds for each process; traffic alone changes little.
+_PEAK_SECONDS = 2.0
+_RECONCILE_SECONDS = 2.0
+# Triton's index takes time in proportion to its models.
+_RECONCILE_SECONDS_PER_MODEL = 0.001
+
+
+class Watch:
+    def __init__(
+        self,
+        registry: Registry,
+        memory: Memory,
+        packages: Packages,
+        revival: Revival,
+        store: SizeStore | None,
+    ) -> None:
+        self._registry = registry
+        self._memory = memory
+        self._packages = packages
+        self._revival = revival
+        self._store = store
+        self._ended: dict[ModelId, int] = {}
+        self._were_active: set[ModelId] = set()
+        self._peaks_at = self._reconciled_at = time.monotonic()
+
+    async def run(self) -> None:
+        """For ever. What fails here is no caller's fault, and is tried again."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            for look in (
+                self._look_at_memory,
+                self.save,
+                self._revival.restart_if_stuck,
+                self._look_at_triton,
+            ):
+                with suppress(AdapterError):  # the disk refuses, or Triton cannot be reached
+                    await look()
+
+    async def save(self) -> None:
+        """Keep what was learned of sizes, for the next run."""
+        learned, self._memory.relearned = self._memory.relearned, set()
+        if not learned:
+            return
+        try:
+            await self._keep(learned)
+        except AdapterError:
+            self._memory.relearned |= learned
+            raise
+
+    async def _keep(self, learned: set[ModelId]) -> None:
+        if self._store is not None:
+            await self._store.save(self._memory.sizes.as_dict())
+        for model_id in learned:
+            record = self._registry.get(model_id)
+            if record is not None and record.package_key:
+                held = self._memory.ledger.of(model_id)
+                await self._packages.confirm(record.name, record.source, record.package_key, held)
+
+    async def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        lag = self._memory.lag_seconds
+        if self._memory.is_busy:
+            await self._memory.tick(())
+        elif now - self._peaks_at >= max(_PEAK_SECONDS, lag):
+            self._peaks_at = now
+            before, self._were_active = self._were_active, self._active()
+            # a gauge that lags shows only now what those of before have taken
+            await self._memory.tick(self._were_active | before if lag else self._were_active)
+
+    def _active(self) -> set[ModelId]:
+        """Models with requests since the last time."""
+        before = self._ended
+        records = self._registry.records()
+        self._ended = {record.id: record.served - record.in_flight for record in records}
+        return {r.id for r in records if r.in_flight or self._ended[r.id] != before.get(r.id, 0)}
+
+    async def _look_at_triton(self) -> None:
+        now, models = time.monotonic(), len(self._registry.records())
+        pause = max(_RECONCILE_SECONDS, models * _RECONCILE_SECONDS_PER_MODEL)
+        if now - self._reconciled_at >= pause:
+            self._reconciled_at = now
+            await self._revival.reconcile()
+            await self._revival.free_stuck(restarted=False)

@@ -1,0 +1,155 @@
+"""Whose is the memory that was seen to go? Decided on readings and on what happened in between."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from adapter.core.memory import (
+    NO_BYTES,
+    Bytes,
+    Device,
+    MemoryReading,
+    at_least_zero,
+    minus,
+    plus,
+)
+from adapter.core.model import ModelId
+
+# Below this a change under traffic is noise.
+_NOISE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a load took. `exact` when nothing else went on, else its share of what several took."""
+
+    model_id: ModelId
+    package_key: str
+    bytes: Bytes
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    package_key: str
+    expected: Bytes
+    known: bool
+
+
+class Window:
+    """From one quiet moment to the next: what came and went, and what each has taken of it.
+
+    A reading shows the whole device, so a load can be measured by itself only when it ran alone
+    (memory.md section 4); what several took is shared out.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._opening: MemoryReading | None = None
+        self._loads: dict[ModelId, _Load] = {}
+        self._released: Bytes = NO_BYTES
+        self._is_disturbed = False
+
+    def open(self, reading: MemoryReading | None) -> None:
+        self.is_open = True
+        self._opening = reading
+        self._loads = {}
+        self._released = NO_BYTES
+        self._is_disturbed = False
+
+    def loaded(self, model_id: ModelId, package_key: str, expected: Bytes, *, known: bool) -> None:
+        """A load ended well. `known` when `expected` was learned, and exact."""
+        self._loads[model_id] = _Load(package_key, expected, known)
+
+    def released(self, model_id: ModelId, held: Bytes) -> None:
+        """A model left. One that had been loaded in the window gives back only what it took in
+        it, any other what it took before.
+        """
+        if self._loads.pop(model_id, None) is None:
+            self._released = plus(self._released, held)
+        self.disturbed()
+
+    def disturbed(self) -> None:
+        """Something came or went that nobody can put a figure to: no load was alone."""
+        self._is_disturbed = True
+
+    def close(self, reading: MemoryReading | None) -> list[Measured]:
+        """What the loads took, by model id. Loads among others whose size is known already are
+        not reported: theirs is the better figure.
+        """
+        was_open, self.is_open = self.is_open, False
+        opening, loads = self._opening, self._loads
+        if not was_open or opening is None or reading is None or not _alike(opening, reading):
+            return []
+        taken = _only(opening.devices, plus(minus(reading.used, opening.used), self._released))
+        if len(loads) == 1 and not self._is_disturbed:
+            [(model_id, load)] = loads.items()
+            return [Measured(model_id, load.package_key, at_least_zero(taken), exact=True)]
+        for load in loads.values():
+            if load.known:
+                taken = minus(taken, _only(opening.devices, load.expected))
+        unknown = {model_id: load for model_id, load in loads.items() if not load.known}
+        return _shared(at_least_zero(taken), unknown)
+
+
+class Peaks:
+    """Growth of models under traffic: arenas and caches that a load alone does not show
+    (memory.md section 4).
+    """
+
+    def __init__(self) -> None:
+        self._before: MemoryReading | None = None
+
+    def reset(self) -> None:
+        """An operation ran: what changed since the last tick is not traffic alone."""
+        self._before = None
+
+    def tick(
+        self, reading: MemoryReading | None, active: Collection[ModelId]
+    ) -> tuple[ModelId, Bytes] | None:
+        """The change since the last tick and whose it is: that of the only model in `active`,
+        those with requests since then. Below zero where it shrank: what grows again after that is
+        no new peak.
+        """
+        before, self._before = self._before, reading
+        if before is None or reading is None or not _alike(before, reading) or len(active) != 1:
+            return None
+        change = {d: count for d, count in minus(reading.used, before.used).items() if count}
+        [model_id] = active
+        return (model_id, change) if sum(map(abs, change.values())) >= _NOISE_BYTES else None
+
+
+def _shared(taken: Bytes, loads: Mapping[ModelId, _Load]) -> list[Measured]:
+    """`taken` to the last byte, on each device in proportion to what was expected there."""
+    # sorted, so that rounding does not depend on which load ended first
+    ids = sorted(loads)
+    shares = {
+        device: _split(count, [loads[model_id].expected.get(device, 0) for model_id in ids])
+        for device, count in taken.items()
+    }
+    return [
+        Measured(
+            model_id,
+            loads[model_id].package_key,
+            {device: parts[place] for device, parts in shares.items()},
+            exact=False,
+        )
+        for place, model_id in enumerate(ids)
+    ]
+
+
+def _split(count: int, weights: list[int]) -> list[int]:
+    """In proportion to the weights, equally when there are none; the sum is `count`."""
+    if not any(weights):
+        weights = [1] * len(weights)
+    ends = [count * upto // sum(weights) for upto in accumulate(weights)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _only(devices: Collection[Device], amounts: Bytes) -> Bytes:
+    return {device: amounts.get(device, 0) for device in devices}
+
+
+def _alike(one: MemoryReading, other: MemoryReading) -> bool:
+    """The difference of the two says something."""
+    return one.source == other.source and one.devices.keys() == other.devices.keys()

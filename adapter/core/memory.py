@@ -1,0 +1,59 @@
+"""Bytes of memory by device, and what was read of them. 'Unknown' is an answer: None."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NewType
+
+# A GPU by its UUID (`GPU-...`, `MIG-...`), or HOST.
+Device = NewType("Device", str)
+HOST = Device("host")
+
+# A device that is missing takes no bytes.
+Bytes = Mapping[Device, int]
+NO_BYTES: Bytes = {}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """`index` is CUDA's number of the GPU within Triton, None where nobody says."""
+
+    limit_bytes: int
+    used_bytes: int
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """What a memory reader saw. `source` is the reader: nvml, triton or host.
+
+    `lag_seconds`: how old the figures may be (Triton's metrics are polled; memory.md section 3).
+    `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of
+    this container for memory, are None where Triton's are not ours.
+    """
+
+    devices: Mapping[Device, DeviceReading]
+    source: str = HOST
+    lag_seconds: float = 0.0
+    shm_free_bytes: int | None = None
+    oom_kills: int | None = None
+
+    @property
+    def used(self) -> Bytes:
+        return {device: seen.used_bytes for device, seen in self.devices.items()}
+
+
+def total(amounts: Bytes) -> int:
+    return sum(amounts.values())
+
+
+def plus(one: Bytes, other: Bytes) -> Bytes:
+    return {d: one.get(d, 0) + other.get(d, 0) for d in {**one, **other}}
+
+
+def minus(one: Bytes, other: Bytes) -> Bytes:
+    """May be below zero."""
+    return {d: one.get(d, 0) - other.get(d, 0) for d in {**one, **other}}
+
+
+def at_least_zero(amounts: Bytes) -> Bytes:
+    return {device: max(0, count) for device, count in amounts.items()}

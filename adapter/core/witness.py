@@ -1,0 +1,109 @@
+"""The second witness: was memory short when a call failed with words that might mean it?
+
+Some real lacks of memory carry no word of it (a killed python process, TensorRT's enqueue). Such
+weak words count only when an observation agrees (memory.md sections 0.4 and 7).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from adapter.core.ledger import LedgerSnapshot
+from adapter.core.memory import Bytes, Device, MemoryReading
+from adapter.errors import AdapterError, MemoryFigures, ModelFailed, OutOfMemory
+
+_MIB = 2**20
+# below a twentieth of a device allocators begin to fail, whatever the headroom is set to
+_LOW_SHARE = 20
+
+
+class View(Enum):
+    LOW = "low"
+    OK = "ok"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeen:
+    """`free_bytes` is observed, limit less used; what the ledger has promised is not in it."""
+
+    free_bytes: int
+    limit_bytes: int
+    headroom_bytes: int
+
+    @property
+    def is_low(self) -> bool:
+        return self.free_bytes < max(self.headroom_bytes, self.limit_bytes // _LOW_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One observation. The last two as in MemoryReading."""
+
+    devices: Mapping[Device, DeviceSeen]
+    shm_free_bytes: int | None = None
+    oom_kills: int | None = None
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.devices) or self.shm_free_bytes is not None or self.oom_kills is not None
+
+    @property
+    def is_low(self) -> bool:
+        shm_is_low = self.shm_free_bytes is not None and self.shm_free_bytes < _MIB
+        return shm_is_low or any(device.is_low for device in self.devices.values())
+
+
+def seen(book: LedgerSnapshot, reading: MemoryReading) -> Seen:
+    devices = {}
+    for device, figures in reading.devices.items():
+        booked = book.devices.get(device)
+        limit = booked.limit_bytes if booked else figures.limit_bytes
+        devices[device] = DeviceSeen(
+            free_bytes=limit - figures.used_bytes,
+            limit_bytes=limit,
+            headroom_bytes=booked.headroom_bytes if booked else 0,
+        )
+    return Seen(devices, reading.shm_free_bytes, reading.oom_kills)
+
+
+def view_of(samples: Sequence[Seen], *, predicted: Bytes) -> View:
+    """`samples` are from shortly before the failing call until just after it, in order.
+
+    `predicted` is what the call was expected to take on top of the first sample.
+    """
+    if not any(sample.says_something for sample in samples):
+        return View.UNKNOWN
+    low = (
+        any(sample.is_low for sample in samples)
+        or _lacks(samples[0], predicted)
+        or _processes_were_killed(samples)
+    )
+    return View.LOW if low else View.OK
+
+
+def second_opinion(error: AdapterError, view: View, figures: MemoryFigures) -> AdapterError:
+    """OutOfMemory for a failure that is suspected of it while memory was short; else `error`."""
+    if view is not View.LOW or not isinstance(error, ModelFailed) or error.suspected is None:
+        return error
+    found = OutOfMemory(
+        f"{error} (memory was low at that time)",
+        model_id=error.model_id,
+        figures=figures,
+        matched=error.suspected,
+        pattern="suspected",
+    )
+    found.__cause__ = error.__cause__
+    return found
+
+
+def _lacks(sample: Seen, predicted: Bytes) -> bool:
+    return any(
+        device in sample.devices and sample.devices[device].free_bytes < needed
+        for device, needed in predicted.items()
+    )
+
+
+def _processes_were_killed(samples: Sequence[Seen]) -> bool:
+    counts = [sample.oom_kills for sample in samples if sample.oom_kills is not None]
+    return bool(counts) and counts[-1] > counts[0]

@@ -1,0 +1,196 @@
+"""Real CUDA memory: what a GPU machine alone can show. `make test-gpu`; docs/gpu-results.md."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.models import MIB, gpu, why_not, write_cuda_model
+from tests.running import Client, Reply, RunningAdapter, embedded_adapter, unload_all
+from tests.trees import infer_body
+
+_MISSING = why_not()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.triton,
+    pytest.mark.skipif(_MISSING is not None, reason=_MISSING or "there is one"),
+    pytest.mark.timeout(400),
+]
+
+_FIT = 4  # models of the size below, and no fifth
+_SHARE = 0.22
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def running(root: Path) -> Iterator[RunningAdapter]:
+    with embedded_adapter(
+        "--memory-source=nvml",
+        "--memory-reserve=0",
+        "--triton-args=--disable-auto-complete-config",
+        f"--model-roots={root}",
+    ) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
+    yield running
+    unload_all(running)
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(adapter.client(300)) as client:
+        yield client
+
+
+def big() -> int:
+    """MiB of which the free memory has room for four."""
+    return int(gpu().free * _SHARE) // MIB
+
+
+def out_of_memory(reply: Reply, code: str) -> dict[str, Any]:
+    body = reply.json()
+    assert (reply.status, body["code"]) == (507, code), body
+    return body
+
+
+def held(adapter: RunningAdapter) -> dict[str, int]:
+    return {m["model_id"]: sum(m["bytes"].values()) for m in adapter.state()["models"]}
+
+
+def book(adapter: RunningAdapter) -> dict[str, int]:
+    (device,) = adapter.state()["memory"]["devices"].values()
+    return device
+
+
+def test_models_are_loaded_until_cuda_has_no_more_and_one_eviction_heals_it(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    """Five packages of which nothing is known: each is tried."""
+    mebibytes = big()
+    packages = [write_cuda_model(root / f"tried{n}", mebibytes) for n in range(_FIT + 1)]
+    statuses = [client.load(p.name, p).status for p in packages[:_FIT]]
+    assert statuses == [200] * _FIT
+
+    body = out_of_memory(client.load("tried4", packages[_FIT]), "OutOfMemory")
+
+    assert "out of memory" in body["matched"].lower()
+    assert body["needed_bytes"] == pytest.approx(mebibytes * MIB, rel=0.01)
+    assert body["free_bytes"] < body["needed_bytes"]
+    assert sorted(held(adapter)) == [p.name for p in packages[:_FIT]]
+    before, begun = gpu().used, time.monotonic()
+    assert client.delete("/models/tried1").status == 200
+    record_property("delete_seconds", round(time.monotonic() - begun, 3))
+    assert before - gpu().used >= 0.75 * mebibytes * MIB  # before the answer, not after it
+    assert client.load("tried4", packages[_FIT]).status == 200
+
+
+def test_what_is_learned_refuses_the_next_with_the_figures_of_the_driver(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
+    package = write_cuda_model(root / "learned", big())
+    assert [client.load(name, package).status for name in "abcd"] == [200] * _FIT
+
+    body = out_of_memory(client.load("e", package), "InsufficientMemory")
+
+    seen = gpu()
+    assert body["free_bytes"] == pytest.approx(seen.free, abs=0.02 * seen.total)
+    assert body["limit_bytes"] == pytest.approx(seen.total, rel=0.02)
+    assert client.delete("/models/a").status == 200
+    assert client.load("e", package).status == 200
+
+
+def test_a_learned_size_predicts_the_next_load_within_a_tenth(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    package = write_cuda_model(root / "twice", 2048)
+    assert client.load("first", package).status == 200
+    learned = held(adapter)["first"]
+    assert client.delete("/models/first").status == 200
+    before = gpu().used
+
+    assert client.load("second", package).status == 200
+
+    taken = gpu().used - before
+    record_property("context_mib", (taken >> 20) - 2048)
+    assert learned == pytest.approx(taken, rel=0.1)
+    assert learned >= 2048 * MIB
+
+
+def test_the_ledger_is_within_a_twentieth_of_the_driver(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    for number, mebibytes in enumerate((1024, 4096, 8192)):
+        package = write_cuda_model(root / f"mixed{number}", min(mebibytes, big() // 2))
+        assert client.load(package.name, package).status == 200
+
+    booked = book(adapter)
+
+    sum_bytes = booked["baseline_bytes"] + booked["held_bytes"]
+    used = gpu().used
+    record_property("ledger_over_driver", round(sum_bytes / used, 4))
+    assert sum_bytes == pytest.approx(used, rel=0.05)
+    assert booked["held_bytes"] == sum(held(adapter).values())
+
+
+def test_memory_is_back_when_each_of_ten_unloads_is_answered(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    package, seconds = write_cuda_model(root / "again", 4096), []
+    empty = gpu().used
+    for _ in range(10):
+        assert client.load("again", package).status == 200
+        begun = time.monotonic()
+        assert client.delete("/models/again").status == 200
+        seconds.append(round(time.monotonic() - begun, 3))
+        assert gpu().used - empty < 0.25 * 4096 * MIB
+    record_property("unload_seconds", seconds)
+    assert book(adapter)["held_bytes"] == 0
+
+
+def test_an_inference_for_more_than_there_is_is_507_and_the_model_serves_on(
+    client: Client, root: Path
+) -> None:
+    package = write_cuda_model(root / "eater", 512)
+    assert client.load("eater", package).status == 200
+    wanted = gpu().free // MIB + 1024
+
+    body = out_of_memory(
+        client.post("/models/eater/invoke", infer_body(float(wanted))), "OutOfMemory"
+    )
+
+    assert body["needed_bytes"] == pytest.approx(wanted * MIB, rel=0.01)
+    assert client.post("/models/eater/invoke", infer_body(16.0)).status == 200
+
+
+def test_a_model_larger_than_the_device_is_507_once(client: Client, root: Path) -> None:
+    package = write_cuda_model(root / "huge", gpu().total // MIB + 1024)
+
+    replies = [client.load("huge", package) for _ in range(2)]
+
+    assert [(r.status, r.json()["code"]) for r in replies] == [
+        (507, "OutOfMemory"),
+        (400, "ModelTooLarge"),
+    ]
+
+
+def test_a_model_that_never_fits_alone_is_507_three_times(client: Client, root: Path) -> None:
+    """Not larger than the device, but than what the driver and its context leave of it."""
+    package = write_cuda_model(root / "tight", gpu().free // MIB - 16)
+
+    replies = [client.load("tight", package) for _ in range(4)]
+
+    assert [r.status for r in replies] == [507, 507, 507, 400]
+    body = replies[-1].json()
+    assert body["code"] == "ModelTooLarge"
+    assert body["needed_bytes"] <= body["limit_bytes"]
+    assert body["limit_bytes"] == pytest.approx(gpu().total, rel=0.02)

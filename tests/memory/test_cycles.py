@@ -1,0 +1,157 @@
+"""Models come and go in random order, several at once, in too little memory for all of them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Self
+
+import pytest
+
+from tests.memory.models import MIB, check_agreement, metric, tree_bytes, write_eater
+from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.sagemaker.asking import quoted
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+_LIMIT_MIB = 384
+_SIZES_MIB = (64, 80, 96, 128)
+_AT_ONCE = 4
+_OWN = 2  # models that one caller may keep
+_SEED = 4
+# A tenth of what the largest takes, its python process included: the error of one prediction.
+_ERROR_MIB = 16
+
+
+class Watcher:
+    """Looks at the process tree for as long as a `with` block takes; `peak` in bytes."""
+
+    def __init__(self, adapter: RunningAdapter) -> None:
+        self.peak = 0
+        self._adapter = adapter
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.03):
+            self.peak = max(self.peak, tree_bytes(self._adapter))
+
+
+class Callers:
+    """Each keeps a model or two, and unloads one when it is told that there is no room.
+
+    `cycles` of load, invoke and unload are shared out as they come. `refusals` counts the 507s.
+    """
+
+    def __init__(self, adapter: RunningAdapter, packages: list[Path], cycles: int) -> None:
+        self.refusals = 0
+        self._adapter = adapter
+        self._packages = packages
+        self._left = cycles
+        self._news = threading.Condition()
+        self._unloads = 0
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for ended in [pool.submit(self._live, number) for number in range(_AT_ONCE)]:
+                ended.result()
+
+    def _live(self, number: int) -> None:
+        dice = Random(_SEED + number)
+        loaded: dict[str, Path] = {}
+        with closing(self._adapter.client()) as client:
+            while self._begins_another():
+                package = dice.choice([p for p in self._packages if p not in loaded.values()])
+                self._load(client, dice, loaded, f"caller-{number}/{package.name}", package)
+                for name in dice.sample(sorted(loaded), dice.randint(1, len(loaded))):
+                    invoke(client, name)
+                while len(loaded) > dice.randrange(_OWN):
+                    self._unload(client, dice, loaded)
+            while loaded:
+                self._unload(client, dice, loaded)
+
+    def _begins_another(self) -> bool:
+        with self._news:
+            self._left -= 1
+            return self._left >= 0
+
+    def _load(
+        self, client: Client, dice: Random, loaded: dict[str, Path], name: str, package: Path
+    ) -> None:
+        unloads = self._unloads
+        while (reply := client.load(name, package)).status == 507:
+            with self._news:
+                self.refusals += 1
+            if loaded:
+                self._unload(client, dice, loaded)
+            else:
+                assert self._wait_for_an_unload(unloads), reply.body
+            unloads = self._unloads
+        assert reply.status == 200, reply.body
+        loaded[name] = package
+
+    def _wait_for_an_unload(self, before: int) -> bool:
+        with self._news:
+            return self._news.wait_for(lambda: self._unloads > before, 60)
+
+    def _unload(self, client: Client, dice: Random, loaded: dict[str, Path]) -> None:
+        name = dice.choice(sorted(loaded))
+        assert client.delete(f"/models/{quoted(name)}").status == 200
+        del loaded[name]
+        with self._news:
+            self._unloads += 1
+            self._news.notify_all()
+
+
+def invoke(client: Client, name: str) -> None:
+    reply = client.post(f"/models/{quoted(name)}/invoke", infer_body(1.5))
+    assert reply.status == 200, reply.body
+    assert reply.json()["outputs"][0]["data"] == [1.5]
+
+
+def visit(client: Client, package: Path) -> None:
+    assert client.load(package.name, package).status == 200
+    invoke(client, package.name)
+    assert client.delete(f"/models/{package.name}").status == 200
+
+
+def ratios(adapter: RunningAdapter, at_most: str = "+Inf") -> float:
+    """How many loads of packages seen before were predicted within that multiple of the truth."""
+    return metric(
+        adapter, f'adapter_memory_prediction_ratio_bucket{{basis="learned",le="{at_most}"}}'
+    )
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("cycles", [30, pytest.param(200, marks=pytest.mark.soak)])
+def test_random_cycles_stay_within_the_limit_and_leave_nothing(cycles: int, tmp_path: Path) -> None:
+    packages = [write_eater(tmp_path / f"of-{size}", size) for size in _SIZES_MIB]
+    flags = ("--memory-source=host", f"--memory-limit={_LIMIT_MIB}MiB", "--memory-reserve=0")
+    with (
+        embedded_adapter(*flags, f"--model-roots={tmp_path}") as adapter,
+        closing(adapter.client()) as client,
+    ):
+        for package in packages * 2:
+            visit(client, package)
+        within = ratios(adapter, "1.1") - ratios(adapter, "0.9")
+        assert (within, ratios(adapter)) == (len(packages), len(packages))
+
+        callers = Callers(adapter, packages, cycles - 2 * len(packages))
+        with Watcher(adapter) as watcher:
+            callers.run()
+
+        assert watcher.peak <= (_LIMIT_MIB + _ERROR_MIB) * MIB
+        assert callers.refusals > 0, "there was room for all"
+        assert adapter.state()["models"] == []
+        check_agreement(adapter)
+        assert not any(path.is_dir() for path in adapter.repository.iterdir())

@@ -1,0 +1,178 @@
+"""Which source is believed when the choice is ours: GPUs over the host, and NVML first."""
+
+import logging
+
+import pynvml
+import pytest_asyncio
+
+from adapter.core.memory import HOST
+from tests.fakes.memory_place import GONE, RETRY, Place, told
+from tests.fakes.metrics_endpoint import MIB
+from tests.fakes.nvml import FakeGpu
+
+
+@pytest_asyncio.fixture
+async def place(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    place = Place(tmp_path)
+    await place.endpoint.start()
+    yield place
+    await place.close()
+
+
+async def test_nvml_goes_first(place, caplog):
+    place.add_gpu()
+    memory = place.choose("auto")
+    assert memory.source == "none"
+    reading = await memory.read()
+    assert (reading.used, reading.source, memory.source) == ({"GPU-a": MIB}, "nvml", "nvml")
+    assert memory.last is reading
+    await memory.read()
+    assert told(caplog) == [("none", "nvml", "NVML answers")]
+
+
+async def test_only_the_gpus_that_triton_names_are_read_from_nvml(place):
+    place.add_gpu("GPU-a")
+    place.add_gpu("GPU-b", is_labelled=False)
+    assert set((await place.choose("auto").read()).devices) == {"GPU-a"}
+
+
+async def test_the_page_is_not_asked_for_while_nvml_answers(place):
+    place.add_gpu()
+    memory = place.choose("auto")
+    await memory.read()
+    await memory.read()
+    assert place.endpoint.asked == 1
+
+
+async def test_tritons_metrics_take_over_and_nvml_takes_back(place, caplog):
+    place.add_gpu()
+    memory = place.choose("auto")
+    await memory.read()
+    place.lose_nvml()
+    reading = await memory.read()
+    assert (reading.used, memory.source) == ({"GPU-a": 2 * MIB}, "triton")
+    place.nvml.missing = None
+    place.now += RETRY - 0.1
+    assert (await memory.read()).source == "triton"
+    place.now += 0.1
+    assert (await memory.read()).source == "nvml"
+    assert told(caplog)[1:] == [
+        ("nvml", "triton", "NVML says: Uninitialized"),
+        ("triton", "nvml", "NVML answers"),
+    ]
+
+
+async def test_nvml_is_not_tried_more_often_than_every_5_seconds(place):
+    place.add_gpu(is_visible=False)
+    place.nvml.missing = GONE
+    memory = place.choose("auto")
+    for _ in range(3):
+        assert (await memory.read()).source == "triton"
+    assert place.nvml.inits == 1
+    place.now += RETRY
+    await memory.read()
+    assert place.nvml.inits == 2
+
+
+async def test_gpus_are_never_exchanged_for_the_host(place, caplog):
+    place.add_gpu()
+    memory = place.choose("auto")
+    await memory.read()
+    place.lose_nvml()
+    await place.endpoint.stop()
+    for _ in range(2):
+        assert await memory.read() is None
+        place.now += RETRY
+    assert (memory.source, memory.last) == ("none", None)
+    (_, change) = told(caplog)
+    assert change[:2] == ("nvml", "none")
+    assert change[2].startswith("nvml: NVML says: Uninitialized; triton: the metrics endpoint")
+
+
+async def test_a_gpu_that_only_ever_reported_zero_is_not_exchanged_for_the_host(place):
+    place.nvml.missing = GONE
+    place.endpoint.total, place.endpoint.used = {"GPU-a": 0}, {"GPU-a": 0}
+    assert await place.choose("auto").read() is None
+
+
+async def test_several_visible_gpus_without_labels_are_not_exchanged_for_the_host(place):
+    place.add_gpu("GPU-a", is_labelled=False)
+    place.add_gpu("GPU-b", is_labelled=False)
+    memory = place.choose("auto")
+    assert await memory.read() is None
+    place.add_gpu("GPU-b", is_visible=False)
+    place.now += RETRY
+    assert set((await memory.read()).devices) == {"GPU-b"}
+
+
+async def test_a_driver_in_trouble_does_not_mean_that_there_are_no_gpus(place):
+    place.nvml.missing = pynvml.NVMLError_Unknown()
+    assert await place.choose("auto").read() is None
+
+
+async def test_without_any_gpu_the_host_is_read_at_once_and_for_good(place, caplog):
+    place.nvml.missing = GONE
+    memory = place.choose("auto")
+    reading = await memory.read()
+    assert (reading.used, memory.source) == ({HOST: 100 * 1024}, "host")
+    place.nvml.missing = None
+    place.add_gpu()
+    place.now += RETRY
+    assert (await memory.read()).source == "host"
+    assert place.endpoint.asked == 1
+    place.pids = []
+    assert await memory.read() is None
+    assert told(caplog) == [
+        ("none", "host", "no GPU is seen: NVML says: Driver Not Loaded"),
+        ("host", "none", "no process of Triton runs"),
+    ]
+
+
+async def test_while_the_server_is_down_nothing_is_settled(place):
+    place.nvml.missing, place.pids = GONE, []
+    memory = place.choose("auto")
+    assert await memory.read() is None
+    place.add_gpu(is_visible=False)
+    assert (await memory.read()).source == "triton"
+
+
+async def test_without_gpus_and_with_processes_that_are_not_ours_nothing_is_known(place):
+    place.nvml.missing = GONE
+    assert await place.choose("auto", is_embedded=False).read() is None
+
+
+async def test_another_source_must_have_the_devices_of_the_one_before(place, caplog):
+    """One of them sees an instance (MIG) and the other the whole GPU."""
+    place.add_gpu("GPU-a")
+    (gpu,) = place.nvml.gpus
+    gpu.error = pynvml.NVMLError_NoPermission()
+    gpu.slices = [FakeGpu("MIG-1")]
+    memory = place.choose("auto")
+    assert set((await memory.read()).devices) == {"MIG-1"}
+    place.lose_nvml()
+    assert await memory.read() is None
+    assert told(caplog)[-1][2] == ("nvml: NVML says: Uninitialized; triton: it names other devices")
+
+
+async def test_nvml_does_not_take_back_what_it_names_otherwise(place, caplog):
+    place.add_gpu("GPU-a")
+    (gpu,) = place.nvml.gpus
+    gpu.slices = [FakeGpu("MIG-1")]
+    place.nvml.missing = GONE
+    memory = place.choose("auto")
+    assert (await memory.read()).source == "triton"
+    place.nvml.missing, gpu.error = None, pynvml.NVMLError_NoPermission()
+    place.now += RETRY
+    assert (await memory.read()).source == "triton"
+
+
+async def test_a_source_may_come_back_with_other_devices_than_it_had(place):
+    place.add_gpu("GPU-a", is_visible=False)
+    place.nvml.missing = GONE
+    memory = place.choose("auto")
+    await memory.read()
+    place.endpoint.total, place.endpoint.used = {}, {}
+    assert await memory.read() is None
+    place.add_gpu("GPU-b", is_visible=False)
+    assert set((await memory.read()).devices) == {"GPU-b"}

@@ -1,0 +1,149 @@
+"""A source that is set, and what every source has in common."""
+
+import asyncio
+import logging
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes.memory_place import GONE, RETRY, Place, told
+from tests.fakes.metrics_endpoint import MIB
+
+
+@pytest_asyncio.fixture
+async def place(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    place = Place(tmp_path)
+    await place.endpoint.start()
+    yield place
+    await place.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "source"), [("nvml", "nvml"), ("triton", "triton"), ("host", "host")]
+)
+async def test_a_source_that_is_set_is_taken(place, caplog, wanted, source):
+    place.add_gpu()
+    memory = place.choose(wanted)
+    assert (await memory.read()).source == source
+    assert told(caplog) == [("none", source, f"memory_source is {source}")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ("nvml", "NVML says: Driver Not Loaded"),
+        ("triton", "Triton reports no GPU"),
+        ("host", "no process of Triton runs"),
+    ],
+)
+async def test_a_source_that_is_set_never_changes_over(place, caplog, wanted, reason):
+    place.nvml.missing, place.pids = GONE, []
+    memory = place.choose(wanted)
+    for _ in range(2):
+        assert await memory.read() is None
+    assert told(caplog) == [("none", "none", reason)]
+
+
+async def test_the_host_is_unknown_where_tritons_processes_are_not_ours(place, caplog):
+    assert await place.choose("host", is_embedded=False).read() is None
+    assert told(caplog) == [("none", "none", "Triton's processes are not ours")]
+
+
+async def test_off_reads_nothing_and_says_nothing(place, caplog):
+    memory = place.choose("off")
+    assert await memory.read() is None
+    assert (memory.source, told(caplog), place.endpoint.asked) == ("none", [], 0)
+
+
+async def test_nvml_alone_asks_for_labels_now_and_then_until_it_has_them(place):
+    place.add_gpu("GPU-a", is_labelled=False)
+    place.add_gpu("GPU-b", is_labelled=False)
+    memory = place.choose("nvml")
+    for _ in range(3):
+        assert await memory.read() is None
+    assert place.endpoint.asked == 1
+    place.add_gpu("GPU-b", is_visible=False)
+    place.now += RETRY
+    for _ in range(2):
+        assert set((await memory.read()).devices) == {"GPU-b"}
+        place.now += RETRY
+    assert place.endpoint.asked == 2
+
+
+@pytest.mark.parametrize(("is_embedded", "kills"), [(True, 2), (False, None)])
+async def test_what_surrounds_an_embedded_server_is_told_with_its_gpus(place, is_embedded, kills):
+    place.add_gpu()
+    reading = await place.choose("auto", is_embedded=is_embedded).read()
+    assert reading.oom_kills == kills
+    assert (reading.shm_free_bytes is None) == (kills is None)
+
+
+async def test_a_change_that_tritons_metrics_never_show_makes_them_unknown(place, caplog):
+    place.add_gpu(is_visible=False)
+    memory = place.choose("triton")
+    await memory.read()
+    place.now += 60
+    memory.changed(place.now)
+    assert memory.is_in_doubt
+    place.now += 60
+    assert await memory.read() is None
+    assert told(caplog)[-1][2] == "the values have been frozen since the ledger changed"
+
+
+async def test_changes_while_nvml_answers_do_not_freeze_the_metrics(place):
+    place.add_gpu()
+    memory = place.choose("auto")
+    await memory.read()
+    place.now += 60
+    memory.changed(place.now)
+    assert not memory.is_in_doubt
+    place.now += 60
+    place.lose_nvml()
+    assert (await memory.read()).source == "triton"
+
+
+async def test_metrics_that_are_not_in_use_put_nobody_in_doubt(place):
+    place.add_gpu()
+    place.nvml.missing = GONE
+    memory = place.choose("auto")
+    await memory.read()
+    place.now += RETRY
+    memory.changed(place.now)
+    assert memory.is_in_doubt
+    place.nvml.missing = None
+    assert (await memory.read()).source == "nvml"
+    assert not memory.is_in_doubt
+
+
+async def test_callers_share_a_reading_but_none_that_began_before_they_asked(place):
+    place.add_gpu()
+    memory = place.choose("triton")
+    place.endpoint.hold()
+    early = asyncio.create_task(memory.read())
+    await place.endpoint.reached.wait()
+    late = [asyncio.create_task(memory.read()) for _ in range(10)]
+    place.endpoint.opened.set()
+    first = await early
+    assert len({id(reading) for reading in await asyncio.gather(*late)}) == 1
+    assert memory.last is not first
+    assert place.endpoint.asked == 2
+
+
+async def test_a_caller_that_is_cancelled_takes_nobody_along(place):
+    place.add_gpu()
+    memory = place.choose("triton")
+    place.endpoint.hold()
+    callers = [asyncio.create_task(memory.read()) for _ in range(2)]
+    await place.endpoint.reached.wait()
+    callers[0].cancel()
+    place.endpoint.opened.set()
+    assert (await callers[1]).used == {"GPU-a": 2 * MIB}
+    assert callers[0].cancelled()
+
+
+async def test_closing_ends_the_session(place):
+    memory = place.choose("triton")
+    await memory.read()
+    await memory.close()
+    assert place.metrics._session is None
