@@ -2,6 +2,7 @@
 PYTEST ?= .venv/bin/pytest
 HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
+GRPC ?= 127.0.0.1:8085
 
 .PHONY: help setup run demo test soak test-gpu check fix lock docs clean
 
@@ -13,13 +14,14 @@ setup:  ## make .venv with the locked packages (done by every other target)
 
 run: setup  ## serve on a Triton of our own, with the example models; prints lines to paste
 	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --http=$(HTTP) --admin=$(ADMIN) \
+	  --grpc=$(GRPC) --grpc-data=off \
 	  --triton-http=127.0.0.1:0 --triton-grpc=127.0.0.1:0 --triton-metrics=127.0.0.1:0 --log-format=text
 
 demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction that heals it
 	@exec .venv/bin/triton-adapter demo
 
 test: setup  ## the whole test suite, against a real Triton; a file of tests stays in one process
-	$(PYTEST) -n 2 --dist loadfile -m 'not soak'
+	$(PYTEST) -n 3 --dist loadfile -m 'not soak'
 
 soak: setup  ## the long tests: hundreds of loads, the adapter and Triton killed at random moments
 	$(PYTEST) -m soak
@@ -33,6 +35,7 @@ check: setup  ## format, lint, types, import layers, docs up to date; writes not
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/python scripts/gen_docs.py --check
+	.venv/bin/python scripts/gen_protos.py --check
 
 fix: setup  ## format, and mend what the linter can
 	.venv/bin/ruff format .

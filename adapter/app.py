@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,14 +22,17 @@ from adapter.backend.tritonserver import RunFolder
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
+from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
+from adapter.frontends.doors import Doors
+from adapter.frontends.grpc_services import GrpcServices
 from adapter.frontends.http import HttpEdge, path_segments
 from adapter.frontends.sagemaker import SageMaker
-from adapter.frontends.v2 import V2Repository
+from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
-from adapter.settings import Door, Loaded, Settings
+from adapter.settings import Loaded, Settings
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +44,9 @@ class Adapter:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.addresses: dict[str, str] = {}
         self._settings = settings
+        self._doors = Doors(settings.drain_timeout_seconds, settings.grpc_max_message_bytes)
+        self.addresses = self._doors.addresses
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
         faults = Faults(Classifier(settings.oom_patterns))
@@ -64,16 +68,15 @@ class Adapter:
             metrics=self._metrics,
         )
         self._dataplane = HttpDataPlane(faults, timeout_seconds=settings.infer_timeout_seconds)
+        self._rpc = GrpcDataPlane(
+            faults,
+            timeout_seconds=settings.infer_timeout_seconds,
+            max_message_bytes=settings.grpc_max_message_bytes,
+        )
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
         self._sagemaker = self._build_sagemaker()
-        self._v2 = V2Repository(
-            self._control,
-            self._triton.versions,
-            roots,
-            max_body_bytes=settings.max_body_bytes,
-            max_control_body_bytes=settings.max_control_body_bytes,
-        )
-        self._runners: list[web.BaseRunner] = []
+        self._v2 = self._build_v2(roots)
+        self._services = self._build_services(faults, roots)
         self._watches: list[asyncio.Task[None]] = []
 
     def _build_sagemaker(self) -> SageMaker:
@@ -94,6 +97,32 @@ class Adapter:
         assert self._settings.repository is not None  # noqa: S101 - settings resolve it
         return self._settings.repository
 
+    def _build_v2(self, roots: Sequence[Path]) -> V2:
+        settings = self._settings
+        return V2(
+            self._control,
+            self._dataplane,
+            self._triton.versions,
+            roots,
+            load_wait_seconds=settings.load_wait_seconds,
+            max_body_bytes=settings.max_body_bytes,
+            max_control_body_bytes=settings.max_control_body_bytes,
+            passthrough=frozenset(settings.passthrough),
+        )
+
+    def _build_services(self, faults: Faults, roots: Sequence[Path]) -> GrpcServices:
+        return GrpcServices(
+            control=self._control,
+            triton=self._triton,
+            dataplane=self._rpc,
+            faults=faults,
+            metrics=self._metrics,
+            settings=self._settings,
+            roots=roots,
+            is_well=lambda: self._why_not_ready() is None,
+            learned=self._control.memory.sizes.of_url,
+        )
+
     async def start(self) -> None:
         """Doors first, so that probes and /ping are answered from the beginning."""
         await self._open_doors()
@@ -107,6 +136,7 @@ class Adapter:
             http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
         self._triton.connect(grpc)
         self._dataplane.connect(http)
+        self._rpc.connect(grpc)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
         self._watches.append(asyncio.create_task(self._triton.watch(self._triton_came_back)))
         await self._control.open()
@@ -132,12 +162,13 @@ class Adapter:
         self._phase = "stopping"
         await asyncio.gather(
             self._control.drain(self._settings.drain_timeout_seconds),
-            *(runner.cleanup() for runner in self._runners),  # each waits for its requests
+            self._doors.close(),
         )
         for watch in self._watches:
             watch.cancel()
         await self._memory.close()
         await self._dataplane.close()
+        await self._rpc.close()
         await self._triton.unload_uploaded()
         await self._triton.close()
         if self._embedded is not None:
@@ -169,29 +200,16 @@ class Adapter:
             about={"version": version("triton-adapter"), "triton": self._settings.triton},
         )
         edge = HttpEdge(self._route, self._metrics, "sagemaker")
-        patience = self._settings.drain_timeout_seconds
-        probes = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=patience)
-        await self._open("admin", self._settings.admin, probes)
-        calls = web.ServerRunner(edge.server(), shutdown_timeout=patience)
-        await self._open("http", self._settings.http, calls)
+        settings, doors, services = self._settings, self._doors, self._services
+        await doors.open_probes("admin", settings.admin, admin.application())
+        await doors.open_http("http", settings.http, edge.server())
+        await doors.open_grpc("grpc", settings.grpc, services.everything)
+        if settings.grpc_data != settings.grpc:  # one door serves both
+            await doors.open_grpc("grpc_data", settings.grpc_data, services.inference)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         is_v2 = path_segments(request)[0] == "v2"
         return await (self._v2 if is_v2 else self._sagemaker).handle(request)
-
-    async def _open(self, name: str, door: Door, runner: web.BaseRunner) -> None:
-        if door.kind == "off":
-            return
-        await runner.setup()
-        self._runners.append(runner)
-        if door.kind == "unix":
-            await web.UnixSite(runner, door.path).start()
-            address = str(door)
-        else:
-            await web.TCPSite(runner, door.host, door.port).start()
-            address = str(Door("tcp", door.host, runner.addresses[0][1]))
-        self.addresses[name] = address
-        log.info("adapter.listening", extra={"door": name, "address": address})
 
 
 async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:

@@ -83,7 +83,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     wanted = next((word for word in argv if not word.startswith("-")), "")
     top = argparse.ArgumentParser(
         prog=_PROG,
-        description="SageMaker multi-model contract in front of a stock NVIDIA Triton.",
+        description="The contracts of SageMaker and ModelMesh in front of a stock NVIDIA Triton.",
         epilog=_epilog(
             ["triton-adapter serve --triton=embedded --examples", "triton-adapter serve --help"]
         )

@@ -27,6 +27,8 @@ _BOLD, _GREEN, _RED, _DIM, _END = _COLOURS if sys.stdout.isatty() else ("",) * l
 _SETTINGS: dict[str, object] = {
     "triton": "embedded",
     "http": "127.0.0.1:0",
+    "grpc": "off",
+    "grpc_data": "off",
     "admin": "127.0.0.1:0",
     "triton_http": "127.0.0.1:0",
     "triton_grpc": "127.0.0.1:0",
@@ -179,7 +181,10 @@ async def _demo(adapter: Adapter, scratch: Path) -> int:
 def welcome(adapter: Adapter) -> None:
     """Where the doors are, and three lines to paste. On stderr: stdout is the log's."""
     base, folder = f"http://{adapter.addresses['http']}", examples_folder()
-    doors = "\n".join(f"  {name:<6} http://{at}" for name, at in adapter.addresses.items())
+    doors = "\n".join(
+        f"  {name:<9} {'' if name.startswith('grpc') else 'http://'}{at}"
+        for name, at in adapter.addresses.items()
+    )
     load = json.dumps({"model_name": "digits", "url": str(folder / "digits")})
     sys.stderr.write(
         f"\nReady. Doors:\n{doors}\n\nTry, in another terminal:\n\n"

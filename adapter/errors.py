@@ -14,7 +14,8 @@
     │  ├─ InsufficientMemory  refused before trying
     │  └─ OutOfMemory         tried and failed
     └─ BackendError       Triton's side
-       ├─ BackendUnavailable  cannot be reached, or is overloaded
+       ├─ BackendUnavailable  cannot be reached
+       │  └─ Overloaded          turns work away: a queue is full
        ├─ BackendTimeout      did not answer in time
        └─ ModelFailed         the model itself, maybe for lack of memory
           ├─ LoadFailed          Triton refused it
@@ -127,6 +128,10 @@ class BackendUnavailable(BackendError):
     def __init__(self, message: str, *, model_id: str | None = None, delivered: bool) -> None:
         super().__init__(message, model_id=model_id)
         self.delivered = delivered
+
+
+class Overloaded(BackendUnavailable):
+    pass
 
 
 class BackendTimeout(BackendError):

@@ -12,7 +12,7 @@ from adapter import errors
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.state import TRANSITIONS, ModelState
-from adapter.frontends.status import HTTP
+from adapter.frontends.status import GRPC, HTTP
 from adapter.log import EVENTS
 from adapter.metrics import Metrics, State
 from adapter.settings import Settings, as_text, flag_of, variable_of
@@ -62,7 +62,18 @@ INHERITED = [
     ],
     ["`SAGEMAKER_MULTI_MODEL`", "`false` alone: `single_model` is /opt/ml/model"],
     ["`RUNTIME_PORT`", "the port of `triton_grpc`"],
-    ["`ADAPTER_PORT`", "nothing: ignored with a warning, this version has no gRPC door"],
+    ["`ADAPTER_PORT`", "the port of `grpc`"],
+    ["`CONTAINER_MEM_REQ_BYTES`", "`modelmesh_memory`"],
+    ["`MEM_BUFFER_BYTES`", "`modelmesh_memory_buffer`"],
+    ["`LOADING_CONCURRENCY`", "`load_concurrency`"],
+    ["`LOADTIME_TIMEOUT`", "`modelmesh_load_timeout_seconds`, in milliseconds"],
+    ["`DEFAULT_MODELSIZE`", "`modelmesh_default_size`"],
+    ["`MODELSIZE_MULTIPLIER`", "`size_factor`"],
+    ["`RUNTIME_VERSION`", "`modelmesh_runtime_version`"],
+    ["`LIMIT_PER_MODEL_CONCURRENCY`", "`modelmesh_model_concurrency`"],
+    ["`ROOT_MODEL_DIR`", "`repository`, as its folder `_triton_models`, and one more model root"],
+    ["`USE_EMBEDDED_PULLER`", "nothing: `true` is refused, this adapter has no puller"],
+    ["`MAX_CONC_KERAS_CONV_PROCS`", "nothing: ignored with a warning"],
 ]
 
 
@@ -76,7 +87,7 @@ def events_page() -> str:
     )
 
 
-# For each class of the HTTP table: when it is raised, and what the reader of the answer can do.
+# For each class of the tables: when it is raised, and what the reader of the answer can do.
 ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     errors.InvalidRequest: (
         "body, header, name, path or Triton's check of the inputs; `url` outside `model_roots`",
@@ -92,7 +103,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.ModelNotFound: (
         "the model is not loaded, is being unloaded, or has lost its process",
-        "load it; SageMaker does so by itself",
+        "load it; SageMaker and ModelMesh do so by themselves",
     ),
     errors.SourceMissing: (
         "the `url` of a load does not exist",
@@ -116,12 +127,16 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.ModelNotReady: ("the model is being loaded", "try again in a while"),
     errors.BackendError: (
-        "a folder of the repository cannot be listed or removed",
-        "look at the disk and at who may write to it; the text names the folder",
+        "a folder of the repository cannot be listed or removed; Triton failed to unload",
+        "read the text; look at the disk and at who may write to it",
     ),
     errors.BackendUnavailable: (
-        "Triton cannot be reached or is overloaded; the adapter is starting or stopping",
+        "Triton cannot be reached; the adapter is starting or stopping",
         "try again; if it lasts, see [operations.md](operations.md)",
+    ),
+    errors.Overloaded: (
+        "Triton turns work away: a queue of the model is full",
+        "try again, or another copy of the model; ModelMesh does so by itself",
     ),
     errors.BackendTimeout: (
         "Triton did not answer within a time limit of the [settings](settings.md)",
@@ -139,16 +154,17 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
 
 # Codes that stand for no class of the table.
 OTHER_ANSWERS = [
-    ["405", "`MethodNotAllowed`", "-", "the path exists, not with this method", "see `Allow`"],
-    ["500", "`InternalError`", "-", "a bug", "see the log; tell us"],
+    [
+        *("403", "PERMISSION_DENIED", "`NotPassedThrough`", "-"),
+        "a call about the whole of Triton that the setting `passthrough` does not open",
+        "set it, if the callers may do that",
+    ],
+    ["405", "-", "`MethodNotAllowed`", "-", "the path exists, not with this method", "see `Allow`"],
+    ["500", "INTERNAL", "`InternalError`", "-", "a bug", "see the log; tell us"],
 ]
 
 
 def errors_page() -> str:
-    rows = [
-        [str(status), f"`{code}`", f"`{kind.__name__}`", *ANSWERS[kind]]
-        for kind, (status, code) in HTTP.items()
-    ]
     return (
         "# Errors\n\n"
         'Every error answer of the `http` door is JSON: `{"error": TEXT, "code": CODE, '
@@ -158,13 +174,25 @@ def errors_page() -> str:
         "where nobody knew: `needed_bytes`, `free_bytes`, `limit_bytes`, `device`, and `matched`, "
         "the words in the failure text that mean out of memory. [memory.md](memory.md) says which "
         "failures become 507.\n\n"
+        "At the gRPC doors the answer is the code of the second column, and the text is "
+        "`CODE: TEXT` with the code of the third. It is cut after 7 KiB as gRPC encodes it, since "
+        "gRPC turns what is longer into RESOURCE_EXHAUSTED. Within a stream it is the "
+        "`error_message` of a message, not cut. What ModelMesh does with each code is in "
+        "[modelmesh.md](modelmesh.md#what-a-mesh-does-with-a-code).\n\n"
         "The class is what the adapter's own code raises (`adapter/errors.py`); "
         "`StubDied` is a kind of `InferenceFailed`.\n\n"
         + table(
-            ["status", "code", "class", "when", "what to do"],
-            sorted([*rows, *OTHER_ANSWERS], key=lambda row: row[0]),
+            ["status", "gRPC", "code", "class", "when", "what to do"],
+            sorted([*map(error_row, {**HTTP, **GRPC}), *OTHER_ANSWERS], key=lambda row: row[0]),
         )
     )
+
+
+def error_row(kind: type[BaseException]) -> list[str]:
+    """A class without a row of its own in a table has that of its nearest ancestor there."""
+    status, code = next(HTTP[each] for each in kind.__mro__ if each in HTTP)
+    grpc_code = next(GRPC[each] for each in kind.__mro__ if each in GRPC)
+    return [str(status), grpc_code.name, f"`{code}`", f"`{kind.__name__}`", *ANSWERS[kind]]
 
 
 def metrics_page() -> str:

@@ -16,6 +16,9 @@ from typing import Any
 EXAMPLES = Path(__file__).parent.parent / "examples" / "models"
 START_SECONDS = 60
 
+# the gRPC door at any free port, unless the flags behind say otherwise
+SERVE = ("serve", "--log-format=json", "--grpc=127.0.0.1:0", "--grpc-data=off")
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -81,7 +84,7 @@ class RunningAdapter:
         self.started: dict[str, Any] = {}
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "adapter", "serve", "--log-format", "json", *flags],
+            [sys.executable, "-m", "adapter", *SERVE, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -129,6 +132,10 @@ class RunningAdapter:
     @property
     def http(self) -> str:
         return self.doors["http"]
+
+    @property
+    def grpc(self) -> str:
+        return self.doors["grpc"]
 
     @property
     def admin(self) -> str:

@@ -16,7 +16,14 @@ from tritonclient.utils import InferenceServerException
 from adapter.backend.retry import control_retries
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
-from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InvalidRequest
+from adapter.errors import (
+    AdapterError,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    InvalidRequest,
+    LoadFailed,
+)
 from adapter.packages.uploads import Payload
 
 log = logging.getLogger(__name__)
@@ -37,6 +44,7 @@ _CHANNEL = [
 _PRESENT = frozenset({"READY", "LOADING", "UNLOADING"})
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _WATCH_SECONDS = 0.5
+_INDEX_ATTEMPTS = 8
 
 
 class TritonControl:
@@ -98,13 +106,16 @@ class TritonControl:
         """
         if self._payload is not None and name in await self._index():
             return  # it lies in Triton's own repository: not ours
-        await self._call(
-            "unload_model",
-            name,
-            unload_dependents=True,
-            timeout=self._load_timeout,
-            about=(name, model_id),
-        )
+        try:
+            await self._call(
+                "unload_model",
+                name,
+                unload_dependents=True,
+                timeout=self._load_timeout,
+                about=(name, model_id),
+            )
+        except LoadFailed as error:  # nothing that the caller could mend
+            raise BackendError(f"Triton did not unload: {error}", model_id=model_id) from error
 
     async def present(self) -> set[str]:
         """The names of all models that Triton has or is bringing up or down."""
@@ -120,6 +131,16 @@ class TritonControl:
         """The versions that are ready of each model in the index; uploaded ones are not in it."""
         index = await self._index()
         return {n: [v for v, state in s.items() if state == "READY"] for n, s in index.items()}
+
+    async def version(self) -> str:
+        metadata = await self._call("get_server_metadata", timeout=self._timeout)
+        return str(metadata.version)
+
+    async def instances(self, name: TritonName) -> int:
+        """How many instances Triton has made of the model; none of an ensemble."""
+        found = await self._call("get_model_config", name, timeout=self._timeout)
+        groups = found.config.instance_group
+        return sum(group.count * max(1, len(group.gpus)) for group in groups)
 
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]:
         """Poll until nothing of these models is left; what still is, at the end.
@@ -173,11 +194,22 @@ class TritonControl:
 
     async def _index(self) -> dict[str, dict[str, str]]:
         """Name to version to state; the version is empty for what was never loaded."""
-        found = await self._call("get_model_repository_index", timeout=self._timeout)
         index: dict[str, dict[str, str]] = {}
-        for model in found.models:
+        for model in (await self._listed()).models:
             index.setdefault(model.name, {})[model.version] = model.state
         return index
+
+    async def _listed(self) -> Any:
+        """Triton reads its repository for it, and fails when a folder goes at that moment ("failed
+        to stat file", seen on 2.51): another model's unload is no fault of this call.
+        """
+        for attempt in range(_INDEX_ATTEMPTS):
+            try:
+                return await self._call("get_model_repository_index", timeout=self._timeout)
+            except LoadFailed as error:
+                failure = error
+            await asyncio.sleep(_POLL_FIRST_SECONDS * attempt)
+        raise BackendError(f"Triton does not list its models: {failure}") from failure
 
     async def wait_live(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

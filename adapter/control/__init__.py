@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from adapter.control.bringup import BringUp
 from adapter.control.lease import Lease
@@ -21,8 +22,7 @@ from adapter.control.teardown import Teardown
 from adapter.control.watch import Watch
 from adapter.core.ledger import Ledger
 from adapter.core.memory import total
-from adapter.core.model import ModelId, ModelSource, TritonName
-from adapter.core.names import replacement_name, triton_name
+from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord, Registry, not_loaded
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
@@ -72,7 +72,7 @@ class ModelControl:
             triton, server, loads_again=loads_again, load_threads=load_threads
         )
         self._watch = Watch(registry, self.memory, packages, self._revival, store)
-        self._loading: set[ModelId] = set()
+        self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._drained: dict[ModelId, asyncio.Event] = {}
         self._reconciling: asyncio.Task[None] | None = None
 
@@ -108,6 +108,12 @@ class ModelControl:
     def lease(self, model_id: ModelId) -> Lease:
         return Lease(self.registry.serving(model_id), self._lease_ended)
 
+    async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
+        """A lease; a load of this model that is under way is waited for, so long at most."""
+        if (task := self._loading.get(model_id)) is not None:
+            await asyncio.wait({task}, timeout=wait_seconds)
+        return self.lease(model_id)
+
     async def load(self, model_id: ModelId, source: ModelSource, **seen: str) -> ModelRecord:
         """Bring the model up. `seen` goes into the log line: request ids and the like.
 
@@ -118,7 +124,15 @@ class ModelControl:
         if model_id in self._loading or (known and known.state is ModelState.READY):
             doing = "being loaded" if model_id in self._loading else "loaded already"
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
-        task = self._begin_load(model_id, source, **seen)
+        return await self._outcome(model_id, self._begin_load(model_id, source, **seen))
+
+    async def loaded(self, model_id: ModelId) -> ModelRecord:
+        """What has become of the last load: where one is under way, its outcome."""
+        if (task := self._loading.get(model_id)) is not None:
+            return await self._outcome(model_id, task)
+        return self.registry.serving(model_id)
+
+    async def _outcome(self, model_id: ModelId, task: asyncio.Task[ModelRecord]) -> ModelRecord:
         done, _ = await asyncio.wait({task}, timeout=self._limits.load + 1)
         if not done:
             raise BackendTimeout(
@@ -190,18 +204,21 @@ class ModelControl:
     def _begin_load(
         self, model_id: ModelId, source: ModelSource, **seen: str
     ) -> asyncio.Task[ModelRecord]:
-        self._loading.add(model_id)
         work = self._operations.logged("load", model_id, self._load(model_id, source), seen)
-        task = self._operations.start(work)
-        task.add_done_callback(lambda _: self._loading.discard(model_id))
+        self._loading[model_id] = task = self._operations.start(work)
+        task.add_done_callback(partial(self._load_ended, model_id))
         return task
+
+    def _load_ended(self, model_id: ModelId, task: asyncio.Task[ModelRecord]) -> None:
+        if self._loading.get(model_id) is task:
+            del self._loading[model_id]
 
     async def _load(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
         async with self._operations.turn(model_id), AsyncExitStack() as undo:
             known = self.registry.get(model_id)
             if known is not None and known.state is ModelState.DEAD:
                 await self._take_down(model_id)
-            record = self.registry.begin_load(model_id, self._free_name(model_id), source)
+            record = self.registry.begin_load(model_id, self._teardown.free_name(model_id), source)
             undo.callback(self.registry.abort_load, record)
             # pushed before each act: one that failed or was given up may still have done its work
             undo.push_async_callback(self._undo, record, lambda: self._remove(record))
@@ -247,14 +264,6 @@ class ModelControl:
                 held = self.memory.gone(model_id)
                 self.registry.finish_unload(record)
             await self.recovery.given_back(held, before, booked)
-
-    def _free_name(self, model_id: ModelId) -> TritonName:
-        """The model's name in Triton, or another while Triton is stuck with that one."""
-        name, number = triton_name(model_id), 0
-        while name in self._teardown.stuck:
-            number += 1
-            name = replacement_name(model_id, number)
-        return name
 
     async def _remove(self, record: ModelRecord) -> None:
         """What Triton is stuck with stays: it may still be reading there."""

@@ -24,6 +24,8 @@ from adapter.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
+# Denser at first: a process that dies of its first line lives for a few tenths of a second.
+_FIRST_LOOK_SECONDS, _FIRST_SECONDS = 0.1, 3.0
 
 
 class BringUp:
@@ -108,8 +110,9 @@ class BringUp:
         """
         load = asyncio.ensure_future(self._triton.load(name, record.id))
         watch = _StubWatch({name, *record.placement.along}, self._limits)
+        begun = time.monotonic()
         try:
-            while not (await asyncio.wait({load}, timeout=_LOOK_SECONDS))[0]:
+            while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
                 if self._server is None or (lost := await self._look(watch)) is None:
                     continue
                 self._teardown.give_up(record)
@@ -129,6 +132,11 @@ class BringUp:
             lambda: {name: server.has_live_stub(TritonName(name)) for name in watch.names}
         )
         return watch.lost(lives, time.monotonic(), may_queue=self._memory.loads > 1)
+
+
+def _pause(begun: float) -> float:
+    is_first = time.monotonic() - begun < _FIRST_SECONDS
+    return _FIRST_LOOK_SECONDS if is_first else _LOOK_SECONDS
 
 
 class _StubWatch:

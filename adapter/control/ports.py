@@ -72,6 +72,6 @@ class TimeLimits:
     unload: float = 340.0
     stall: float = 30.0
     recovery: float = 5.0
-    alone: float = 60.0
+    alone: float = 20.0
     stub_gone: float = 5.0
     stub_unseen: float = 60.0

@@ -10,7 +10,7 @@ from adapter.control.teardown import Teardown
 from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, BackendTimeout
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,18 @@ class Revival:
             if model.is_loaded and ready.issuperset(model.placement.names):
                 self._adopt(model)
             else:
-                record = ModelRecord(model.model_id, model.name, ModelSource(""))
-                record.placement = model.placement
-                await self._teardown.bring_down(record)
-                await self._packages.remove(model.name)
+                await self._take_down(model)
         await self._memory.rebase()
+
+    async def _take_down(self, model: StagedModel) -> None:
+        record = ModelRecord(model.model_id, model.name, ModelSource(""))
+        record.placement = model.placement
+        try:
+            await self._teardown.bring_down(record)
+        except BackendTimeout as error:  # Triton is stuck with it; all else works
+            log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
+        else:
+            await self._packages.remove(model.name)
 
     def _adopt(self, model: StagedModel) -> None:
         record = self._registry.adopt(model.model_id, model.name, model.source)

@@ -3,7 +3,8 @@
 import logging
 
 from adapter.control.ports import Server, TimeLimits, Triton
-from adapter.core.model import TritonName
+from adapter.core.model import ModelId, TritonName
+from adapter.core.names import replacement_name, triton_name
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, BackendTimeout
@@ -29,6 +30,14 @@ class Teardown:
         """Triton does not answer for this load, and an unload would wait for it as well."""
         self.stuck[record.name] = record
         log.error("model.load_stuck", extra={"model_id": record.id, "stuck": len(self.stuck)})
+
+    def free_name(self, model_id: ModelId) -> TritonName:
+        """The model's name in Triton, or another while Triton is stuck with that one."""
+        name, number = triton_name(model_id), 0
+        while name in self.stuck:
+            number += 1
+            name = replacement_name(model_id, number)
+        return name
 
     async def bring_down(self, record: ModelRecord, *, is_dead: bool = False) -> None:
         """Unload, and return when nothing is left but what is stuck.

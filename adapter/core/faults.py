@@ -19,6 +19,7 @@ from adapter.errors import (
     MemoryFigures,
     ModelNotFound,
     OutOfMemory,
+    Overloaded,
     PayloadTooLarge,
     StubDied,
 )
@@ -145,7 +146,7 @@ def _of_execution(
     if _DEAD_STUB.search(text):
         return StubDied(said, model_id=model_id, suspected=suspected)
     if status == _UNAVAILABLE:
-        return BackendUnavailable(said, model_id=model_id, delivered=True)
+        return Overloaded(said, model_id=model_id, delivered=True)
     # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
     if status >= _SERVER_ERROR or status == _NOT_FOUND:
         return InferenceFailed(said, model_id=model_id, suspected=suspected)

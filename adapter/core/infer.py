@@ -22,6 +22,22 @@ class InferRequest:
     json_header_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class V2Call:
+    """A call of Triton's V2 REST, passed on as it is. `path` stands behind /v2, in Triton's names.
+
+    `is_probe`: any status is an answer. `is_stream`: it may last for ever, so that the time limit
+    is one for each piece of the answer.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes | AsyncIterator[bytes] | None = None
+    is_probe: bool = False
+    is_stream: bool = False
+
+
 class InferAnswer(Protocol):
     """A good answer, not read yet. Read it once, whole or in chunks."""
 
@@ -35,8 +51,20 @@ class InferAnswer(Protocol):
     def chunks(self) -> AsyncIterator[bytes]: ...
 
 
+class V2Answer(InferAnswer, Protocol):
+    @property
+    def status(self) -> int: ...
+
+
 class DataPlane(Protocol):
     def infer(
         self, record: ModelRecord, request: InferRequest
     ) -> AbstractAsyncContextManager[InferAnswer]:
         """Whatever is no good answer is raised as one of our errors."""
+
+
+class V2DataPlane(Protocol):
+    def forward(
+        self, call: V2Call, record: ModelRecord | None
+    ) -> AbstractAsyncContextManager[V2Answer]:
+        """As `infer`. `record` is the model that the call is about, if it is about one."""

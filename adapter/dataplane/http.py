@@ -1,13 +1,13 @@
-"""HTTP inference: bytes in, Triton, bytes out. No tensors, no JSON of ours, one forwarded call."""
+"""Calls of Triton's HTTP port: bytes in, Triton, bytes out. No tensors, no JSON of ours."""
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import aiohttp
 
 from adapter.core.faults import Faults
-from adapter.core.infer import InferRequest
+from adapter.core.infer import InferRequest, V2Call
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
@@ -18,13 +18,16 @@ _FORWARDED = ("Content-Type", "Content-Encoding", "Accept-Encoding", "traceparen
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _OK = 200
+_EVENT = "data: "  # generate_stream tells an error as its first event
+_CONNECT_SECONDS = 5
 _MAX_ERROR_BYTES = 4 * 2**20
 
 
 class HttpAnswer:
-    """InferAnswer over a response of Triton's HTTP port."""
+    """InferAnswer and V2Answer over a response of Triton's HTTP port."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
         self.content_length = response.content_length
         self.headers = response.headers
         header = response.headers.get(HEADER_LENGTH)
@@ -41,17 +44,19 @@ class HttpAnswer:
 class HttpDataPlane:
     def __init__(self, faults: Faults, *, timeout_seconds: float) -> None:
         self._faults = faults
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=5)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
+        self._stream_timeout = aiohttp.ClientTimeout(
+            sock_read=timeout_seconds, sock_connect=_CONNECT_SECONDS
+        )
         self._timeout_seconds = timeout_seconds
         self._session: aiohttp.ClientSession | None = None
         self._base = ""
 
     def connect(self, address: str) -> None:
         """`host:port` of Triton's HTTP port."""
-        self._base = f"http://{address}/v2/models/"
+        self._base = f"http://{address}/v2"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=300),
-            timeout=self._timeout,
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept-Encoding", "Content-Type"),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -62,46 +67,56 @@ class HttpDataPlane:
         if session is not None:
             await session.close()
 
-    @asynccontextmanager
-    async def infer(self, record: ModelRecord, request: InferRequest) -> AsyncIterator[HttpAnswer]:
+    def infer(
+        self, record: ModelRecord, request: InferRequest
+    ) -> AbstractAsyncContextManager[HttpAnswer]:
         """Yield Triton's answer; whatever is no good answer is raised as one of our errors."""
+        path = f"/models/{record.name}/infer"
+        return self.forward(V2Call("POST", path, _headers(record, request), request.body), record)
+
+    @asynccontextmanager
+    async def forward(self, call: V2Call, record: ModelRecord | None) -> AsyncIterator[HttpAnswer]:
+        model_id = record.id if record else None
         if self._session is None:
-            raise BackendUnavailable("Triton is not up yet", model_id=record.id, delivered=False)
+            raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         try:
-            async with self._session.post(
-                f"{self._base}{record.name}/infer",
-                data=request.body,
-                headers=_headers(record, request),
+            async with self._session.request(
+                call.method,
+                self._base + call.path,
+                data=call.body,
+                headers=call.headers,
+                timeout=self._stream_timeout if call.is_stream else self._timeout,
             ) as response:
-                if response.status != _OK:
-                    raise await self._fault(response, record.name, record.id)
+                if response.status != _OK and not call.is_probe:
+                    raise await self._fault(response, record)
                 yield HttpAnswer(response)
         except TimeoutError as error:
             raise BackendTimeout(
-                f"no answer from Triton within {self._timeout_seconds:g} s", model_id=record.id
+                f"no answer from Triton within {self._timeout_seconds:g} s", model_id=model_id
             ) from error
         except aiohttp.ClientError as error:
             if isinstance(error.__cause__, AdapterError):  # our own refusal of the body's stream
                 raise error.__cause__ from None
             delivered = not isinstance(error, aiohttp.ClientConnectorError)
             raise BackendUnavailable(
-                f"Triton cannot be reached: {error}", model_id=record.id, delivered=delivered
+                f"Triton cannot be reached: {error}", model_id=model_id, delivered=delivered
             ) from error
 
     async def _fault(
-        self, response: aiohttp.ClientResponse, name: TritonName, model_id: ModelId
+        self, response: aiohttp.ClientResponse, record: ModelRecord | None
     ) -> AdapterError:
-        raw = bytearray()
-        async for chunk in response.content.iter_any():  # long texts come in several
-            raw += chunk
-            if len(raw) >= _MAX_ERROR_BYTES:
-                break
-        text = raw.decode("utf-8", "backslashreplace")
+        raw = b""
+        while len(raw) < _MAX_ERROR_BYTES and (piece := await response.content.readany()):
+            raw += piece
+        text = raw.decode("utf-8", "backslashreplace").removeprefix(_EVENT)
         with suppress(ValueError, TypeError, KeyError):  # any other shape: the raw text says most
             text = str(json.loads(text)["error"])
-        content_type = response.headers.get("Content-Type", "")
         return self._faults.of_inference(
-            response.status, content_type, text, name=name, model_id=model_id
+            response.status,
+            response.headers.get("Content-Type", ""),
+            text,
+            name=record.name if record else TritonName(""),
+            model_id=record.id if record else ModelId(""),
         )
 
 

@@ -29,7 +29,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # given back to the caller and written to the log, never used as a key
 _ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
-_INFERENCES = frozenset({"invoke", "invocations"})
+_INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream"})
 _LOGGED = {
     "X-Amzn-SageMaker-Target-Model": "target_model",
     "X-Amzn-SageMaker-Inference-Id": "inference_id",
@@ -92,7 +92,8 @@ class HttpEdge:
         self._frontend = frontend
 
     def server(self) -> web.Server:
-        return _Server(self.serve)
+        # who hangs up is not computed for any more; operations of control outlive their callers
+        return _Server(self.serve, handler_cancellation=True)
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun = time.monotonic()

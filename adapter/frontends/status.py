@@ -1,7 +1,9 @@
-"""What each error is called in HTTP. The only place that writes a status for one."""
+"""What each error is called in HTTP and in gRPC. The only place that writes a status for one."""
 
 from collections.abc import Mapping
 from typing import TypeVar
+
+import grpc
 
 from adapter import errors
 
@@ -26,7 +28,67 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.OutOfMemory: (507, "OutOfMemory"),
 }
 
+# ModelMesh acts on these codes (modelmesh.md section 0): RESOURCE_EXHAUSTED makes it try another
+# copy, NOT_FOUND load again, UNAVAILABLE eight retries that end as INTERNAL.
+GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidModel: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.SourceMissing: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.PayloadTooLarge: grpc.StatusCode.INVALID_ARGUMENT,  # another copy would say the same
+    errors.ModelTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
+    errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
+    errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,  # another copy has room
+    errors.BackendError: grpc.StatusCode.INTERNAL,
+    errors.BackendTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.InsufficientMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+# grpc allows 8 KiB for all metadata of an answer, 32 bytes an entry included, and turns what is
+# over into RESOURCE_EXHAUSTED; the rest is for the other entries.
+_MAX_TEXT_BYTES = 7 * 2**10
+
 
 def lookup(table: Mapping[type[BaseException], T], error: BaseException) -> T | None:
     """The entry of the nearest class along the error's ancestry; None for a bug."""
     return next((table[kind] for kind in type(error).__mro__ if kind in table), None)
+
+
+def grpc_status(error: errors.AdapterError) -> tuple[grpc.StatusCode, str]:
+    """The code, and a text that fits into an answer's metadata."""
+    return lookup(GRPC, error) or grpc.StatusCode.INTERNAL, _cut(grpc_text(error))
+
+
+def grpc_text(error: errors.AdapterError) -> str:
+    """The noun for the error, and the error.
+
+    ModelMesh takes some texts for NOT_FOUND by their first words, `Request for unknown model` and
+    `Model ` (modelmesh.md section 2). None of ours starts so, whatever Triton or a model said.
+    """
+    noun = (lookup(HTTP, error) or (500, "InternalError"))[1]
+    return f"{noun}: {error}".encode("utf-8", "backslashreplace").decode()
+
+
+def _cut(text: str) -> str:
+    """What fits, as gRPC encodes it: UTF-8, and all but printable ASCII as %XX."""
+    sizes = [_encoded_bytes(character) for character in text[: _MAX_TEXT_BYTES + 1]]
+    if len(text) <= _MAX_TEXT_BYTES and sum(sizes) <= _MAX_TEXT_BYTES:
+        return text
+    kept, room = 0, _MAX_TEXT_BYTES - len(_cut_mark(len(text)))
+    while kept < len(sizes) and sizes[kept] <= room:
+        room -= sizes[kept]
+        kept += 1
+    return text[:kept] + _cut_mark(len(text) - kept)
+
+
+def _cut_mark(characters: int) -> str:
+    return f" ... ({characters} characters cut)"
+
+
+def _encoded_bytes(character: str) -> int:
+    if " " <= character <= "~" and character != "%":
+        return 1
+    return 3 * len(character.encode())

@@ -6,10 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
 from adapter.settings.values import (
     AnyDoor,
+    AnySize,
     Arguments,
+    Concurrency,
     Door,
+    Passthrough,
     Paths,
     Patterns,
     Seconds,
@@ -36,6 +40,14 @@ class Settings(BaseModel):
     http: AnyDoor = _setting(
         "0.0.0.0:8080",
         "door of the SageMaker contract: HOST:PORT, unix:/path or off",
+    )
+    grpc: AnyDoor = _setting(
+        "0.0.0.0:8085",
+        "door of ModelMesh's runtime contract and of V2 over gRPC: HOST:PORT, unix:/path or off",
+    )
+    grpc_data: AnyDoor = _setting(
+        "0.0.0.0:8086",
+        "a second gRPC door, for V2 inference alone: HOST:PORT, unix:/path or off",
     )
     admin: AnyDoor = _setting(
         "0.0.0.0:8081",
@@ -136,6 +148,9 @@ class Settings(BaseModel):
         30.0, "an unload that has shown no progress for so long is taken for stuck"
     )
     infer_timeout_seconds: Seconds = _setting(300.0, "how long an inference may take")
+    load_wait_seconds: Seconds = _setting(
+        5.0, "how long a V2 call waits for its model when that is being loaded"
+    )
     control_timeout_seconds: Seconds = _setting(
         10.0, "how long Triton may take over a short control call, such as an index"
     )
@@ -150,6 +165,41 @@ class Settings(BaseModel):
     )
     max_control_body_bytes: Size = _setting(
         "1MiB", "largest body of a load or another control call"
+    )
+    grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] = _setting(
+        "16MiB", "largest message at the gRPC doors, either way"
+    )
+    passthrough: Passthrough = _setting(
+        (),
+        "V2 calls about the whole server that are passed on to Triton: shared_memory, trace, log; "
+        "in the environment separated by commas",
+    )
+    load_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
+        1, "how many loads ModelMesh may have under way at once; further ones wait their turn"
+    )
+    modelmesh_load_timeout_seconds: Annotated[Seconds, Field(ge=0.1)] = _setting(
+        30.0,
+        "what ModelMesh is told that a load may take; no more than load_timeout_seconds is told",
+    )
+    modelmesh_default_size: Annotated[Size, Field(lt=MAX_SIZE_BYTES)] = _setting(
+        1_000_000, "what ModelMesh is told of a model whose size nobody knows"
+    )
+    modelmesh_memory_buffer: AnySize = _setting(
+        "256MiB", "how much of modelmesh_memory is no model's"
+    )
+    modelmesh_memory: Size | None = _setting(
+        None,
+        "memory of Triton's container; less modelmesh_memory_buffer it is the capacity that "
+        "ModelMesh is told where there is no GPU",
+        "what the ledger may hand out",
+    )
+    modelmesh_model_concurrency: Concurrency = _setting(
+        0,
+        "how many requests of one model ModelMesh may send at once; 0: as many as it likes, "
+        "instances: as many as the model has instances",
+    )
+    modelmesh_runtime_version: str = _setting(
+        "v1", "what ModelMesh is told while Triton does not tell its version"
     )
     examples: bool = _setting(
         False,  # noqa: FBT003 - the default of the setting
@@ -181,6 +231,15 @@ class Settings(BaseModel):
     def _shared_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:
         is_shared = info.data.get("triton") == "external" and info.data.get("staging") != "upload"
         return EXTERNAL_REPOSITORY if path is None and is_shared else path
+
+    @field_validator("modelmesh_memory")
+    @classmethod
+    def _enough_for_the_mesh(cls, size: int | None, info: ValidationInfo) -> int | None:
+        needed = ("modelmesh_memory_buffer", "modelmesh_default_size")
+        if size is not None and all(name in info.data for name in needed):
+            buffer, default = (info.data[name] for name in needed)
+            refuse_capacity(size - buffer, default)
+        return size
 
     @field_validator("memory_source", mode="before")
     @classmethod

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from adapter.errors import InvalidSettings
+from adapter.settings import modelmesh
 from adapter.settings.model import Settings, flag_of, variable_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def load_settings(
 
     Raises InvalidSettings with every problem of every source.
     """
-    problems: list[str] = []
+    problems = modelmesh.problems(environ)
     given = {
         **_inherited(environ),
         **_from_file(environ, file, problems),
@@ -68,7 +69,7 @@ def load_settings(
     if problems:
         raise InvalidSettings(problems)
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
-    return Loaded(settings, origins, _warnings(environ))
+    return Loaded(settings, origins, modelmesh.warnings(environ))
 
 
 def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
@@ -125,25 +126,19 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, _Given]:
     """Names that SageMaker (its container contract, Triton's serve script) and ModelMesh set."""
     found = {}
 
-    def take(variable: str, name: str, value: str) -> None:
+    def take(variable: str, name: str, value: object) -> None:
         found[name] = _Given(value, variable, variable, environ[variable])
 
     if port := environ.get("SAGEMAKER_BIND_TO_PORT"):
         take("SAGEMAKER_BIND_TO_PORT", "http", f"0.0.0.0:{port}")
-    if port := environ.get("RUNTIME_PORT"):
-        take("RUNTIME_PORT", "triton_grpc", f"127.0.0.1:{port}")
+    for variable, name, value in modelmesh.inherited(environ):
+        take(variable, name, value)
     many = environ.get("SAGEMAKER_MULTI_MODEL")
     if many != "true" and (model := environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")):
         take("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "single_model", f"{_SAGEMAKER_MODEL}/{model}")
     elif many == "false":
         take("SAGEMAKER_MULTI_MODEL", "single_model", _SAGEMAKER_MODEL)
     return found
-
-
-def _warnings(environ: Mapping[str, str]) -> list[str]:
-    if "ADAPTER_PORT" not in environ:
-        return []
-    return ["environment ADAPTER_PORT: ignored: this version has no gRPC door"]
 
 
 def _no_such(name: str, known: list[str]) -> str:

@@ -24,6 +24,10 @@ class Door:
     port: int = 0
     path: str = ""
 
+    @property
+    def host_port(self) -> tuple[str, int]:
+        return self.host, self.port
+
     def __str__(self) -> str:
         if self.kind == "tcp":
             return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -77,6 +81,14 @@ def _size(value: object) -> int:
     return parse_size(str(value))
 
 
+def _concurrency(value: object) -> object:
+    if value == "instances":
+        return value
+    if re.fullmatch("[0-9]{1,9}", str(value)) is None:
+        raise ValueError("write a number or instances")
+    return int(str(value))
+
+
 def _tcp(door: Door) -> Door:
     if door.kind != "tcp":
         raise ValueError("write HOST:PORT or [IPV6]:PORT")
@@ -94,6 +106,7 @@ def _regex(text: str) -> str:
 AnyDoor = Annotated[Door, BeforeValidator(parse_door)]
 TcpDoor = Annotated[Door, BeforeValidator(parse_door), AfterValidator(_tcp)]
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+AnySize = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Paths = Annotated[
     tuple[Path, ...], BeforeValidator(lambda v: v.split(os.pathsep) if isinstance(v, str) else v)
@@ -106,3 +119,8 @@ Patterns = Annotated[
     BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
 ]
 Share = Annotated[Reserve, BeforeValidator(_reserve)]
+Passthrough = Annotated[
+    tuple[Literal["shared_memory", "trace", "log"], ...],
+    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v),
+]
+Concurrency = Annotated[int | str, BeforeValidator(_concurrency)]

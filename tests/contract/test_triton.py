@@ -4,8 +4,10 @@ import asyncio
 import json
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -266,6 +268,27 @@ async def test_a_load_without_memory_is_told_apart(shelf):
 async def test_a_load_of_what_is_not_in_the_repository_fails(shelf):
     with pytest.raises(LoadFailed, match="failed to load 'never', failed to poll from model"):
         await shelf.load("never")
+
+
+@real
+async def test_a_folder_that_goes_while_triton_lists_its_models_is_no_failure(shelf, triton):
+    """Of so many lists some meet it; another model's unload removes a folder at any time."""
+    stopped = threading.Event()
+
+    def come_and_go(name: str) -> None:
+        while not stopped.is_set():
+            (triton.repository / name / "1").mkdir(parents=True)
+            shutil.rmtree(triton.repository / name)
+
+    with ThreadPoolExecutor(2) as pool:
+        going = [pool.submit(come_and_go, name) for name in ("going-1", "going-2")]
+        try:
+            for _ in range(1000):
+                await shelf.control.present()
+        finally:
+            stopped.set()
+    for each in going:
+        each.result()
 
 
 @real

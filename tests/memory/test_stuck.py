@@ -17,7 +17,7 @@ pytestmark = pytest.mark.triton
 
 _KILLED_AT_IMPORT = """\
 import os, time
-time.sleep(1)
+time.sleep(0.3)
 os.kill(os.getpid(), 9)
 """
 # What is known of beforehand is loaded side by side.

@@ -1,13 +1,17 @@
 """Each labelled failure text, raised by a real python model: 507 exactly where its label says."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
+from adapter._proto import model_runtime_pb2 as mmesh
 from tests.memory.failing_models import (
     Label,
     failing,
@@ -16,43 +20,105 @@ from tests.memory.failing_models import (
     write_failing_load,
 )
 from tests.running import Reply, RunningAdapter, embedded_adapter
+from tests.v2.grpc_calls import Calls
 
 pytestmark = pytest.mark.triton
 
-DOORS = ("http",)
+DOORS = ("http", "grpc")
 _FRAMES = "\n" + "  File model.py, line 31, in forward\n" * 4_200  # 150 KB
 _AT_ONCE = 4  # loads that Triton works on at a time
+_CUT = re.compile(r" \.\.\. \(\d+ characters cut\)$")
+_ENVELOPE = 500  # what may stand before the text: Triton's words, the class
 # Of a C++ backend's failed load Triton says more than `Internal: `, and of a load that never began
 # less. A python model's always comes as `load failed for model ...: Internal: <class>: <text>`, so
 # these come inside that, and what they are about is the same.
 
 
 @dataclass(frozen=True)
-class Door:
-    """What a caller sees of a failure: its status as in HTTP, and its text."""
+class Outcome:
+    """`text` is None of a good answer. Over gRPC it begins with its noun and may be cut."""
 
-    load: Callable[[str, Path], Reply]
-    infer: Callable[[str, dict[str, object]], Reply]
+    is_out_of_memory: bool
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Door:
+    load: Callable[[str, Path], Outcome]
+    infer: Callable[[str, dict[str, object]], Outcome]
     close: Callable[[], None]
 
 
 def http_door(adapter: RunningAdapter) -> Door:
     client = adapter.client(120)
     return Door(
-        client.load,
-        lambda name, body: client.post(f"/models/{name}/invoke", body),
+        lambda name, url: http_outcome(client.load(name, url)),
+        lambda name, body: http_outcome(client.post(f"/models/{name}/invoke", body)),
         client.close,
     )
 
 
-OPEN = {"http": http_door}
+def http_outcome(reply: Reply) -> Outcome:
+    if reply.status == 200:
+        return Outcome(is_out_of_memory=False, text=None)
+    assert 400 <= reply.status < 600
+    return Outcome(reply.status == 507, reply.json()["error"])
+
+
+def grpc_door(adapter: RunningAdapter) -> Door:
+    """Loads through ModelMesh's contract, inferences through V2's, as a mesh does."""
+    channel = grpc.insecure_channel(adapter.grpc)
+    stub = channel.unary_unary(
+        "/mmesh.ModelRuntime/loadModel",
+        request_serializer=mmesh.LoadModelRequest.SerializeToString,
+    )
+    calls = Calls(adapter.grpc)
+
+    def close() -> None:
+        channel.close()
+        calls.channel.close()
+
+    return Door(
+        lambda name, url: grpc_outcome(
+            lambda: stub(mmesh.LoadModelRequest(modelId=name, modelPath=str(url)), timeout=120)
+        ),
+        lambda name, body: grpc_outcome(lambda: calls.call("ModelInfer", tensors(name, body))),
+        close,
+    )
+
+
+def grpc_outcome(call: Callable[[], object]) -> Outcome:
+    try:
+        call()
+    except grpc.RpcError as error:
+        failure = error
+    else:
+        return Outcome(is_out_of_memory=False, text=None)
+    noun, _, text = failure.details().partition(": ")
+    # Triton's own queue has the same code, and another noun
+    is_exhausted = failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert is_exhausted == (noun in {"OutOfMemory", "BackendUnavailable"}), failure
+    return Outcome(noun == "OutOfMemory", text)
+
+
+def tensors(name: str, body: dict[str, object]) -> pb.ModelInferRequest:
+    [tensor] = body["inputs"]
+    contents = {"bytes_contents": [text.encode() for text in tensor["data"]]}
+    shown = {"name": tensor["name"], "datatype": "BYTES", "shape": tensor["shape"]}
+    return pb.ModelInferRequest(model_name=name, inputs=[shown | {"contents": contents}])
+
+
+OPEN = {"http": http_door, "grpc": grpc_door}
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     """Memory is not read: the words alone decide, and loads do not wait for each other."""
     root = tmp_path_factory.mktemp("models")
-    flags = ("--memory-source=off", "--triton-args=--disable-auto-complete-config")
+    flags = (
+        *("--memory-source=off", "--triton-args=--disable-auto-complete-config"),
+        f"--load-concurrency={_AT_ONCE}",
+    )
     with embedded_adapter(*flags, f"--model-roots={root}") as adapter:
         yield adapter, root
 
@@ -92,10 +158,13 @@ def answered_long(label: Label) -> tuple[str, str]:
     return raised_long(label) if label.has_envelope else (str(label.status), label.text + _FRAMES)
 
 
-def is_as_labelled(label: Label, reply: Reply, said: str) -> bool:
-    body = reply.json()
-    is_whole = said.strip().removesuffix(";") in body["error"]
-    return is_whole and (reply.status == 507) == label.is_oom and 400 <= reply.status < 600
+def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
+    """The words are all there; of a text that gRPC's metadata cannot hold, the first ones."""
+    said, told = said.strip().removesuffix(";"), outcome.text or ""
+    if (mark := _CUT.search(told)) is not None:
+        told = told[: mark.start()]
+        said = said[: max(0, len(told) - _ENVELOPE)]
+    return said in told and outcome.is_out_of_memory == label.is_oom
 
 
 @pytest.mark.parametrize("failure", [answered, answered_long], ids=["as-labelled", "300-kb"])
@@ -106,18 +175,18 @@ def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
     with closing(open_door()) as door:
         for label in labels("infer"):
             how, text = failure(label)
-            reply = door.infer(raiser, failing(how, text))
-            if not is_as_labelled(label, reply, text):
-                wrong.append((label, reply.status, reply.body[:500]))
-        assert door.infer(raiser, failing("answer", "")).status == 200
+            outcome = door.infer(raiser, failing(how, text))
+            if not is_as_labelled(label, outcome, text):
+                wrong.append((label, str(outcome)[:500]))
+        assert door.infer(raiser, failing("answer", "")).text is None
 
     assert wrong == []
 
 
-def failed_loads(open_door: Callable[[], Door], packages: Sequence[Path]) -> list[Reply]:
+def failed_loads(open_door: Callable[[], Door], packages: Sequence[Path]) -> list[Outcome]:
     """So many at a time as Triton takes, each over a connection of its own."""
 
-    def load(package: Path) -> Reply:
+    def load(package: Path) -> Outcome:
         with closing(open_door()) as door:
             return door.load(package.name, package)
 
@@ -142,12 +211,12 @@ def test_a_load_that_fails_is_507_as_its_text_is_labelled(
     root = adapter[1] / tmp_path.name
     packages = [write_failing_load(root / f"l{n}", *text) for n, text in enumerate(texts)]
 
-    replies = failed_loads(open_door, packages)
+    outcomes = failed_loads(open_door, packages)
 
     assert [
-        (label, reply.status, reply.body[:500])
-        for label, (_, said), reply in zip(cases, texts, replies, strict=True)
-        if not is_as_labelled(label, reply, said)
+        (label, str(outcome)[:500])
+        for label, (_, said), outcome in zip(cases, texts, outcomes, strict=True)
+        if not is_as_labelled(label, outcome, said)
     ] == []
     with closing(adapter[0].client()) as client:
         listed = {model["modelName"] for model in client.get("/models").json()["models"]}

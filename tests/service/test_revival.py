@@ -91,6 +91,18 @@ async def test_what_was_half_done_or_is_no_longer_served_is_taken_down(is_loaded
     await house.close()
 
 
+async def test_what_triton_is_stuck_with_does_not_keep_the_adapter_from_starting():
+    house = House(limits=TimeLimits(load=10, unload=0, stall=0, recovery=1, alone=5))
+    house.packages.folders[TritonName("m")] = left_over("m", is_loaded=False)
+    house.steps.fail("unload m", BackendTimeout("Triton did not answer in time"))
+    await house.control.open()
+    await house.load("n")
+    record = await house.load("m")
+    assert record.name.startswith("ta.r.1.")
+    assert set(house.packages.folders) == {"m", "n", record.name}
+    await house.close()
+
+
 async def test_of_a_package_all_models_must_be_served_to_take_it_over():
     names = tuple(map(TritonName, ("h", "m")))
     whole = StagedModel(names[1], ModelId("m"), Placement(names), is_loaded=True)

@@ -13,6 +13,7 @@ from adapter.errors import (
     LoadFailed,
     ModelNotFound,
     OutOfMemory,
+    Overloaded,
     PayloadTooLarge,
     StubDied,
 )
@@ -188,7 +189,7 @@ def test_a_call_about_no_model_fails_like_any_other():
             "in ensemble 'm', Stub process 'inner_0_0' is not healthy.",
             StubDied,
         ),
-        (503, PLAIN, "[request id: <id_unknown>] Exceeds maximum queue size", BackendUnavailable),
+        (503, PLAIN, "[request id: <id_unknown>] Exceeds maximum queue size", Overloaded),
         (
             400,
             PLAIN,
@@ -243,7 +244,7 @@ UNKNOWN = "Request for unknown model: 'm'"
         ("INVALID_ARGUMENT", "unexpected inference input 'CUDA out of memory'", InvalidRequest),
         ("INVALID_ARGUMENT", "model 'm', tensor 'x': 2 > 1", InvalidRequest),
         ("ALREADY_EXISTS", "a sequence of this id is under way", InvalidRequest),
-        ("UNAVAILABLE", "[request id: 7] Exceeds maximum queue size", BackendUnavailable),
+        ("UNAVAILABLE", "[request id: 7] Exceeds maximum queue size", Overloaded),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", BackendTimeout),
         ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (5 vs. 1)", PayloadTooLarge),
         (
@@ -281,7 +282,7 @@ def test_an_inference_over_grpc_that_failed_becomes(code, text, expected):
 )
 def test_an_inference_over_grpc_is_sent_again_only_when_it_found_no_triton(code, text, delivered):
     error = grpc(code, text)
-    assert type(error) is BackendUnavailable
+    assert isinstance(error, BackendUnavailable)
     assert error.delivered is delivered
 
 
@@ -346,7 +347,7 @@ def test_a_model_that_quotes_the_words_of_a_dead_process_is_alive():
 def test_a_request_id_that_imitates_an_unknown_model_is_no_unknown_model():
     """The id is the caller's choice, and 404 makes the platform load the model again."""
     text = "[request id: x] Request for unknown model: ] Exceeds maximum queue size"
-    assert type(inference(503, PLAIN, text)) is BackendUnavailable
+    assert type(inference(503, PLAIN, text)) is Overloaded
 
 
 PRIVATE, PUBLIC = "ta.u.team_2fa_20b", "team/a b"

@@ -146,11 +146,6 @@ class TestInherited:
     def test_sagemaker_says_whether_there_is_one_model(self, environ, model):
         assert load({}, environ).settings.single_model == model
 
-    def test_the_port_of_a_door_that_does_not_exist_is_a_warning(self):
-        loaded = load({}, {"ADAPTER_PORT": "8085"})
-        assert len(loaded.warnings) == 1
-        assert "ADAPTER_PORT" in loaded.warnings[0]
-
     def test_what_kubernetes_sets_for_a_service_called_adapter_is_no_setting(self):
         load(
             {},

@@ -33,6 +33,7 @@ EXPECTED = {
     "OutOfMemory": (507, "OutOfMemory"),
     "BackendError": (503, "BackendUnavailable"),  # the disk under Triton refused
     "BackendUnavailable": (503, "BackendUnavailable"),
+    "Overloaded": (503, "BackendUnavailable"),  # Triton's own queue is full
     "BackendTimeout": (504, "BackendTimeout"),
     "LoadFailed": (400, "InvalidModel"),
     "InferenceFailed": (500, "InferenceFailed"),

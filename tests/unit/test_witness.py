@@ -17,6 +17,7 @@ from adapter.errors import (
     MemoryFigures,
     ModelNotFound,
     OutOfMemory,
+    Overloaded,
     StubDied,
 )
 
@@ -166,7 +167,7 @@ TABLE = [
         LoadFailed,
     ),
     (lambda: load("INVALID_ARGUMENT", f"Unavailable: {LIMIT}"), OutOfMemory, OutOfMemory),
-    (lambda: infer(503, "Exceeds maximum queue size"), BackendUnavailable, BackendUnavailable),
+    (lambda: infer(503, "Exceeds maximum queue size"), Overloaded, Overloaded),
     (
         lambda: infer(404, "Request for unknown model: 'm' is not found"),
         ModelNotFound,

@@ -1,0 +1,51 @@
+"""One call of Triton's gRPC service as a frontend hands it to a data plane: bytes, no tensors."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from adapter.core.registry import ModelRecord
+
+RpcMetadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class RpcCall:
+    """`method` of inference.GRPCInferenceService. `seconds` are left until the caller's deadline,
+    None when it set none.
+    """
+
+    method: str
+    metadata: RpcMetadata
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RpcAnswer:
+    message: bytes
+    initial_metadata: RpcMetadata
+    trailing_metadata: RpcMetadata
+
+
+class RpcStream(Protocol):
+    """An open stream. One task may write while another reads."""
+
+    async def write(self, message: bytes) -> None: ...
+    async def done_writing(self) -> None: ...
+    def messages(self) -> AsyncIterator[bytes]: ...
+
+
+class RpcDataPlane(Protocol):
+    """Whatever is no good answer is raised as one of our errors.
+
+    The record is the model that the call is about, if it is about one.
+    """
+
+    async def call(
+        self, call: RpcCall, message: bytes, record: ModelRecord | None
+    ) -> RpcAnswer: ...
+    def stream(
+        self, call: RpcCall, about: Callable[[], ModelRecord | None]
+    ) -> AbstractAsyncContextManager[RpcStream]:
+        """Leaving the context cancels what is still open."""

@@ -1,0 +1,85 @@
+"""The doors that are open: servers of both protocols, each at its address."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import grpc
+from aiohttp import web
+
+from adapter.settings import Door
+
+log = logging.getLogger(__name__)
+
+# Adds itself to a server that has not been started.
+GrpcService: TypeAlias = Callable[[grpc.aio.Server], None]
+
+_GRPC_OPTIONS = (
+    # a port that is taken is an error, and not shared with whoever has it
+    ("grpc.so_reuseport", 0),
+    # a mesh sends the headers of its own callers along
+    ("grpc.max_metadata_size", 64 * 2**10),
+    ("grpc.absolute_max_metadata_size", 2**20),
+)
+
+
+class Doors:
+    """`addresses`: where each open door really is, port 0 resolved.
+
+    `patience_seconds`: how long requests in flight may go on when the doors close.
+    """
+
+    def __init__(self, patience_seconds: float, max_message_bytes: int) -> None:
+        self.addresses: dict[str, str] = {}
+        self._max_message_bytes = max_message_bytes
+        self._patience = patience_seconds
+        self._runners: list[web.BaseRunner] = []
+        self._servers: list[grpc.aio.Server] = []
+
+    async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._patience)
+        await self._open(name, door, runner)
+
+    async def open_http(self, name: str, door: Door, server: web.Server) -> None:
+        await self._open(name, door, web.ServerRunner(server, shutdown_timeout=self._patience))
+
+    async def open_grpc(self, name: str, door: Door, services: Iterable[GrpcService]) -> None:
+        if door.kind == "off":
+            return
+        limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
+        options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
+        server = grpc.aio.server(options=options)
+        for add_to in services:
+            add_to(server)
+        try:
+            port = server.add_insecure_port(str(door))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {door}: {error}") from error
+        await server.start()
+        self._servers.append(server)
+        self._opened(name, door, port)
+
+    async def close(self) -> None:
+        """Take nothing new; what is in flight has its time to end."""
+        await asyncio.gather(
+            *(runner.cleanup() for runner in self._runners),  # each waits for its requests
+            *(server.stop(self._patience) for server in self._servers),
+        )
+
+    async def _open(self, name: str, door: Door, runner: web.BaseRunner) -> None:
+        if door.kind == "off":
+            return
+        await runner.setup()
+        self._runners.append(runner)
+        if door.kind == "unix":
+            await web.UnixSite(runner, door.path).start()
+            self._opened(name, door, 0)
+        else:
+            await web.TCPSite(runner, door.host, door.port).start()
+            self._opened(name, door, runner.addresses[0][1])
+
+    def _opened(self, name: str, door: Door, port: int) -> None:
+        address = str(Door("tcp", door.host, port) if door.kind == "tcp" else door)
+        self.addresses[name] = address
+        log.info("adapter.listening", extra={"door": name, "address": address})

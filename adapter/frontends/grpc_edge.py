@@ -1,0 +1,86 @@
+"""The edge of the gRPC doors: every error goes through one table, every call is counted."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+
+from adapter.core.rpc import RpcMetadata
+from adapter.errors import AdapterError, CallerError, OutOfMemory
+from adapter.frontends.status import grpc_status
+from adapter.metrics import Metrics
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Unary: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
+Stream: TypeAlias = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+
+_INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})
+
+
+def metadata_of(context: Context) -> RpcMetadata:
+    """What came with the caller's request."""
+    return tuple((key, value) for key, value in context.invocation_metadata() or ())
+
+
+class GrpcEdge:
+    """Makes handlers that take and give bytes as they are."""
+
+    def __init__(self, metrics: Metrics, frontend: str) -> None:
+        self._metrics = metrics
+        self._frontend = frontend
+
+    def unary(self, method: str, act: Unary) -> Handler:
+        async def handle(request: bytes, context: Context) -> bytes:
+            return await self._watched(method, act(request, context), context)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def stream(self, method: str, act: Stream) -> Handler:
+        async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
+            await self._watched(method, act(requests, context), context)
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    def denied(self, method: str, why: str) -> Handler:
+        async def handle(_: bytes, context: Context) -> None:
+            self._metrics.requests.labels(self._frontend, method, "PERMISSION_DENIED").inc()
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def note(self, method: str, error: AdapterError) -> None:
+        """Log and count an error that a caller is told."""
+        level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
+        fields = {"method": method, "reason": str(error)[:2000], "error": type(error).__name__}
+        if error.model_id:
+            fields["model_id"] = error.model_id
+        log.log(level, "request.failed", extra=fields)
+        if isinstance(error, OutOfMemory) and method in _INFERENCES:
+            self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
+
+    async def _watched(self, method: str, work: Awaitable[T], context: Context) -> T:
+        begun, code = time.monotonic(), grpc.StatusCode.OK
+        try:
+            return await work
+        except AdapterError as error:
+            self.note(method, error)
+            code, text = grpc_status(error)
+            return await context.abort(code, text)
+        except asyncio.CancelledError:  # the caller has gone, or its deadline has passed
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception:
+            log.exception("request.failed", extra={"method": method})
+            code = grpc.StatusCode.INTERNAL
+            return await context.abort(code, "InternalError: internal error; see the log")
+        finally:
+            self._metrics.requests.labels(self._frontend, method, code.name).inc()
+            seconds = time.monotonic() - begun
+            self._metrics.request_seconds.labels(self._frontend, method).observe(seconds)

@@ -1,0 +1,71 @@
+"""Which services the gRPC doors have."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from adapter.control import ModelControl
+from adapter.core.faults import Faults
+from adapter.core.rpc import RpcDataPlane
+from adapter.frontends import modelmesh
+from adapter.frontends.doors import GrpcService
+from adapter.frontends.grpc_health import Health, add_reflection
+from adapter.frontends.grpc_v2 import SERVICE, V2Service
+from adapter.frontends.modelmesh_sizes import MeshSizes
+from adapter.frontends.repository import Repository
+from adapter.metrics import Metrics
+from adapter.settings import Settings
+
+
+class Triton(modelmesh.Triton, Protocol):
+    @property
+    def live(self) -> bool: ...
+    def versions(self) -> Awaitable[Mapping[str, Sequence[str]]]: ...
+
+
+class GrpcServices:
+    """`everything` is for the door `grpc`, `inference` for `grpc_data`."""
+
+    def __init__(
+        self,
+        *,
+        control: ModelControl,
+        triton: Triton,
+        dataplane: RpcDataPlane,
+        faults: Faults,
+        metrics: Metrics,
+        settings: Settings,
+        roots: Sequence[Path],
+        is_well: Callable[[], bool],
+        learned: Callable[[str], int | None],
+    ) -> None:
+        v2 = partial(
+            V2Service,
+            control,
+            dataplane,
+            faults,
+            metrics,
+            is_live=lambda: triton.live,
+            is_ready=is_well,
+            load_wait_seconds=settings.load_wait_seconds,
+            passthrough=settings.passthrough,
+        )
+        sizes = MeshSizes(control, settings, roots, learned)
+        runtime = modelmesh.ModelRuntime(control, triton, sizes, settings, metrics, is_well=is_well)
+        names = [SERVICE, modelmesh.SERVICE]
+        self.everything = _services(
+            v2(repository=Repository(control, triton.versions, roots)).add_to,
+            runtime.add_to,
+            Health(names, is_well).add_to,
+            partial(add_reflection, services=names),
+        )
+        self.inference = _services(
+            v2(repository=None).add_to,
+            Health([SERVICE], is_well).add_to,
+            partial(add_reflection, services=[SERVICE]),
+        )
+
+
+def _services(*services: GrpcService) -> Sequence[GrpcService]:
+    return services

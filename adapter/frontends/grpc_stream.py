@@ -1,0 +1,209 @@
+"""ModelStreamInfer: one stream of the caller, one stream to Triton, any models in between.
+
+What is wrong with one request is told as Triton tells it, in a message of the stream; the stream
+goes on. What is wrong with the stream ends it with a status.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from adapter.control import ModelControl
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId, TritonName
+from adapter.core.registry import ModelRecord
+from adapter.core.rpc import RpcCall, RpcDataPlane, RpcMetadata, RpcStream
+from adapter.errors import AdapterError, InferenceFailed, InvalidRequest
+from adapter.frontends.grpc_edge import Context, GrpcEdge, metadata_of
+from adapter.frontends.grpc_naming import (
+    id_in,
+    named_for_caller,
+    named_for_triton,
+    passed_on,
+)
+from adapter.frontends.protobuf_field import read_field, read_repeated, with_field
+from adapter.frontends.status import grpc_text
+
+_METHOD = "ModelStreamInfer"
+
+# fields of ModelStreamInferResponse
+_ERROR, _ANSWER = 1, 2
+# fields of ModelInferRequest and ModelInferResponse
+_NAME, _ID, _PARAMETERS = 1, 3, 4
+# an entry of a map: key and value; and an InferParameter that is true
+_KEY, _VALUE, _TRUE = 1, 2, b"\x08\x01"
+
+
+class StreamInfer:
+    def __init__(
+        self,
+        control: ModelControl,
+        dataplane: RpcDataPlane,
+        faults: Faults,
+        edge: GrpcEdge,
+        load_wait_seconds: float,
+    ) -> None:
+        self.control = control
+        self.faults = faults
+        self.edge = edge
+        self.load_wait_seconds = load_wait_seconds
+        self._dataplane = dataplane
+
+    async def serve(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        metadata = metadata_of(context)
+        call = RpcCall(_METHOD, passed_on(metadata), context.time_remaining())
+        held = _Held(self.control)
+        with held.until_the_end:
+            async with self._dataplane.stream(call, held.only) as upstream:
+                await _Conversation(self, context, metadata, upstream, held).go_on(requests)
+
+
+@dataclass(slots=True)
+class _Model:
+    record: ModelRecord
+    lease: ExitStack = field(default_factory=ExitStack)
+    unanswered: int = 0
+
+
+class _Held:
+    """The models of the stream that owe it answers: no unload before those are here.
+
+    Triton marks the last answer to a request, but for a decoupled model only when the request
+    asked for that; without a mark the model is held until the stream ends.
+    """
+
+    def __init__(self, control: ModelControl) -> None:
+        self.until_the_end = ExitStack()
+        self.until_the_end.callback(self._let_all_go)
+        self._control = control
+        self._models: dict[TritonName, _Model] = {}
+
+    def only(self) -> ModelRecord | None:
+        """The model of the stream when there is but one."""
+        models = list(self._models.values())
+        return models[0].record if len(models) == 1 else None
+
+    async def take(self, model_id: ModelId, wait_seconds: float) -> ModelRecord:
+        lease = await self._control.serving(model_id, wait_seconds)
+        record = self._control.registry.serving(model_id)
+        model = self._models.get(record.name)
+        if model is None or model.record is not record:  # the first, or it was loaded anew
+            if model is not None:
+                model.lease.close()
+            model = self._models[record.name] = _Model(record)
+            model.lease.enter_context(lease)
+        model.unanswered += 1
+        return record
+
+    def named(self, name: bytes | None) -> ModelRecord | None:
+        """The one that Triton's answer is about; Triton names none where it took no request."""
+        if name is None:
+            return self.only()
+        model = self._models.get(TritonName(name.decode("utf-8", "replace")))
+        return model.record if model else None
+
+    def answered(self, record: ModelRecord) -> None:
+        model = self._models[record.name]
+        model.unanswered -= 1
+        if model.unanswered == 0:
+            del self._models[record.name]
+            model.lease.close()
+
+    def _let_all_go(self) -> None:
+        for model in self._models.values():
+            model.lease.close()
+
+
+class _Conversation:
+    def __init__(
+        self,
+        service: StreamInfer,
+        context: Context,
+        metadata: RpcMetadata,
+        upstream: RpcStream,
+        held: _Held,
+    ) -> None:
+        self._service = service
+        self._context = context
+        self._metadata = metadata
+        self._upstream = upstream
+        self._held = held
+        self._writing = asyncio.Lock()  # grpc takes one message at a time
+
+    async def go_on(self, requests: AsyncIterator[bytes]) -> None:
+        asking = asyncio.create_task(self._ask(requests))
+        try:
+            async for message in self._upstream.messages():
+                await self._answer(message)
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+            failure = None if asking.cancelled() else asking.exception()
+        if failure is not None:
+            raise failure
+
+    async def _ask(self, requests: AsyncIterator[bytes]) -> None:
+        try:
+            async for message in requests:
+                await self._pass_on(message)
+        finally:
+            await self._upstream.done_writing()
+
+    async def _pass_on(self, message: bytes) -> None:
+        request_id = read_field(message, _ID)
+        try:
+            model_id = id_in(message, self._metadata)
+            record = await self._held.take(model_id, self._service.load_wait_seconds)
+        except AdapterError as error:
+            self._service.edge.note(_METHOD, error)
+            answer = b"" if request_id is None else with_field(b"", _ID, request_id)
+            refusal = with_field(b"", _ERROR, grpc_text(error).encode())
+            await self._write(with_field(refusal, _ANSWER, answer))
+        else:
+            await self._upstream.write(named_for_triton(message, record))
+
+    async def _answer(self, message: bytes) -> None:
+        answer = read_field(message, _ANSWER) or b""
+        name, text = read_field(answer, _NAME), read_field(message, _ERROR)
+        record = self._held.named(name)
+        if text:
+            message = with_field(message, _ERROR, (await self._failed(text, name, record)).encode())
+        if name is not None and record is not None:
+            message = named_for_caller(message, record, (_ANSWER, _NAME))
+        await self._write(message)
+        if record is not None and (_is_last(answer) or name is None):
+            self._held.answered(record)
+
+    async def _failed(self, text: bytes, name: bytes | None, record: ModelRecord | None) -> str:
+        """What the caller is told. There is no code; a request that Triton did not take has no
+        model in its answer either.
+        """
+        said = self._service.faults.of_grpc_inference(
+            "NOT_FOUND" if name is None else "INTERNAL",
+            text.decode("utf-8", "replace"),
+            name=record.name if record else TritonName(""),
+            model_id=record.id if record else ModelId(""),
+        )
+        if name is None and type(said) is InferenceFailed:
+            said = InvalidRequest(str(said), model_id=said.model_id)
+        error = said
+        if record is not None:
+            control = self._service.control
+            error = await control.recovery.judged(said, record.id)
+            # a lease that ends with an error is how control learns of it
+            with suppress(AdapterError), control.lease(record.id):
+                raise said
+        self._service.edge.note(_METHOD, error)
+        return grpc_text(error)
+
+    async def _write(self, message: bytes) -> None:
+        async with self._writing:
+            await self._context.write(message)
+
+
+def _is_last(answer: bytes) -> bool:
+    return any(
+        read_field(entry, _KEY) == b"triton_final_response" and read_field(entry, _VALUE) == _TRUE
+        for entry in read_repeated(answer, _PARAMETERS)
+    )

@@ -1,0 +1,214 @@
+"""ModelMesh's runtime contract, mmesh.ModelRuntime; docs/modelmesh.md has it call by call."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from adapter._proto import model_runtime_pb2 as pb
+from adapter.control import ModelControl
+from adapter.core.model import ModelId, ModelSource, TritonName, parse_model_id
+from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    InvalidRequest,
+    ModelNotFound,
+)
+from adapter.frontends.grpc_edge import Context, GrpcEdge, Unary
+from adapter.frontends.modelmesh_sizes import MeshSizes, ModelKey, parse_key
+from adapter.metrics import Metrics
+from adapter.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SERVICE = "mmesh.ModelRuntime"
+
+_Act: TypeAlias = Callable[[Any], Awaitable[Any]]
+
+# A mesh asks every 2 s; what takes longer it is told the next time.
+_PURGE_PATIENCE_SECONDS = 1.0
+_PRESENT = (ModelState.LOADING, ModelState.READY)
+# Calls that name a model, in field 1. A mesh refuses all others, and cannot carry streams.
+_METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelStatistics")
+
+
+class Triton(Protocol):
+    async def version(self) -> str: ...
+    async def instances(self, name: TritonName) -> int: ...
+
+
+class ModelRuntime:
+    """`is_well`: the adapter is ready for work."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        triton: Triton,
+        sizes: MeshSizes,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        is_well: Callable[[], bool],
+    ) -> None:
+        self._control = control
+        self._triton = triton
+        self._sizes = sizes
+        self._settings = settings
+        self._metrics = metrics
+        self._is_well = is_well
+        self._turns = asyncio.Semaphore(settings.load_concurrency)
+        self._loads: set[asyncio.Task[ModelRecord]] = set()
+        self._purging: asyncio.Task[None] | None = None
+
+    # -- loading ----------------------------------------------------------------------------
+
+    async def load(self, request: pb.LoadModelRequest) -> pb.LoadModelResponse:
+        """Idempotent: "a load may follow NOT_FOUND without an unload" (modelmesh.md section 2)."""
+        model_id = parse_model_id(request.modelId)
+        key = parse_key(request.modelKey)
+        record = await self._bring_up(model_id, _source(request, key))
+        limit = self._settings.modelmesh_model_concurrency
+        if isinstance(limit, str):
+            limit = await self._triton.instances(record.name)
+        size = self._sizes.after_load(model_id, key)
+        return pb.LoadModelResponse(sizeInBytes=size, maxConcurrency=limit)
+
+    async def _bring_up(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
+        """A load of the same files that is under way is waited for; other files make way."""
+        while True:
+            known = self._control.registry.get(model_id)
+            if known is not None and known.state in _PRESENT:
+                if known.source.url == source.url:
+                    return await self._control.loaded(model_id)
+                await self._take_down(model_id)
+            try:
+                return await self._in_turn(model_id, source)
+            except AlreadyLoaded:  # another door was faster
+                with suppress(AdapterError):
+                    await self._control.loaded(model_id)
+
+    async def _in_turn(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
+        """Whoever goes away keeps the turn until the load has ended all the same."""
+        await self._turns.acquire()
+        task = asyncio.create_task(self._control.load(model_id, source, frontend="modelmesh"))
+        self._loads.add(task)
+        task.add_done_callback(self._turn_ended)
+        return await asyncio.shield(task)
+
+    def _turn_ended(self, task: asyncio.Task[ModelRecord]) -> None:
+        self._turns.release()
+        self._loads.discard(task)
+
+    # -- unloading --------------------------------------------------------------------------
+
+    async def unload(self, request: pb.UnloadModelRequest) -> pb.UnloadModelResponse:
+        """Also of an id that no load would take: a mesh repeats what fails for a quarter hour."""
+        await self._take_down(ModelId(request.modelId))
+        return pb.UnloadModelResponse()
+
+    async def _take_down(self, model_id: ModelId) -> None:
+        # "If the specified model is not found/loaded, ... return immediately (without error)"
+        with suppress(ModelNotFound):
+            await self._control.unload(model_id, frontend="modelmesh")
+
+    # -- sizes ------------------------------------------------------------------------------
+
+    async def predict_size(
+        self, request: pb.PredictModelSizeRequest
+    ) -> pb.PredictModelSizeResponse:
+        size = await self._sizes.predicted(request.modelPath, parse_key(request.modelKey))
+        return pb.PredictModelSizeResponse(sizeInBytes=size)
+
+    async def size(self, request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:
+        size = await self._sizes.of_loaded(ModelId(request.modelId))
+        return pb.ModelSizeResponse(sizeInBytes=size)
+
+    # -- the start of a mesh ----------------------------------------------------------------
+
+    async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
+        starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
+        if not self._is_well() or not await self._purged():
+            return starting
+        settings = self._settings
+        seconds = min(settings.load_timeout_seconds, settings.modelmesh_load_timeout_seconds)
+        return pb.RuntimeStatusResponse(
+            status=pb.RuntimeStatusResponse.READY,
+            capacityInBytes=self._sizes.capacity(),
+            maxLoadingConcurrency=settings.load_concurrency,
+            modelLoadingTimeoutMs=int(seconds * 1000),
+            defaultModelSizeInBytes=settings.modelmesh_default_size,
+            runtimeVersion=await self._triton.version() or settings.modelmesh_runtime_version,
+            methodInfos={
+                f"inference.GRPCInferenceService/{method}": pb.RuntimeStatusResponse.MethodInfo(
+                    idInjectionPath=[1]
+                )
+                for method in _METHODS
+            },
+            limitModelConcurrency=settings.modelmesh_model_concurrency != 0,
+        )
+
+    async def _purged(self) -> bool:
+        """Nothing is loaded. A mesh asks when it starts, and then takes all memory for free."""
+        task = self._purging = self._purging or asyncio.create_task(self._purge())
+        await asyncio.wait({task}, timeout=_PURGE_PATIENCE_SECONDS)
+        if not task.done():
+            return False
+        if self._purging is task:
+            self._purging = None
+        if (error := task.exception()) is not None:
+            log.warning("modelmesh.purge_failed", extra={"reason": str(error)})
+        return error is None
+
+    async def _purge(self) -> None:
+        """Unload whatever there is, through which door it may have come."""
+        while True:
+            if self._loads:
+                await asyncio.wait(self._loads)
+            ids = [record.id for record in self._control.registry.records()]
+            if not ids:
+                return
+            ended = await asyncio.gather(*map(self._take_down, ids), return_exceptions=True)
+            for error in ended:
+                if error is not None:
+                    raise error
+
+    # -- the service ------------------------------------------------------------------------
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        acts: dict[str, tuple[_Act, Any]] = {
+            "loadModel": (self.load, pb.LoadModelRequest),
+            "unloadModel": (self.unload, pb.UnloadModelRequest),
+            "predictModelSize": (self.predict_size, pb.PredictModelSizeRequest),
+            "modelSize": (self.size, pb.ModelSizeRequest),
+            "runtimeStatus": (self.status, pb.RuntimeStatusRequest),
+        }
+        edge = GrpcEdge(self._metrics, "modelmesh")
+        handlers = {name: edge.unary(name, _of_bytes(*act)) for name, act in acts.items()}
+        service = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        server.add_generic_rpc_handlers((service,))
+
+
+def _of_bytes(act: _Act, message: Any) -> Unary:
+    async def answer(raw: bytes, _: Context) -> bytes:
+        try:
+            request = message.FromString(raw)
+        except DecodeError as error:
+            raise InvalidRequest(f"this is no {message.DESCRIPTOR.name}: {error}") from error
+        return bytes((await act(request)).SerializeToString())
+
+    return answer
+
+
+def _source(request: pb.LoadModelRequest, key: ModelKey) -> ModelSource:
+    if not request.modelPath:
+        raise InvalidRequest("modelPath is empty")
+    schema = key.schema_path or None
+    if not isinstance(schema, str | None):
+        raise InvalidRequest("schema_path of modelKey must be a string")
+    return ModelSource(request.modelPath, key.model_type or request.modelType or None, schema)

@@ -1,0 +1,80 @@
+"""What ModelMesh brings along: the variables of its own Triton adapter, and what a mesh refuses.
+
+The names and their defaults are those of kserve/modelmesh-runtime-adapter; modelmesh.md section 1.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from adapter.core.sizing import format_size
+
+# A mesh counts in units of 8 KiB, in 32 bits with a sign.
+MAX_SIZE_BYTES = 2**44
+# Below so much capacity, or so many models of default size, a mesh does not start.
+_LEAST_BYTES, _LEAST_MODELS, _ENOUGH_MODELS = 512 * 2**20, 2, 10
+
+_AS_THEY_ARE = {
+    "CONTAINER_MEM_REQ_BYTES": "modelmesh_memory",
+    "MEM_BUFFER_BYTES": "modelmesh_memory_buffer",
+    "LOADING_CONCURRENCY": "load_concurrency",
+    "DEFAULT_MODELSIZE": "modelmesh_default_size",
+    "MODELSIZE_MULTIPLIER": "size_factor",
+    "RUNTIME_VERSION": "modelmesh_runtime_version",
+    "LIMIT_PER_MODEL_CONCURRENCY": "modelmesh_model_concurrency",
+}
+_FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
+
+
+def inherited(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+    """The variables that are given: name, the setting it stands for, and the value of that."""
+    # Kubernetes sets ADAPTER_PORT=tcp://... beside a Service called adapter
+    if (port := environ.get("ADAPTER_PORT")) and not port.startswith(("tcp://", "udp://")):
+        yield "ADAPTER_PORT", "grpc", f"0.0.0.0:{port}"
+    if port := environ.get("RUNTIME_PORT"):
+        yield "RUNTIME_PORT", "triton_grpc", f"127.0.0.1:{port}"
+    for variable, setting in _AS_THEY_ARE.items():
+        if value := environ.get(variable):
+            yield variable, setting, value
+    if value := environ.get("LOADTIME_TIMEOUT"):
+        yield "LOADTIME_TIMEOUT", "modelmesh_load_timeout_seconds", _milliseconds(value)
+    if root := environ.get("ROOT_MODEL_DIR"):
+        yield "ROOT_MODEL_DIR", "repository", f"{root}/_triton_models"
+        yield "ROOT_MODEL_DIR", "model_roots", f"/opt/ml/models:/models:{root}"
+
+
+def problems(environ: Mapping[str, str]) -> list[str]:
+    value = environ.get("USE_EMBEDDED_PULLER", "")
+    if value in _FALSE:
+        return []
+    problem = (
+        f"environment USE_EMBEDDED_PULLER: {value!r}: this adapter has no puller; "
+        "leave it to the puller of the controller (no builtInAdapter)"
+    )
+    return [problem]
+
+
+def warnings(environ: Mapping[str, str]) -> list[str]:
+    if not environ.get("MAX_CONC_KERAS_CONV_PROCS"):
+        return []
+    return ["environment MAX_CONC_KERAS_CONV_PROCS: ignored: Keras files are not converted here"]
+
+
+def refuse_capacity(capacity_bytes: int, default_size_bytes: int) -> None:
+    """ValueError when a mesh that is told both would not start, with its reason."""
+    enough = min(_LEAST_BYTES, _ENOUGH_MODELS * default_size_bytes)
+    least = max(_LEAST_MODELS * default_size_bytes, enough)
+    if capacity_bytes >= MAX_SIZE_BYTES:
+        raise ValueError(f"a mesh cannot count {format_size(capacity_bytes)} of capacity")
+    if capacity_bytes < least:
+        raise ValueError(
+            f"leaves a capacity of {format_size(capacity_bytes)}, and with models of "
+            f"{format_size(default_size_bytes)} by default no mesh starts below "
+            f"{format_size(least)}"
+        )
+
+
+def _milliseconds(text: str) -> object:
+    """In seconds; what is no number is left to the setting's own rule."""
+    try:
+        return int(text) / 1000
+    except ValueError:
+        return text

@@ -1,0 +1,128 @@
+"""The gRPC doors: where they listen, what they have, and how they close."""
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from adapter.backend.triton import TritonControl
+from adapter.core.faults import Faults
+from adapter.core.oom import Classifier
+from adapter.frontends.doors import Doors
+from adapter.settings import parse_door
+from tests.running import EXAMPLES
+from tests.trees import CONFIG, write_python_model
+
+
+class Waiting:
+    """A service that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        handler = grpc.unary_unary_rpc_method_handler(self._wait)
+        service = grpc.method_handlers_generic_handler("test.Service", {"Wait": handler})
+        server.add_generic_rpc_handlers((service,))
+
+    async def _wait(self, request: bytes, _: object) -> bytes:
+        self.reached.set()
+        await self.let_go.wait()
+        return request
+
+
+@pytest.fixture
+async def doors() -> AsyncIterator[Doors]:
+    doors = Doors(patience_seconds=5, max_message_bytes=1000)
+    yield doors
+    await doors.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="doors-"))
+    yield path
+    shutil.rmtree(path)
+
+
+async def asked(address: str, message: bytes = b"x", seconds: float = 5) -> bytes:
+    async with grpc.aio.insecure_channel(address) as channel:
+        return await channel.unary_unary("/test.Service/Wait")(message, timeout=seconds)
+
+
+async def test_a_port_that_is_taken_is_an_error_that_names_it(doors):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"cannot listen at {address}"):
+            await doors.open_grpc("grpc", parse_door(address), [])
+
+
+async def test_two_servers_do_not_share_a_port(doors):
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [])
+    with pytest.raises(OSError, match="cannot listen"):
+        await doors.open_grpc("grpc_data", parse_door(doors.addresses["grpc"]), [])
+
+
+async def test_a_socket_that_a_killed_run_left_is_taken_over(doors, folder):
+    with socket.socket(socket.AF_UNIX) as earlier:
+        earlier.bind(str(folder / "a.sock"))
+    service = Waiting()
+    service.let_go.set()
+    await doors.open_grpc("grpc", parse_door(f"unix:{folder}/a.sock"), [service.add_to])
+    assert await asked(doors.addresses["grpc"]) == b"x"
+    await doors.close()
+    assert list(folder.iterdir()) == []
+
+
+async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors):
+    service = Waiting()
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to])
+    address = doors.addresses["grpc"]
+    call = asyncio.create_task(asked(address, b"in flight"))
+    await service.reached.wait()
+    closing = asyncio.create_task(doors.close())
+    await asyncio.sleep(0)
+
+    with pytest.raises(grpc.aio.AioRpcError) as late:
+        await asked(address)
+    assert late.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not closing.done()
+    service.let_go.set()
+    assert await call == b"in flight"
+    await closing
+
+
+async def test_a_message_over_the_limit_is_refused(doors):
+    service = Waiting()
+    service.let_go.set()
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to])
+    assert len(await asked(doors.addresses["grpc"], b"x" * 1000)) == 1000
+    with pytest.raises(grpc.aio.AioRpcError, match="message larger than max"):
+        await asked(doors.addresses["grpc"], b"x" * 1001)
+
+
+async def test_a_door_that_is_off_is_not_opened(doors):
+    await doors.open_grpc("grpc_data", parse_door("off"), [])
+    assert doors.addresses == {}
+
+
+@pytest.mark.triton
+async def test_triton_tells_its_version_and_how_many_instances_a_model_has(
+    adapter, client, package
+):
+    config = CONFIG + "instance_group [{ count: 2 kind: KIND_CPU }]\n"
+    write_python_model(package, config=config)
+    assert client.load("two", package).status == 200
+    assert client.load("one", EXAMPLES / "identity").status == 200
+    control = TritonControl(Faults(Classifier()), load_timeout_seconds=9, call_timeout_seconds=9)
+    control.connect(adapter.grpc_address)
+
+    assert (await control.version()).startswith("2.")
+    assert [await control.instances(name) for name in ("one", "two")] == [1, 2]
+    await control.close()

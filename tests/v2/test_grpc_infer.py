@@ -1,0 +1,297 @@
+"""ModelInfer at the gRPC door, in front of a real Triton."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.running import wait_until
+from tests.trees import write_python_model
+from tests.v2.grpc_calls import NO_LIMITS, calls_to, infer_request, values_of
+
+pytestmark = pytest.mark.triton
+
+DOUBLING = "values = 2 * values"
+MIB = 2**20
+
+
+@pytest.fixture
+def calls(adapter):
+    with calls_to(adapter.grpc) as found:
+        yield found
+
+
+@pytest.fixture
+def triton_calls(adapter):
+    """The Triton behind it, asked directly."""
+    with calls_to(adapter.grpc_address, NO_LIMITS) as found:
+        yield found
+
+
+@pytest.fixture
+def loaded(client, package):
+    """Loads a model with this body, by default under a name that Triton takes as it is."""
+
+    def load(name: str | None = None, **bodies: str) -> str:
+        name = name or package.name
+        write_python_model(package, **bodies)
+        assert client.load(name, package).status == 200
+        return name
+
+    return load
+
+
+def test_a_model_answers_to_its_name(calls, loaded):
+    name = loaded(answer=DOUBLING)
+    request = infer_request(name, 1.5, id="7")
+    request.parameters["mine"].string_param = "x"
+    answer = calls.call("ModelInfer", request)
+    assert values_of(answer) == [3.0]
+    assert (answer.model_name, answer.model_version, answer.id) == (name, "1", "7")
+
+
+@pytest.mark.parametrize("name", ["team/a b", "größe", "..", "n" * 900])
+def test_any_name_works_and_comes_back(calls, loaded, name):
+    loaded(name, answer=DOUBLING)
+    answer = calls.call("ModelInfer", infer_request(name, 2.0))
+    assert (answer.model_name, values_of(answer)) == (name, [4.0])
+
+
+@pytest.mark.parametrize("named", ["", "a vmodel"])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [("mm-model-id-bin", "größe".encode())],
+        [("mm-model-id", "ignored"), ("mm-model-id-bin", "größe".encode())],
+    ],
+)
+def test_a_mesh_names_the_model_in_metadata(calls, loaded, named, metadata):
+    loaded("größe", answer=DOUBLING)
+    answer = calls.call("ModelInfer", infer_request(named, 2.0), metadata=metadata)
+    assert (answer.model_name, values_of(answer)) == ("größe", [4.0])
+
+
+def test_the_text_form_of_a_mesh_is_enough(calls, loaded):
+    name = loaded(answer=DOUBLING)
+    assert calls.infer("", 1.0, metadata=[("mm-model-id", name)]) == [2.0]
+
+
+def test_a_name_that_is_no_name_is_the_callers_fault(calls):
+    metadata = [("mm-model-id-bin", b"\xff")]
+    code, text = calls.refused_infer("m", 1.0, metadata=metadata)
+    assert (code, text) == (
+        "INVALID_ARGUMENT",
+        "InvalidRequest: the model's name in the metadata is not UTF-8",
+    )
+    assert calls.refused_infer("", 1.0) == (
+        "INVALID_ARGUMENT",
+        "InvalidRequest: model_name is empty",
+    )
+
+
+def test_a_message_that_is_none_is_the_callers_fault(calls):
+    send = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    with pytest.raises(grpc.RpcError) as raised:
+        send(b"\x0a\x05ab")
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_is_not_loaded_is_not_found(calls):
+    assert calls.refused_infer("nope", 1.0) == (
+        "NOT_FOUND",
+        "ModelNotFound: model 'nope' is not loaded",
+    )
+
+
+def test_a_wrong_version_is_the_callers_fault_and_not_a_reason_to_load_again(
+    calls, triton_calls, loaded
+):
+    request = infer_request(loaded(), 1.0, model_version="99")
+    assert triton_calls.refused("ModelInfer", request)[0] == "NOT_FOUND"
+    code, text = calls.refused("ModelInfer", request)
+    assert code == "INVALID_ARGUMENT"
+    assert "version 99 is not found" in text
+
+
+def test_a_models_own_not_found_is_not_ours(calls, triton_calls, loaded):
+    error = "pb_utils.TritonError('no such user', pb_utils.TritonError.NOT_FOUND)"
+    name = loaded(answer=f"return pb_utils.InferenceResponse(error={error})")
+    assert triton_calls.refused_infer(name, 1.0) == ("NOT_FOUND", "no such user")
+    assert calls.refused_infer(name, 1.0) == ("INTERNAL", "InferenceFailed: no such user")
+
+
+QUEUE = """\
+backend: "python"
+max_batch_size: 1
+input [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [1] }]
+dynamic_batching { default_queue_policy { max_queue_size: 1 } }
+"""
+
+
+def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
+    calls, triton_calls, loaded, tmp_path
+):
+    """UNAVAILABLE is repeated by a mesh eight times, and is INTERNAL to its caller then."""
+    gate = tmp_path / "open"
+    wait = f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    name = loaded(config=QUEUE, imports="import pathlib, time", answer=wait)
+    request = infer_request(name, 1.0)
+    request.inputs[0].shape[:] = [1, 1]
+
+    def ask(asked) -> str:
+        try:
+            asked.call("ModelInfer", request)
+        except grpc.RpcError as error:
+            return error.code().name
+        return "OK"
+
+    with ThreadPoolExecutor(12) as pool:
+        try:
+            ours = [pool.submit(ask, calls) for _ in range(6)]
+            direct = [pool.submit(ask, triton_calls) for _ in range(6)]
+            wait_until(lambda: sum(f.done() for f in ours + direct) >= 9, 30, "the queue is full")
+        finally:
+            gate.touch()
+        assert {f.result() for f in direct} - {"OK"} == {"UNAVAILABLE"}
+        assert {f.result() for f in ours} - {"OK"} == {"RESOURCE_EXHAUSTED"}
+
+
+def test_out_of_memory_is_resource_exhausted(calls, triton_calls, loaded, adapter):
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB"
+    name = loaded("an oom", answer=f"raise RuntimeError({text!r})")
+    assert calls.refused_infer(name, 1.0)[0] == "RESOURCE_EXHAUSTED"
+    assert calls.refused_infer(name, 1.0)[1].startswith("OutOfMemory: ")
+    with closing(adapter.client()) as admin:
+        admin.address = adapter.admin
+        page = admin.get("/metrics").body.decode()
+    assert 'adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"} ' in page
+    line = 'adapter_requests_total{code="RESOURCE_EXHAUSTED",frontend="grpc",method="ModelInfer"} '
+    assert line in page
+
+
+def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
+    name = loaded(imports="import os", answer="os._exit(1)")
+    assert calls.refused_infer(name, 1.0)[0] == "INTERNAL"
+    code, text = calls.refused_infer(name, 1.0)
+    assert (code, "lost its process" in text) == ("NOT_FOUND", True)
+
+
+def test_a_model_that_triton_lost_is_not_found_and_forgotten(calls, triton_calls, loaded, adapter):
+    name = loaded()
+    triton_calls.call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
+    code, text = calls.refused_infer(name, 1.0)
+    assert (code, name in text) == ("NOT_FOUND", True)
+    wait_until(lambda: adapter.state()["models"] == [], 20, "it is forgotten")
+
+
+def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter, tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    wait = (
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    )
+    write_python_model(package, imports="import pathlib, time", initialize=wait, answer=DOUBLING)
+    with closing(adapter.client()) as own, ThreadPoolExecutor(2) as pool:
+        try:
+            loading = pool.submit(own.load, package.name, package)
+            wait_until(started.exists, 30, "the model is being loaded")
+            asking = pool.submit(calls.infer, package.name, 4.0)
+            wait_until(lambda: calls.index() == [(package.name, "", "LOADING")], 5, "asked")
+        finally:
+            gate.touch()
+        assert asking.result(30) == [8.0]
+        assert loading.result(30).status == 200
+
+
+@pytest.mark.parametrize("character", ["x", "é", "%", "\N{GRINNING FACE}"])
+def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, loaded, character):
+    """More than 8 KiB of metadata would arrive as RESOURCE_EXHAUSTED, the text lost."""
+    name = loaded(answer=f"raise ValueError({character!r} * 300_000)")
+    with calls_to(adapter.grpc_address) as plain:
+        assert plain.refused_infer(name, 1.0)[0] != "INTERNAL"
+    code, text = calls.refused_infer(name, 1.0)
+    assert (code, text[:17]) == ("INTERNAL", "InferenceFailed: ")
+    assert "ValueError: " + character * 100 in text
+    assert text.endswith(" characters cut)")
+
+
+@pytest.fixture
+def patient(loaded, tmp_path):
+    """A model that computes until it is cancelled, and says so."""
+    running, seen = tmp_path / "running", tmp_path / "cancelled"
+    wait = (
+        f"pathlib.Path({str(running)!r}).touch()\n"
+        "until = time.monotonic() + 20\n"
+        "while not request.is_cancelled() and time.monotonic() < until: time.sleep(0.01)\n"
+        f"if request.is_cancelled(): pathlib.Path({str(seen)!r}).touch()"
+    )
+    return loaded("a patient", imports="import pathlib, time", answer=wait), running, seen
+
+
+def test_a_caller_who_goes_away_is_told_to_the_model(calls, patient):
+    name, running, seen = patient
+    stub = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    asked = stub.future(infer_request(name, 1.0).SerializeToString())
+    wait_until(running.exists, 30, "the model computes")
+    asked.cancel()
+    wait_until(seen.exists, 10, "the model knows")
+
+
+def test_the_callers_deadline_reaches_the_model(calls, patient):
+    name, _, seen = patient
+    code, _ = calls.refused_infer(name, 1.0, timeout=1.0)
+    assert code == "DEADLINE_EXCEEDED"
+    wait_until(seen.exists, 10, "the model knows")
+
+
+def test_messages_below_the_limit_pass_both_ways(adapter, loaded):
+    name = loaded("a big one")
+    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+        values = [1.0] * (3 * MIB)  # 12 MiB
+        assert calls.infer(name, *values) == values
+
+
+def test_a_request_over_the_limit_is_refused_with_the_sizes(adapter, loaded):
+    name = loaded()
+    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+        _, text = calls.refused_infer(name, *([0.0] * (5 * MIB)))
+        assert "larger than max" in text
+        assert str(16 * MIB) in text
+        assert calls.infer(name, 1.0) == [1.0]
+
+
+def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, loaded):
+    name = loaded(imports="import numpy as np", answer="values = np.zeros(5 * 2**20, np.float32)")
+    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+        code, text = calls.refused_infer(name, 1.0)
+    assert code == "INTERNAL"
+    assert "Triton's answer is too large" in text
+    assert str(16 * MIB) in text
+
+
+@pytest.mark.parametrize("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_compressed_request_is_understood(calls, loaded, kind):
+    name = loaded(answer=DOUBLING)
+    values = [1.0] * 10_000
+    assert calls.infer(name, *values, compression=kind) == [2.0] * 10_000
+
+
+def test_many_callers_get_their_own_answers(calls, client, package):
+    names = [f"many {i}" for i in range(3)]
+    write_python_model(package, answer=DOUBLING)
+    for name in names:
+        assert client.load(name, package).status == 200
+
+    def ask(i: int) -> bool:
+        answer = calls.call("ModelInfer", infer_request(names[i % 3], float(i), id=str(i)))
+        return (answer.model_name, answer.id, values_of(answer)) == (
+            names[i % 3],
+            str(i),
+            [2.0 * i],
+        )
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(300)))

@@ -1,0 +1,60 @@
+"""What an error is called in gRPC."""
+
+import inspect
+from urllib.parse import quote
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter import errors
+from adapter.errors import AdapterError, InvalidRequest, ModelNotFound
+from adapter.frontends.status import GRPC, HTTP, grpc_status, lookup
+
+# what grpc leaves as it is in a status text (gRPC over HTTP/2, Percent-Encoded)
+PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+LIMIT = 7 * 2**10
+
+
+def encoded_bytes(text: str) -> int:
+    return len(quote(text, safe=PLAIN))
+
+
+@pytest.mark.parametrize(
+    "kind", [k for _, k in inspect.getmembers(errors, inspect.isclass) if k in HTTP]
+)
+def test_what_http_has_a_status_for_gprc_has_a_code_for(kind):
+    assert lookup(GRPC, kind.__new__(kind)) is not None
+
+
+@given(st.text(), st.integers(0, 4000))
+def test_a_text_fits_into_the_metadata_and_says_how_much_was_cut(text, times):
+    whole = f"InvalidRequest: {text * times}".encode("utf-8", "backslashreplace").decode()
+    _, said = grpc_status(InvalidRequest(text * times))
+    assert encoded_bytes(said) <= LIMIT
+    if encoded_bytes(whole) <= LIMIT:
+        assert said == whole
+    else:
+        kept, _, mark = said.rpartition(" ... (")
+        assert whole.startswith(kept)
+        assert mark == f"{len(whole) - len(kept)} characters cut)"
+        assert encoded_bytes(said) > LIMIT - 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Request for unknown model: 'm' is not found", "Model m not found"],
+)
+def test_no_text_is_taken_for_not_found_by_a_mesh(text):
+    code, said = grpc_status(InvalidRequest(text))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert said == f"InvalidRequest: {text}"
+    assert grpc_status(ModelNotFound(text))[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_an_error_nobody_foresaw_is_internal():
+    class Odd(AdapterError):
+        pass
+
+    assert grpc_status(Odd("x")) == (grpc.StatusCode.INTERNAL, "InternalError: x")

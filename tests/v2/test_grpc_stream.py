@@ -1,0 +1,253 @@
+"""ModelStreamInfer at the gRPC door, in front of a real Triton."""
+
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import grpc
+import pytest
+
+from tests.running import wait_until
+from tests.trees import write_python_model
+from tests.v2.grpc_calls import calls_to, infer_request, values_of, write_decoupled_model
+
+pytestmark = pytest.mark.triton
+
+DOUBLING = "values = 2 * values"
+COUNTING = "for i in range(int(values[0])): send(values + i)"
+
+
+class Asking:
+    """The requests of one stream, sent as a test says it."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue = queue.SimpleQueue()
+
+    def send(self, *requests) -> None:
+        for request in requests:
+            self._requests.put(request)
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+    def __iter__(self):
+        return iter(self._requests.get, None)
+
+
+@pytest.fixture
+def calls(adapter):
+    with calls_to(adapter.grpc) as found:
+        yield found
+
+
+@pytest.fixture
+def asking():
+    asking = Asking()
+    yield asking
+    asking.end()  # grpc's thread waits for it
+
+
+@pytest.fixture
+def load(client, package):
+    def load(name: str, **bodies: str) -> str:
+        write_python_model(package / name.replace("/", "_"), **bodies)
+        assert client.load(name, package / name.replace("/", "_")).status == 200
+        return name
+
+    return load
+
+
+@pytest.fixture
+def counting(client, package) -> str:
+    """Answers a request of N with N responses."""
+    write_decoupled_model(package, answer=COUNTING)
+    assert client.load("counting one", package).status == 200
+    return "counting one"
+
+
+def in_flight(adapter) -> dict[str, int]:
+    return {model["model_id"]: model["in_flight"] for model in adapter.state()["models"]}
+
+
+def test_models_answer_side_by_side_in_one_stream(calls, load):
+    for name, factor in [("team/a", 2), ("plain", 3)]:
+        load(name, answer=f"values = {factor} * values")
+    requests = [infer_request(("team/a", "plain")[i % 2], float(i), id=str(i)) for i in range(20)]
+    answers = [message.infer_response for message in calls.stream(requests)]
+    assert {(a.model_name, a.id, *values_of(a)) for a in answers} == {
+        (("team/a", "plain")[i % 2], str(i), float(i) * (2, 3)[i % 2]) for i in range(20)
+    }
+
+
+def test_a_decoupled_model_gives_as_many_answers_as_it_likes(calls, counting):
+    requests = [infer_request(counting, float(n), id=str(n)) for n in (3, 0, 2)]
+    answers = [message.infer_response for message in calls.stream(requests)]
+    assert sorted((a.id, *values_of(a)) for a in answers) == [
+        ("2", 2.0),
+        ("2", 3.0),
+        ("3", 3.0),
+        ("3", 4.0),
+        ("3", 5.0),
+    ]
+    assert {a.model_name for a in answers} == {counting}
+
+
+def test_a_mesh_may_name_the_model_of_a_stream(calls, load):
+    load("größe", answer=DOUBLING)
+    metadata = [("mm-model-id-bin", "größe".encode())]
+    (message,) = calls.stream([infer_request("a vmodel", 1.0)], metadata=metadata)
+    assert values_of(message.infer_response) == [2.0]
+
+
+def test_what_is_wrong_with_one_request_does_not_end_the_stream(calls, load):
+    good = load("good")
+    wrong = infer_request(good, 1.0, id="wrong")
+    wrong.inputs[0].name = "CUDA out of memory"
+    raising = load("a raising", answer="raise ValueError('boom')")
+    requests = [
+        infer_request("nope", 1.0, id="unknown"),
+        wrong,
+        infer_request(raising, 1.0, id="raising"),
+        infer_request(good, 1.0, id="good"),
+    ]
+    told = {m.infer_response.id: m.error_message for m in calls.stream(requests)}
+    assert told["unknown"] == "ModelNotFound: model 'nope' is not loaded"
+    assert told["wrong"].startswith("InvalidRequest: ")
+    assert told["raising"].startswith("InferenceFailed: ")
+    assert "boom" in told["raising"]
+    assert told["good"] == ""
+
+
+def test_a_failure_text_of_any_length_arrives_whole(calls, load):
+    name = load("m", answer="raise ValueError('x' * 300_000)")
+    (message,) = calls.stream([infer_request(name, 1.0)])
+    assert "x" * 300_000 in message.error_message
+
+
+def test_out_of_memory_is_said_and_counted(calls, load, adapter):
+    def counted() -> float:
+        with closing(adapter.client()) as admin:
+            admin.address = adapter.admin
+            page = admin.get("/metrics").body.decode()
+        return sum(
+            float(line.split()[-1])
+            for line in page.splitlines()
+            if line.startswith('adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"}')
+        )
+
+    before = counted()
+    name = load(
+        "an oom", answer="raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')"
+    )
+    (message,) = calls.stream([infer_request(name, 1.0)])
+    assert message.error_message.startswith("OutOfMemory: ")
+    assert counted() == before + 1
+
+
+def test_a_process_that_dies_in_a_stream_is_noticed(calls, load, asking):
+    name = load("m", imports="import os", answer="os._exit(1)")
+    messages = calls.stream(asking)
+    asking.send(infer_request(name, 1.0))
+    assert next(messages).error_message.startswith("InferenceFailed: ")
+    asking.send(infer_request(name, 1.0))
+    assert "lost its process" in next(messages).error_message
+
+
+def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking, client, adapter):
+    """Triton does: it keeps the last request of an open stream, so its unload stalls and has to be
+    helped along.
+    """
+    name = load("m")
+    messages = calls.stream(asking)
+    asking.send(infer_request(name, 1.0))
+    assert values_of(next(messages).infer_response) == [1.0]
+    assert in_flight(adapter) == {name: 0}
+    assert client.delete("/models/m").status == 200
+    asking.send(infer_request(name, 1.0))
+    assert next(messages).error_message == "ModelNotFound: model 'm' is not loaded"
+
+
+def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapter, tmp_path):
+    running, gate = tmp_path / "running", tmp_path / "gate"
+    wait = (
+        f"pathlib.Path({str(running)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    )
+    name = load("m", imports="import pathlib, time", answer=wait)
+    messages = calls.stream(asking)
+    with closing(adapter.client()) as own, ThreadPoolExecutor(1) as pool:
+        try:
+            asking.send(infer_request(name, 1.0))
+            wait_until(running.exists, 30, "the model computes")
+            unloading = pool.submit(own.delete, "/models/m")
+            wait_until(lambda: adapter.state()["models"][0]["state"] == "UNLOADING", 5, "unloading")
+        finally:
+            gate.touch()
+        assert values_of(next(messages).infer_response) == [1.0]
+        asking.end()
+        assert list(messages) == []
+        assert unloading.result(30).status == 200
+
+
+def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
+    calls, counting, asking, adapter
+):
+    messages = calls.stream(asking)
+    asking.send(infer_request(counting, 1.0))
+    next(messages)
+    assert in_flight(adapter) == {counting: 1}
+    request = infer_request(counting, 1.0)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    asking.send(request)
+    next(messages)
+    assert next(messages).infer_response.parameters["triton_final_response"].bool_param
+    assert in_flight(adapter) == {counting: 1}  # the first one may still go on
+    asking.end()
+    assert list(messages) == []
+    wait_until(lambda: in_flight(adapter) == {counting: 0}, 5, "the stream has ended")
+
+
+def test_a_caller_who_goes_away_is_told_to_the_models(calls, asking, client, package, tmp_path):
+    running, seen = tmp_path / "running", tmp_path / "cancelled"
+    wait = (
+        f"pathlib.Path({str(running)!r}).touch(); until = time.monotonic() + 20\n"
+        "            while not request.is_cancelled() and time.monotonic() < until:"
+        " time.sleep(0.01)\n"
+        f"            if request.is_cancelled(): pathlib.Path({str(seen)!r}).touch()"
+    )
+    write_decoupled_model(package, answer=wait)
+    assert client.load("m", package).status == 200
+    messages = calls.stream(asking)
+    asking.send(infer_request("m", 1.0))
+    wait_until(running.exists, 30, "the model computes")
+    messages.cancel()
+    wait_until(seen.exists, 10, "the model knows")
+
+
+def test_a_deadline_ends_a_stream(calls, load, asking, adapter):
+    name = load("m")
+    messages = calls.stream(asking, timeout=1.5)
+    asking.send(infer_request(name, 1.0))
+    assert values_of(next(messages).infer_response) == [1.0]
+    with pytest.raises(grpc.RpcError) as raised:
+        next(messages)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_message_that_is_none_ends_the_stream(calls):
+    send = calls.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+    with pytest.raises(grpc.RpcError) as raised:
+        list(send(iter([b"\x0a\x05ab"])))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_many_streams_at_once(calls, load):
+    name = load("m one", answer=DOUBLING)
+
+    def ask(i: int) -> list[float]:
+        requests = [infer_request(name, float(i + j)) for j in range(20)]
+        return [values_of(m.infer_response)[0] for m in calls.stream(requests)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for i, answers in enumerate(pool.map(ask, range(8))):
+            assert sorted(answers) == [2.0 * (i + j) for j in range(20)]

@@ -1,0 +1,304 @@
+"""What V2 passes on and what it keeps: in this process, before a Triton that is a few lines."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from io import BytesIO
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from adapter.core.faults import Faults
+from adapter.core.oom import Classifier
+from adapter.dataplane.http import HttpDataPlane
+from adapter.frontends.http import HttpEdge
+from adapter.frontends.v2 import V2
+from tests.fakes.house import House
+
+# what the frontends note in a request is under plain strings
+pytestmark = pytest.mark.filterwarnings("ignore::aiohttp.web.NotAppKeyWarning")
+
+
+MIB = 2**20
+
+
+@dataclass
+class Upstream:
+    """A Triton that answers every call with `answer` and remembers what it was asked."""
+
+    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    seen: list[web.BaseRequest] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.seen.append(request)
+        self.bodies.append(await request.content.read())
+        return await self.answer(request)
+
+
+async def fine(_: web.BaseRequest) -> web.StreamResponse:
+    return web.json_response({"fine": True})
+
+
+@dataclass
+class Door:
+    upstream: Upstream
+    house: House
+    caller: aiohttp.ClientSession
+    dataplane: HttpDataPlane
+
+
+async def opened(stack: AsyncExitStack, server: web.Server) -> str:
+    runner = web.ServerRunner(server)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return f"127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def no_versions() -> dict[str, list[str]]:
+    return {}
+
+
+async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
+    upstream = Upstream(fine)
+    house = await House(limit=MIB).open()
+    stack.push_async_callback(house.close)
+    dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10)
+    dataplane.connect(await opened(stack, web.Server(upstream.handle)))
+    stack.push_async_callback(dataplane.close)
+    v2 = V2(
+        house.control,
+        dataplane,
+        no_versions,
+        [],
+        load_wait_seconds=0.01,
+        max_body_bytes=2 * MIB,
+        max_control_body_bytes=100,
+        passthrough=frozenset(passthrough),
+    )
+    address = await opened(stack, HttpEdge(v2.handle, house.metrics, "v2").server())
+    caller = aiohttp.ClientSession(f"http://{address}", auto_decompress=False)
+    await stack.enter_async_context(caller)
+    return Door(upstream, house, caller, dataplane)
+
+
+@pytest_asyncio.fixture
+async def closed() -> AsyncIterator[Door]:
+    async with AsyncExitStack() as stack:
+        yield await door(stack)
+
+
+@pytest_asyncio.fixture
+async def wide() -> AsyncIterator[Door]:
+    """Everything is passed through."""
+    async with AsyncExitStack() as stack:
+        yield await door(stack, "shared_memory", "trace", "log")
+
+
+_OPENED = [
+    *(("GET", "/v2/trace/setting"), ("POST", "/v2/trace/setting")),
+    *(("GET", "/v2/logging"), ("POST", "/v2/logging")),
+    *(("GET", "/v2/systemsharedmemory/status"), ("GET", "/v2/cudasharedmemory/status")),
+    *(("POST", f"/v2/{kind}sharedmemory/unregister") for kind in ("system", "cuda")),
+    ("GET", "/v2/systemsharedmemory/region/a%2Fb%20c/status"),
+    ("POST", "/v2/systemsharedmemory/region/a%2Fb%20c/register"),
+    ("POST", "/v2/cudasharedmemory/region/r/unregister"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), _OPENED)
+async def test_what_the_setting_opens_is_passed_on_as_it_is(wide, method, path):
+    body = b'{"a": 1}' if method == "POST" else b""
+    async with wide.caller.request(method, path, data=body) as reply:
+        assert (reply.status, await reply.json()) == (200, {"fine": True})
+    (asked,) = wide.upstream.seen
+    assert (asked.method, asked.raw_path, wide.upstream.bodies) == (method, path, [body])
+
+
+@pytest.mark.parametrize(("method", "path"), _OPENED)
+async def test_without_it_nothing_reaches_triton(closed, method, path):
+    async with closed.caller.request(method, path) as reply:
+        assert (reply.status, (await reply.json())["code"]) == (403, "NotPassedThrough")
+    assert closed.upstream.seen == []
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, method):
+    await wide.house.load("team/m")
+    async with wide.caller.request(method, "/v2/models/team%2Fm/trace/setting") as reply:
+        assert (reply.status, await reply.json()) == (200, {"fine": True})
+    assert wide.upstream.seen[0].raw_path == "/v2/models/ta.u.team_2fm/trace/setting"
+
+
+async def test_a_control_body_has_its_own_limit(wide):
+    async with wide.caller.post("/v2/logging", data=b"x" * 101) as reply:
+        assert reply.status == 413
+    assert wide.upstream.seen == []
+
+
+async def test_headers_of_the_call_go_both_ways_and_those_of_the_connection_do_not(closed):
+    async def answer(_: web.BaseRequest) -> web.Response:
+        headers = {"endpoint-load-metrics": "x", "Connection": "X-Hop", "X-Hop": "1", "X-Own": "2"}
+        return web.Response(body=b"{}", headers=headers)
+
+    closed.upstream.answer = answer
+    await closed.house.load("m")
+    headers = {
+        "endpoint-load-metrics-format": "json",
+        "triton-request-kind": "odd",
+        "traceparent": "00-1-2-01",
+        "Authorization": "Bearer x",
+        "Connection": "keep-alive, X-Hop",
+        "X-Hop": "1",
+        "TE": "trailers",
+        "Content-Encoding": "GZIP",
+    }
+    body = gzip.compress(b"{}")
+    async with closed.caller.post("/v2/models/m/infer", data=body, headers=headers) as reply:
+        assert reply.status == 200
+        assert (reply.headers["endpoint-load-metrics"], reply.headers["X-Own"]) == ("x", "2")
+        assert "X-Hop" not in reply.headers
+    (asked,) = closed.upstream.seen
+    for name in ("endpoint-load-metrics-format", "triton-request-kind", "traceparent"):
+        assert asked.headers[name] == headers[name]
+    assert asked.headers["Authorization"] == "Bearer x"
+    assert asked.headers["Content-Encoding"] == "gzip"
+    assert asked.headers["Content-Length"] == str(len(body))
+    assert not {"X-Hop", "TE"} & asked.headers.keys()
+    assert asked.headers.getall("Host") == [closed.dataplane._base.split("/")[2]]
+
+
+async def test_a_chunked_body_reaches_triton_chunked(closed):
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{"
+        yield b"}"
+
+    await closed.house.load("m")
+    async with closed.caller.post("/v2/models/m/infer", data=pieces()) as reply:
+        assert reply.status == 200
+    assert closed.upstream.seen[0].headers["Transfer-Encoding"] == "chunked"
+    assert closed.upstream.bodies == [b"{}"]
+
+
+async def test_a_large_body_is_passed_on_with_its_length(closed):
+    body = bytes(2 * MIB)
+    await closed.house.load("m")
+    async with closed.caller.post("/v2/models/m/infer", data=BytesIO(body)) as reply:
+        assert reply.status == 200
+    assert closed.upstream.seen[0].headers["Content-Length"] == str(len(body))
+    assert closed.upstream.bodies == [body]
+
+
+@pytest.mark.parametrize("call", ["infer", "generate_stream"])
+async def test_an_answer_that_breaks_off_in_triton_breaks_off_here(closed, call):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"data: {}\n\n")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    closed.upstream.answer = answer
+    await closed.house.load("m")
+    async with closed.caller.post(f"/v2/models/m/{call}", data=b"{}") as reply:
+        assert reply.status == 200
+        with pytest.raises(aiohttp.ClientError):
+            await reply.read()
+    assert closed.house.control.registry.records()[0].in_flight == 0
+
+
+async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):
+    text = "no such luck " * 100_000
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(status=500)
+        await response.prepare(request)
+        raw = json.dumps({"error": text}).encode()
+        for start in range(0, len(raw), 100_000):
+            await response.write(raw[start : start + 100_000])
+            await asyncio.sleep(0)
+        return response
+
+    closed.upstream.answer = answer
+    await closed.house.load("m")
+    async with closed.caller.post("/v2/models/m/infer", data=b"{}") as reply:
+        assert (reply.status, (await reply.json())["error"]) == (500, text.strip())
+
+
+@pytest.mark.parametrize("call", ["infer", "generate", "generate_stream"])
+async def test_out_of_memory_is_507_with_figures(closed, call):
+    async def answer(_: web.BaseRequest) -> web.Response:
+        text = "CUDA out of memory. Tried to allocate 2.00 GiB"
+        event = f"data: {json.dumps({'error': text})}\n\n"
+        return web.Response(status=500, body=event, content_type="text/event-stream")
+
+    closed.upstream.answer = answer
+    await closed.house.load("m")
+    async with closed.caller.post(f"/v2/models/m/{call}", data=b"{}") as reply:
+        body = await reply.json()
+    assert (reply.status, body["code"], body["model_name"]) == (507, "OutOfMemory", "m")
+    assert (body["needed_bytes"], body["limit_bytes"]) == (2 * 2**30, MIB)
+
+
+async def test_names_of_others_are_left_alone_in_the_statistics_of_all(closed):
+    async def answer(_: web.BaseRequest) -> web.Response:
+        names = ("ta.u.a_2fb", "strange")
+        return web.json_response({"model_stats": [{"name": name, "x": 1} for name in names]})
+
+    closed.upstream.answer = answer
+    await closed.house.load("a/b")
+    async with closed.caller.get("/v2/models/stats") as reply:
+        found = await reply.json()
+    assert found["model_stats"] == [{"name": "a/b", "x": 1}, {"name": "strange", "x": 1}]
+
+
+async def test_an_event_that_comes_in_two_pieces_is_renamed_too(closed):
+    first, second = (b'data: {"x":%d,"model_name":"ta.u.a_2fb"}\n\n' % i for i in (1, 2))
+    seen = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(first + second[:25])
+        await seen.wait()
+        await response.write(second[25:] + b"data: cut off")
+        return response
+
+    closed.upstream.answer = answer
+    await closed.house.load("a/b")
+    async with closed.caller.post("/v2/models/a%2Fb/generate_stream", data=b"{}") as reply:
+        assert await reply.content.readline() == b'data: {"x":1,"model_name":"a/b"}\n'
+        seen.set()
+        assert await reply.content.read() == b'\ndata: {"x":2,"model_name":"a/b"}\n\ndata: cut off'
+
+
+async def test_a_triton_that_is_not_ready_says_so_itself(closed):
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=400)
+
+    closed.upstream.answer = answer
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        async with closed.caller.get(path) as reply:
+            assert (reply.status, await reply.read()) == (400, b"")
+
+
+async def test_an_adapter_that_takes_nothing_is_live_and_not_ready(closed):
+    closed.house.control.is_open = False
+    for path, status in (("/v2/health/live", 200), ("/v2/health/ready", 503)):
+        async with closed.caller.get(path) as reply:
+            assert reply.status == status
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"])
+async def test_without_triton_it_is_503(closed, path):
+    await closed.dataplane.close()
+    async with closed.caller.get(path) as reply:
+        body = await reply.json()
+    assert (reply.status, body["code"]) == (503, "BackendUnavailable")
