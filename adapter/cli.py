@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
+from adapter.commands import COMMANDS
 from adapter.errors import AdapterError, InvalidSettings
 
 if TYPE_CHECKING:
@@ -19,45 +20,6 @@ _PROG = "triton-adapter"
 _PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
 _POLL_SECONDS = 0.1
 _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
-
-# What each command does, then lines that show how it is used.
-_COMMANDS = {
-    "serve": (
-        "run the sidecar",
-        "triton-adapter serve --triton-grpc=triton:8001 --model-roots=/opt/ml/models",
-        "triton-adapter serve --triton=embedded --triton-args=--log-verbose=1 --memory-limit=8GiB",
-        "ADAPTER_HTTP=unix:/run/adapter.sock triton-adapter serve --config adapter.yaml",
-    ),
-    "demo": (
-        "a guided tour on a Triton of its own",
-        "triton-adapter demo",
-        "triton-adapter demo --log-level=debug",
-    ),
-    "inspect": (
-        "say what a load would make of a package, or what is wrong with it",
-        "triton-adapter inspect examples/models/digits",
-        "triton-adapter inspect model.tar.gz --name=fraud-v2",
-        "triton-adapter inspect shop --entry=pipeline --json",
-        "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
-    ),
-    "wait": (
-        "block until the sidecar is ready",
-        "triton-adapter wait --timeout=60",
-        "triton-adapter wait --url=http://127.0.0.1:8081/startup",
-    ),
-    "healthcheck": (
-        "ask once whether the sidecar is ready",
-        "triton-adapter healthcheck",
-        "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
-        "triton-adapter healthcheck --url=unix:/run/adapter-admin.sock",
-    ),
-    "check-config": (
-        "print every setting, its value and where it came from",
-        "triton-adapter check-config --config adapter.yaml",
-        "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",
-    ),
-    "version": ("print the version", "triton-adapter version", "triton-adapter version --all"),
-}
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -94,7 +56,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     commands = top.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True
     )
-    for name, (summary, *examples) in _COMMANDS.items():
+    for name, (summary, *examples) in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=summary,
@@ -129,10 +91,20 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
         command.add_argument("--all", action="store_true", help=text)
     if name in {"serve", "demo", "check-config"}:
         _add_settings(command)
-    if name == "inspect":
-        from adapter import inspect_command  # noqa: PLC0415 - see the top
+    if name in _OWN_OPTIONS:
+        _OWN_OPTIONS[name](command)
 
-        inspect_command.add_options(command)
+
+def _inspect_options(command: argparse.ArgumentParser) -> None:
+    from adapter import inspect_command  # noqa: PLC0415 - see the top
+
+    inspect_command.add_options(command)
+
+
+def _bench_options(command: argparse.ArgumentParser) -> None:
+    from adapter.bench.command import add_arguments  # noqa: PLC0415 - see the top
+
+    add_arguments(command)
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
@@ -196,6 +168,12 @@ def _inspect(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     from adapter import inspect_command  # noqa: PLC0415 - see the top
 
     return inspect_command.run(args)
+
+
+def _bench(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    from adapter.bench.command import run  # noqa: PLC0415 - see the top
+
+    return run(args)
 
 
 def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -289,10 +267,12 @@ def _version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     return 0
 
 
+_OWN_OPTIONS = {"inspect": _inspect_options, "bench": _bench_options}
 _RUN = {
     "serve": _serve,
     "demo": _demo,
     "inspect": _inspect,
+    "bench": _bench,
     "wait": _wait,
     "healthcheck": _healthcheck,
     "check-config": _check_config,

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from adapter import cli
+from adapter.commands import COMMANDS
 from adapter.settings import Settings, flag_of, variable_of
 
 
@@ -84,7 +85,7 @@ class TestHelp:
         assert code == 0
         assert "exit codes: 0 done; 2 bad settings; 1 anything else" in out
 
-    @pytest.mark.parametrize("command", list(cli._COMMANDS))
+    @pytest.mark.parametrize("command", list(COMMANDS))
     def test_each_command_teaches_by_examples(self, run, command):
         code, out, _ = run(command, "--help")
         assert code == 0

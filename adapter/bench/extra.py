@@ -1,0 +1,17 @@
+"""The libraries of the extra `bench`, asked for when they are used."""
+
+from importlib import import_module
+from typing import Any
+
+from adapter.errors import InvalidSettings
+
+
+def needed(module: str) -> Any:
+    """InvalidSettings names the extra when the library is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise InvalidSettings(
+            [f"{name} is not installed: pip install 'triton-adapter[bench]'"]
+        ) from error

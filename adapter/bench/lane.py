@@ -1,0 +1,73 @@
+"""One target with its open connections and the requests for it."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from adapter.bench.connection import Connection, Failure, Finish, Wire
+from adapter.bench.http1 import HttpWire
+from adapter.bench.http2 import GrpcWire
+from adapter.bench.payload import Payload
+from adapter.bench.plan import Plan, Protocol, Target
+from adapter.bench.requests import Request, build
+from adapter.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from adapter.bench.load import Load
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_PICKS = 4096
+_SEED = 1  # the same run asks for the same models in the same order
+
+
+class Lane:
+    def __init__(self, plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> None:
+        self.target = target
+        requests = [
+            build(target, model, payload, plan.headers) for model, payload in payloads.items()
+        ]
+        self.requests = popular(requests, plan.zipf)
+        self._connections = [
+            Connection(target.address, _wire(target), self._done)
+            for _ in range(plan.pace.connections)
+        ]
+        self.slots = self._connections * plan.pace.streams
+        self.load: Load | None = None  # what drives the connections at the moment
+
+    async def open(self) -> None:
+        try:
+            await asyncio.gather(*(connection.open() for connection in self._connections))
+        except OSError as error:
+            text = f"{self.target.url}: {error or 'no answer'}"
+            raise BackendUnavailable(text, delivered=False) from error
+
+    def _done(self, connection: Connection, due: float, failure: Failure | None) -> None:
+        if self.load is not None:
+            self.load.done(connection, due, failure)
+
+    def close(self) -> None:
+        self.load = None
+        for connection in self._connections:
+            connection.close()
+
+
+def _wire(target: Target) -> Callable[[Finish], Wire]:
+    if target.protocol is Protocol.GRPC:
+        return lambda finish: GrpcWire(finish, target.address.authority, _INFER)
+    return HttpWire
+
+
+def popular(requests: Sequence[Request], exponent: float) -> Iterator[Request]:
+    """Endless. The k-th of them comes with a weight of 1 / k^exponent (Zipf); 0: all alike."""
+    if len(requests) == 1:
+        return itertools.repeat(requests[0])
+    weights = [1 / rank**exponent for rank in range(1, len(requests) + 1)]
+    return _picks(requests, list(itertools.accumulate(weights)))
+
+
+def _picks(requests: Sequence[Request], weights: Sequence[float]) -> Iterator[Request]:
+    source = random.Random(_SEED)  # noqa: S311 - a popularity
+    while True:
+        yield from source.choices(requests, cum_weights=weights, k=_PICKS)

@@ -1,0 +1,167 @@
+"""Inference requests, made up from a model's metadata or read from a file, in V2's encodings."""
+
+import json
+import math
+import random
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from adapter.errors import InvalidRequest
+
+# V2's name of a type: how Python packs one element of it
+_PACKED = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}
+_FLOATS = {"FP16", "BF16", "FP32", "FP64"}
+_BLOCK = 1024  # values that are made up before they repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How payloads are made: the leading dynamic dimension, and whole shapes by input name."""
+
+    batch: int
+    shapes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """`given` is the file's own JSON, sent as it is where JSON is sent."""
+
+    tensors: tuple[Tensor, ...]
+    given: bytes | None = None
+
+    def as_json(self) -> bytes:
+        if self.given is not None:
+            return self.given
+        inputs = [_head(tensor) | {"data": list(tensor.values)} for tensor in self.tensors]
+        return json.dumps({"inputs": inputs}, separators=(",", ":")).encode()
+
+    def as_binary(self) -> tuple[bytes, int]:
+        """The body, and how many bytes of it are JSON; the answer is asked for in binary, too."""
+        raws = [raw(tensor) for tensor in self.tensors]
+        inputs = [
+            _head(tensor) | {"parameters": {"binary_data_size": len(data)}}
+            for tensor, data in zip(self.tensors, raws, strict=True)
+        ]
+        head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        return b"".join([head, *raws]), len(head)
+
+    def as_message(self, model: str) -> bytes:
+        message = service_pb2.ModelInferRequest(
+            model_name=model,
+            inputs=[
+                service_pb2.ModelInferRequest.InferInputTensor(**_head(tensor))
+                for tensor in self.tensors
+            ],
+            raw_input_contents=[raw(tensor) for tensor in self.tensors],
+        )
+        return bytes(message.SerializeToString())
+
+
+def _head(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def raw(tensor: Tensor) -> bytes:
+    """Little-endian, row by row; strings with their length in four bytes before them."""
+    if tensor.datatype == "BYTES":
+        texts = [str(value).encode() for value in tensor.values]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    if tensor.datatype == "BF16":  # the upper half of an FP32
+        whole = struct.pack(f"<{len(tensor.values)}f", *tensor.values)
+        return b"".join(whole[at + 2 : at + 4] for at in range(0, len(whole), 4))
+    return struct.pack(f"<{len(tensor.values)}{_PACKED[tensor.datatype]}", *tensor.values)
+
+
+def from_metadata(metadata: Mapping[str, Any], shape: Shape, seed: int) -> Payload:
+    """InvalidRequest when an input has a type that V2 does not have."""
+    known = {str(each["name"]) for each in metadata["inputs"]}
+    if unknown := sorted(set(shape.shapes) - known):
+        raise InvalidRequest(
+            f"model {metadata['name']!r} has no input {unknown[0]!r}; it has {sorted(known)}"
+        )
+    return Payload(tuple(_made_up(each, shape, seed) for each in metadata["inputs"]))
+
+
+def _made_up(given: Mapping[str, Any], shape: Shape, seed: int) -> Tensor:
+    name, datatype = str(given["name"]), str(given["datatype"])
+    dims = shape.shapes.get(name) or tuple(_dims(given["shape"], shape.batch))
+    if datatype not in {*_PACKED, "BF16", "BYTES"}:
+        raise InvalidRequest(f"input {name!r} is of type {datatype!r}, which V2 does not have")
+    count = math.prod(dims)
+    block = list(_values(datatype, random.Random(seed)))  # noqa: S311 - test data
+    values = (block * (count // _BLOCK + 1))[:count]
+    return Tensor(name, datatype, dims, array("d", values) if datatype in _FLOATS else values)
+
+
+def _dims(shape: Sequence[Any], batch: int) -> Iterator[int]:
+    """The first dimension is the batch where it is dynamic; other dynamic ones are 1."""
+    for place, size in enumerate(int(each) for each in shape):
+        yield size if size >= 0 else batch if place == 0 else 1
+
+
+def _values(datatype: str, source: random.Random) -> Iterator[Any]:
+    """Any float type has eighths of 0 to 1 exactly; 0 and 1 are valid indices nearly everywhere."""
+    for _ in range(_BLOCK):
+        number = source.randrange(8)
+        if datatype in _FLOATS:
+            yield number / 8
+        elif datatype == "BOOL":
+            yield number % 2 == 1
+        else:
+            yield f"text {number}" if datatype == "BYTES" else number % 2
+
+
+def from_file(text: bytes) -> Payload:
+    """A V2 inference request in JSON. InvalidRequest says what is wrong with it."""
+    try:
+        inputs = json.loads(text)["inputs"]
+        tensors = tuple(_read(each) for each in inputs)
+        for tensor in tensors:
+            raw(tensor)
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise InvalidRequest(f"no V2 inference request in JSON: {error!r}") from error
+    return Payload(tensors, text)
+
+
+def _read(given: Mapping[str, Any]) -> Tensor:
+    shape = tuple(int(size) for size in given["shape"])
+    tensor = Tensor(str(given["name"]), str(given["datatype"]), shape, list(_flat(given["data"])))
+    if len(tensor.values) != math.prod(shape):
+        raise ValueError(f"{tensor.name}: {len(tensor.values)} values for the shape {shape}")
+    if tensor.datatype == "BOOL":
+        return replace(tensor, values=[bool(value) for value in tensor.values])
+    return tensor
+
+
+def _flat(data: Any) -> Iterator[Any]:
+    for each in data:
+        if isinstance(each, list):
+            yield from _flat(each)
+        else:
+            yield each
