@@ -6,13 +6,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as v2
 
+from adapter._proto import model_runtime_pb2 as mesh
 from adapter.app import Adapter
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError
@@ -27,7 +31,7 @@ _BOLD, _GREEN, _RED, _DIM, _END = _COLOURS if sys.stdout.isatty() else ("",) * l
 _SETTINGS: dict[str, object] = {
     "triton": "embedded",
     "http": "127.0.0.1:0",
-    "grpc": "off",
+    "grpc": "127.0.0.1:0",
     "grpc_data": "off",
     "admin": "127.0.0.1:0",
     "triton_http": "127.0.0.1:0",
@@ -49,10 +53,49 @@ class Answer:
     body: Any
 
 
+class MeshCalls:
+    """What a mesh asks of a runtime."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    async def load(self, name: str, path: Path) -> int:
+        request = mesh.LoadModelRequest(modelId=name, modelPath=str(path))
+        answer = await self._call("mmesh.ModelRuntime/loadModel", request)
+        return int(mesh.LoadModelResponse.FromString(answer).sizeInBytes)
+
+    async def unload(self, name: str) -> None:
+        request = mesh.UnloadModelRequest(modelId=name)
+        await self._call("mmesh.ModelRuntime/unloadModel", request)
+
+    async def labels(self, name: str, sample: Mapping[str, Any]) -> list[int]:
+        [image] = sample["inputs"]
+        pixels = np.array(image["data"], np.float32).tobytes()
+        tensor = {"name": image["name"], "datatype": "FP32", "shape": image["shape"]}
+        request = v2.ModelInferRequest(inputs=[tensor], raw_input_contents=[pixels])
+        method = "inference.GRPCInferenceService/ModelInfer"
+        answer = v2.ModelInferResponse.FromString(
+            await self._call(method, request, (("mm-model-id", name),))
+        )
+        place = [output.name for output in answer.outputs].index("LABEL")
+        return list(map(int, np.frombuffer(answer.raw_output_contents[place], np.int64)))
+
+    async def _call(
+        self, method: str, request: Any, metadata: Sequence[tuple[str, str]] = ()
+    ) -> bytes:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            f"/{method}"
+        )
+        return bytes(await call(request.SerializeToString(), metadata=metadata, timeout=60))
+
+
 class Tour:
-    def __init__(self, session: aiohttp.ClientSession, base: str, scratch: Path) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, addresses: Mapping[str, str], scratch: Path
+    ) -> None:
         self._session = session
-        self._base = base
+        self._base = f"http://{addresses['http']}"
+        self._grpc = addresses["grpc"]
         self._scratch = scratch
 
     async def run(self) -> None:
@@ -60,6 +103,7 @@ class Tour:
         await self._run_out_of_memory()
         await self._refuse_in_advance()
         await self._run_out_of_memory_while_invoked()
+        await self._use_the_same_model_as_a_mesh_does()
         await self._unload_everything()
 
     async def _serve_a_model(self) -> None:
@@ -104,6 +148,20 @@ class Tour:
         _say("evict, and the same request is answered:")
         await self._unload("alpha")
         await self._call("POST", path, body, expect=200)
+
+    async def _use_the_same_model_as_a_mesh_does(self) -> None:
+        _title("The same model through ModelMesh, over gRPC")
+        sample = json.loads((examples_folder() / "digits" / "sample.json").read_text())
+        async with grpc.aio.insecure_channel(self._grpc) as channel:
+            calls = MeshCalls(channel)
+            size = await calls.load("digits", examples_folder() / "digits")
+            _check(size > 0, f"loadModel digits: loaded already, and takes {format_size(size)}")
+            labels = await calls.labels("digits", sample)
+            _check(labels == sample["labels"], f"ModelInfer by the header mm-model-id: {labels}")
+            await calls.unload("digits")
+        listed = await self._call("GET", "/models", expect=200)
+        names = [model["modelName"] for model in listed.body["models"]]
+        _check("digits" not in names, f"unloadModel digits: GET /models lists {names}")
 
     async def _unload_everything(self) -> None:
         _title("Everything goes")
@@ -166,10 +224,10 @@ async def _demo(adapter: Adapter, scratch: Path) -> int:
         await adapter.start()
         _check(is_met=True, text=f"both are up after {time.monotonic() - begun:.1f} s")
         async with aiohttp.ClientSession() as session:
-            await Tour(session, f"http://{adapter.addresses['http']}", scratch).run()
+            await Tour(session, adapter.addresses, scratch).run()
     except StepFailed:
         return 1
-    except AdapterError as error:
+    except (AdapterError, grpc.aio.AioRpcError) as error:
         _say(f"{_RED}{error}{_END}")
         return 1
     finally:
