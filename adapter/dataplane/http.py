@@ -1,16 +1,19 @@
 """Calls of Triton's HTTP port: bytes in, Triton, bytes out. No tensors, no JSON of ours."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-
-import aiohttp
+from contextlib import AbstractAsyncContextManager, suppress
+from types import TracebackType
 
 from adapter.core.faults import Faults
 from adapter.core.infer import InferRequest, V2Call
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
+from adapter.dataplane.http1 import Connection
+from adapter.dataplane.http_pool import Pool
+from adapter.dataplane.http_request import head_of, write_stream, write_whole
+from adapter.errors import AdapterError, BackendUnavailable
 
 # What a caller may tell Triton; everything else of a request stays here.
 _FORWARDED = ("Content-Type", "Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
@@ -19,53 +22,52 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _OK = 200
 _EVENT = "data: "  # generate_stream tells an error as its first event
-_CONNECT_SECONDS = 5
 _MAX_ERROR_BYTES = 4 * 2**20
 
 
 class HttpAnswer:
     """InferAnswer and V2Answer over a response of Triton's HTTP port."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.status = response.status
-        self.content_length = response.content_length
-        self.headers = response.headers
-        header = response.headers.get(HEADER_LENGTH)
+    def __init__(self, connection: Connection) -> None:
+        self.status = connection.status
+        self.headers = connection.headers
+        length = self.headers.get("Content-Length")
+        self.content_length = None if length is None else int(length)
+        header = self.headers.get(HEADER_LENGTH)
         self.json_header_bytes = None if header is None else int(header)
-        self._response = response
+        self._connection = connection
 
     async def read(self) -> bytes:
-        return await self._response.read()
+        return await self._connection.read()
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        return self._response.content.iter_any()
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """ConnectionResetError when there should have been more: by then the caller has been told
+        the status, and that its connection closes is all that can still be said.
+        """
+        try:
+            while pieces := await self._connection.pieces():
+                for piece in pieces:
+                    yield piece
+        except AdapterError as error:
+            raise ConnectionResetError("the answer broke off") from error
 
 
 class HttpDataPlane:
     def __init__(self, faults: Faults, *, timeout_seconds: float) -> None:
-        self._faults = faults
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
-        self._stream_timeout = aiohttp.ClientTimeout(
-            sock_read=timeout_seconds, sock_connect=_CONNECT_SECONDS
-        )
-        self._timeout_seconds = timeout_seconds
-        self._session: aiohttp.ClientSession | None = None
-        self._base = ""
+        self.faults = faults
+        self.timeout_seconds = timeout_seconds
+        self._pool: Pool | None = None
+        self._host = ""
 
     def connect(self, address: str) -> None:
         """`host:port` of Triton's HTTP port."""
-        self._base = f"http://{address}/v2"
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=300),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept-Encoding", "Content-Type"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._host = address
+        self._pool = Pool(address)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
 
     def infer(
         self, record: ModelRecord, request: InferRequest
@@ -74,49 +76,103 @@ class HttpDataPlane:
         path = f"/models/{record.name}/infer"
         return self.forward(V2Call("POST", path, _headers(record, request), request.body), record)
 
-    @asynccontextmanager
-    async def forward(self, call: V2Call, record: ModelRecord | None) -> AsyncIterator[HttpAnswer]:
+    def forward(
+        self, call: V2Call, record: ModelRecord | None
+    ) -> AbstractAsyncContextManager[HttpAnswer]:
         model_id = record.id if record else None
-        if self._session is None:
+        if self._pool is None:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
-        try:
-            async with self._session.request(
-                call.method,
-                self._base + call.path,
-                data=call.body,
-                headers=call.headers,
-                timeout=self._stream_timeout if call.is_stream else self._timeout,
-            ) as response:
-                if response.status != _OK and not call.is_probe:
-                    raise await self._fault(response, record)
-                yield HttpAnswer(response)
-        except TimeoutError as error:
-            raise BackendTimeout(
-                f"no answer from Triton within {self._timeout_seconds:g} s", model_id=model_id
-            ) from error
-        except aiohttp.ClientError as error:
-            if isinstance(error.__cause__, AdapterError):  # our own refusal of the body's stream
-                raise error.__cause__ from None
-            delivered = not isinstance(error, aiohttp.ClientConnectorError)
-            raise BackendUnavailable(
-                f"Triton cannot be reached: {error}", model_id=model_id, delivered=delivered
-            ) from error
+        head = head_of(call, self._host)
+        return _Exchange(self, self._pool, call, head, record)
 
-    async def _fault(
-        self, response: aiohttp.ClientResponse, record: ModelRecord | None
-    ) -> AdapterError:
+
+class _Exchange:
+    """One call and its answer. A class costs a sixth of an @asynccontextmanager here."""
+
+    __slots__ = ("_call", "_connection", "_head", "_plane", "_pool", "_record", "_sender")
+
+    def __init__(
+        self,
+        plane: HttpDataPlane,
+        pool: Pool,
+        call: V2Call,
+        head: bytes,
+        record: ModelRecord | None,
+    ) -> None:
+        self._plane = plane
+        self._pool = pool
+        self._call = call
+        self._head = head
+        self._record = record
+        self._sender: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> HttpAnswer:
+        self._connection = await self._pool.take(self._record.id if self._record else None)
+        try:
+            return await self._answer(self._connection)
+        except BaseException:
+            await self._end()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._end()
+
+    async def _answer(self, connection: Connection) -> HttpAnswer:
+        call = self._call
+        connection.begin(
+            self._record.id if self._record else None,
+            self._plane.timeout_seconds,
+            is_head=call.method == "HEAD",
+            is_stream=call.is_stream,
+        )
+        self._send()
+        await connection.head()
+        if connection.status != _OK and not call.is_probe:
+            raise await self._fault()
+        return HttpAnswer(connection)
+
+    def _send(self) -> None:
+        body = self._call.body
+        if body is None or isinstance(body, bytes):
+            write_whole(self._connection, self._head, body or b"")
+            return
+        length = self._call.headers.get("Content-Length")
+        self._sender = asyncio.create_task(
+            write_stream(
+                self._connection, self._head, body, None if length is None else int(length)
+            )
+        )
+        self._sender.add_done_callback(self._sent)
+
+    def _sent(self, sender: "asyncio.Task[None]") -> None:
+        if not sender.cancelled() and (error := sender.exception()) is not None:
+            self._connection.fail(error)
+
+    async def _end(self) -> None:
+        if self._connection.end():
+            self._pool.give_back(self._connection)
+        elif self._sender is not None and not self._sender.done():
+            self._sender.cancel()
+            await asyncio.wait([self._sender])
+
+    async def _fault(self) -> AdapterError:
         raw = b""
-        while len(raw) < _MAX_ERROR_BYTES and (piece := await response.content.readany()):
-            raw += piece
+        while len(raw) < _MAX_ERROR_BYTES and (pieces := await self._connection.pieces()):
+            raw += b"".join(pieces)
         text = raw.decode("utf-8", "backslashreplace").removeprefix(_EVENT)
         with suppress(ValueError, TypeError, KeyError):  # any other shape: the raw text says most
             text = str(json.loads(text)["error"])
-        return self._faults.of_inference(
-            response.status,
-            response.headers.get("Content-Type", ""),
+        return self._plane.faults.of_inference(
+            self._connection.status,
+            self._connection.headers.get("Content-Type", ""),
             text,
-            name=record.name if record else TritonName(""),
-            model_id=record.id if record else ModelId(""),
+            name=self._record.name if self._record else TritonName(""),
+            model_id=self._record.id if self._record else ModelId(""),
         )
 
 

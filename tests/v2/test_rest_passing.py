@@ -171,7 +171,7 @@ async def test_headers_of_the_call_go_both_ways_and_those_of_the_connection_do_n
     assert asked.headers["Content-Encoding"] == "gzip"
     assert asked.headers["Content-Length"] == str(len(body))
     assert not {"X-Hop", "TE"} & asked.headers.keys()
-    assert asked.headers.getall("Host") == [closed.dataplane._base.split("/")[2]]
+    assert asked.headers.getall("Host") == [closed.dataplane._host]
 
 
 async def test_a_chunked_body_reaches_triton_chunked(closed):

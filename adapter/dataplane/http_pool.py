@@ -1,0 +1,96 @@
+"""The connections to Triton's HTTP port: taken for one call, given back, used again."""
+
+import asyncio
+
+from adapter.core.model import ModelId
+from adapter.dataplane.http1 import Connection
+from adapter.errors import BackendUnavailable
+
+_CONNECT_SECONDS = 5
+_KEEP_SECONDS = 300
+
+
+class Pool:
+    """As many connections as calls at once; `address` is host:port.
+
+    The one used last is used next, so that those too many grow old and are closed.
+    """
+
+    def __init__(self, address: str, *, keep_seconds: float = _KEEP_SECONDS) -> None:
+        host, _, port = address.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._keep_seconds = keep_seconds
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, float] = {}  # since when, the oldest first
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._all_lost: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pool: {len(self._open)} connections, {len(self._idle)} idle>"
+
+    async def take(self, model_id: ModelId | None) -> Connection:
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.is_quiet():
+                return connection
+            connection.abort()
+        return await self._connect(model_id)
+
+    def give_back(self, connection: Connection) -> None:
+        """After its `end`, if that said that another call may follow."""
+        loop = asyncio.get_running_loop()
+        self._idle[connection] = loop.time()
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self._keep_seconds, self._sweep)
+
+    async def close(self) -> None:
+        """Calls under way fail; no connection is left."""
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in self._open:
+            connection.abort()
+        if self._open:
+            self._all_lost = asyncio.get_running_loop().create_future()
+            await self._all_lost
+
+    async def _connect(self, model_id: ModelId | None) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._lost), self._host, self._port
+                )
+        except (OSError, TimeoutError) as error:
+            raise _unreachable(str(error) or "it does not answer", model_id) from error
+        if connection.is_lost:
+            raise _unreachable("it closed a new connection at once", model_id)
+        self._open.add(connection)
+        if self._is_closed:
+            connection.abort()
+            raise _unreachable("the adapter is stopping", model_id)
+        return connection
+
+    def _lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+        if self._all_lost is not None and not self._open and not self._all_lost.done():
+            self._all_lost.set_result(None)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = None
+        while self._idle:
+            connection, since = next(iter(self._idle.items()))
+            if since + self._keep_seconds > loop.time():
+                self._sweeper = loop.call_at(since + self._keep_seconds, self._sweep)
+                return
+            del self._idle[connection]
+            connection.abort()
+
+
+def _unreachable(why: str, model_id: ModelId | None) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"Triton cannot be reached: {why}", model_id=model_id, delivered=False
+    )

@@ -1,0 +1,13 @@
+"""The client is tested on both event loops: they differ in when they write and what they close."""
+
+import asyncio
+
+import uvloop
+
+_BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_asyncio_loop_factories(config, item):
+    if item.path.name.startswith("test_http_client"):
+        return _BOTH
+    return {"asyncio": asyncio.new_event_loop}
