@@ -80,7 +80,11 @@ class Connection:
                 await loop.create_unix_connection(lambda: wire, address.socket)
             else:
                 await loop.create_connection(lambda: wire, address.host, address.port)
-            await wire.ready
+            try:
+                await wire.ready
+            except BaseException:
+                wire.transport.abort()
+                raise
         self._wire = wire
 
     def send(self, request: Request, due: float) -> None:

@@ -37,11 +37,14 @@ class Lane:
         self.load: Load | None = None  # what drives the connections at the moment
 
     async def open(self) -> None:
-        try:
-            await asyncio.gather(*(connection.open() for connection in self._connections))
-        except OSError as error:
-            text = f"{self.target.url}: {error or 'no answer'}"
-            raise BackendUnavailable(text, delivered=False) from error
+        """All of them or, after each has had its end, an error: none is left half open."""
+        opening = (connection.open() for connection in self._connections)
+        for error in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(error, OSError):
+                text = f"{self.target.url}: {str(error) or 'no answer'}"
+                raise BackendUnavailable(text, delivered=False) from error
+            if error is not None:
+                raise error
 
     def _done(self, connection: Connection, due: float, failure: Failure | None) -> None:
         if self.load is not None:
