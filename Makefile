@@ -21,7 +21,7 @@ demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction 
 	@exec .venv/bin/triton-adapter demo
 
 test: setup  ## the whole test suite, against a real Triton; a file of tests stays in one process
-	$(PYTEST) -n 3 --dist loadfile -m 'not soak'
+	$(PYTEST) -n 3 --dist loadfile --reruns 1 -m 'not soak'
 
 soak: setup  ## the long tests: hundreds of loads, the adapter and Triton killed at random moments
 	$(PYTEST) -m soak
