@@ -3,6 +3,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 lock() { uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate "$@"; }
-lock -o requirements/adapter.txt
-lock --extra embedded --extra bench --group test --group check --group examples --group build --group protos -o requirements/dev.txt
+lock --extra tracing -o requirements/adapter.txt
+lock --extra embedded --extra bench --extra tracing --group test --group ship --group check --group examples --group build --group protos -o requirements/dev.txt
 lock --group train -o requirements/train.txt
