@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from adapter.control import ModelControl
-from adapter.core.infer import InferRequest, V2Answer, V2Call
+from adapter.core.infer import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest
@@ -20,18 +18,9 @@ from adapter.frontends.v2_headers import call_headers
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
+# What a caller of SageMaker's contract may tell Triton; everything else of a request stays here.
+_FORWARDED = ("Content-Type", "Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
 _EVENT_END = b"\n\n"
-
-
-class Plane(Protocol):
-    """The data plane, which answers both contracts from one port of Triton."""
-
-    def infer(
-        self, record: ModelRecord, request: InferRequest
-    ) -> AbstractAsyncContextManager[V2Answer]: ...
-    def forward(
-        self, call: V2Call, record: ModelRecord | None
-    ) -> AbstractAsyncContextManager[V2Answer]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +71,7 @@ class Inferences:
     def __init__(
         self,
         control: ModelControl,
-        dataplane: Plane,
+        dataplane: V2DataPlane,
         *,
         load_wait_seconds: float,
         max_body_bytes: int,
@@ -118,9 +107,11 @@ class Inferences:
     # -- SageMaker's ------------------------------------------------------------------------
 
     async def _invoke(self, record: ModelRecord, request: Request, reply: Reply) -> None:
-        call = await self._infer_request(request)
+        headers = _told(record, request)
+        body = await request.body(self._max_body)
+        call = V2Call("POST", f"/models/{record.name}/infer", headers, body)
         handed = time.monotonic()
-        async with self._dataplane.infer(record, call) as found:
+        async with self._dataplane.forward(call, record) as found:
             request.upstream_seconds = time.monotonic() - handed
             size, length = found.json_header_bytes, found.content_length
             if record.is_renamed:
@@ -131,17 +122,6 @@ class Inferences:
                 await reply.stream(200, _invoke_headers(found, size), length, found.chunks())
                 return
             reply.whole(200, _invoke_headers(found, size), body)
-
-    async def _infer_request(self, request: Request) -> InferRequest:
-        encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        if encoding not in _ENCODINGS:
-            raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")
-        length = request.content_length
-        header = binary.json_header_bytes(
-            request.headers.get("Content-Type", ""),
-            length if encoding in {"", "identity"} else None,
-        )
-        return InferRequest(request.headers, await request.body(self._max_body), length, header)
 
     # -- V2 ---------------------------------------------------------------------------------
 
@@ -156,6 +136,27 @@ class Inferences:
         async with self._dataplane.forward(call, record) as found:
             request.upstream_seconds = time.monotonic() - handed
             await _relay(record, found, reply, is_stream=is_stream)
+
+
+def _told(record: ModelRecord, request: Request) -> dict[str, str]:
+    """The headers of an invocation on its way to Triton."""
+    given, length = request.headers, request.content_length
+    headers = {name: value for name in _FORWARDED if (value := given.get(name)) is not None}
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")
+    if encoding:
+        headers["Content-Encoding"] = encoding  # Triton knows no GZIP
+    is_packed = encoding not in {"", "identity"}
+    size = binary.json_header_bytes(headers.get("Content-Type", ""), None if is_packed else length)
+    if size is not None:
+        headers[_HEADER_LENGTH] = str(size)
+    if length is not None:
+        headers["Content-Length"] = str(length)
+    if record.is_renamed:
+        # the answer names the model, and its name will have to be put back
+        headers.pop("Accept-Encoding", None)
+    return headers
 
 
 def _invoke_headers(found: V2Answer, json_header_size: int | None) -> list[tuple[str, str]]:

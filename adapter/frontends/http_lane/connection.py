@@ -56,7 +56,9 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._head: Head | None = None
         self._request: Request | None = None
+        self._is_serving = False
         self._task: asyncio.Task[None] | None = None
+        self._arrival: asyncio.Future[None] | None = None
         self._ahead = b""
         self._is_held = False
         self._is_ended = False  # by the caller: nothing more will come
@@ -87,7 +89,7 @@ class Connection(asyncio.Protocol):
             data = request.feed(data)
             if request.is_whole:
                 self._body_is_whole()
-                if self._task is None:
+                if not self._is_serving:
                     self._answered()
         if data:
             self._ahead += data
@@ -108,7 +110,7 @@ class Connection(asyncio.Protocol):
             return True
         if not request.is_whole:
             request.fail(InvalidRequest("the body broke off"))
-        return self._task is not None
+        return self._is_serving
 
     def connection_lost(self, _: Exception | None) -> None:
         self._is_over = True
@@ -155,14 +157,28 @@ class Connection(asyncio.Protocol):
         if request.is_whole:
             self._body_is_whole()
         self._ahead = data
-        self._task = self._loop.create_task(self._serve(request))
+        self._is_serving = True
+        if self._task is None:
+            self._task = self._loop.create_task(self._run())
+        elif self._arrival is not None:
+            self._arrival.set_result(None)
+
+    async def _run(self) -> None:
+        """One task serves all requests: one for each would cost more."""
+        while not self._is_over:
+            if self._is_serving and self._request is not None:
+                await self._serve(self._request)
+            else:
+                self._arrival = self._loop.create_future()
+                await self._arrival
+                self._arrival = None
 
     async def _serve(self, request: Request) -> None:
         reply = Reply(self, request)
         await self._server.serve(request, reply, self)
         if self.is_full:
             await self.drained()
-        self._task = None
+        self._is_serving = False
         if not reply.is_over:
             self.abort()  # that is all that can be said of an answer that broke off
         elif reply.is_last or not request.is_soon_over():
@@ -224,7 +240,7 @@ class Connection(asyncio.Protocol):
 
     def _body_is_late(self) -> None:
         request = self._request
-        if self._task is None or request is None:
+        if not self._is_serving or request is None:
             self.abort()
             return
         seconds = self._server.limits.body

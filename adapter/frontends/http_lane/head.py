@@ -55,6 +55,7 @@ class Head:
             raise InvalidRequest(f"the head of the request is longer than {HEAD_BYTES} bytes")
         if self.is_over:
             self._check()
+            del self._parser  # it has our methods, and only a garbage collection would end both
         return data[end - begun :]
 
     def _parse(self, piece: bytes) -> None:

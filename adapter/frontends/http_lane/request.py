@@ -106,7 +106,10 @@ class Request:
             return self._counted(limit)
         if length > WHOLE_BYTES:
             return self.chunks()
-        pieces: list[bytes] = []
+        if self.is_whole:
+            pieces, self._pieces = self._pieces, []
+            return b"".join(pieces)
+        pieces = []
         while some := await self.pieces():
             pieces += some
         return b"".join(pieces)
