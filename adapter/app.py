@@ -27,8 +27,12 @@ from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors
+from adapter.frontends.edge import Observer, path_segments
 from adapter.frontends.grpc_services import GrpcServices
-from adapter.frontends.http import HttpEdge, path_segments
+from adapter.frontends.http import HttpEdge
+from adapter.frontends.http_lane.behind import Application
+from adapter.frontends.http_lane.server import HttpLane
+from adapter.frontends.inference import Inferences
 from adapter.frontends.sagemaker import SageMaker
 from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
@@ -82,12 +86,20 @@ class Adapter:
     def _build_sagemaker(self) -> SageMaker:
         return SageMaker(
             self._control,
-            self._dataplane,
             is_well=lambda: self._why_not_ready() is None,
-            max_body_bytes=self._settings.max_body_bytes,
             max_control_body_bytes=self._settings.max_control_body_bytes,
+        )
+
+    def _build_lane(self) -> HttpLane:
+        inferences = Inferences(
+            self._control,
+            self._dataplane,
+            load_wait_seconds=self._settings.load_wait_seconds,
+            max_body_bytes=self._settings.max_body_bytes,
             default_model=self._single,
         )
+        edge = HttpEdge(self._route, self._metrics, "sagemaker")
+        return HttpLane(inferences, Application(edge.handlers()), Observer(self._metrics))
 
     def _choose_repository(self) -> Path:
         if self._embedded is not None:
@@ -199,16 +211,15 @@ class Adapter:
             why_not_ready=self._why_not_ready,
             about={"version": version("triton-adapter"), "triton": self._settings.triton},
         )
-        edge = HttpEdge(self._route, self._metrics, "sagemaker")
         settings, doors, services = self._settings, self._doors, self._services
         await doors.open_probes("admin", settings.admin, admin.application())
-        await doors.open_http("http", settings.http, edge.server())
+        await doors.open_http("http", settings.http, self._build_lane())
         await doors.open_grpc("grpc", settings.grpc, services.everything)
         if settings.grpc_data != settings.grpc:  # one door serves both
             await doors.open_grpc("grpc_data", settings.grpc_data, services.inference)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
-        is_v2 = path_segments(request)[0] == "v2"
+        is_v2 = path_segments(request.raw_path)[0] == "v2"
         return await (self._v2 if is_v2 else self._sagemaker).handle(request)
 
 

@@ -1,4 +1,4 @@
-"""One inference as a frontend hands it to a data plane, and what comes back: bytes, no tensors."""
+"""A call over HTTP on its way from a frontend to a data plane, and its answer: bytes, no tensors."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -9,22 +9,9 @@ from adapter.core.registry import ModelRecord
 
 
 @dataclass(frozen=True, slots=True)
-class InferRequest:
-    """`body` is whole when small, else a stream. `content_length` is None for a chunked one.
-
-    `json_header_bytes` is how much of the body is JSON, the rest being raw tensors; None when all
-    of it is JSON (the binary tensor extension of V2).
-    """
-
-    headers: Mapping[str, str]
-    body: bytes | AsyncIterator[bytes]
-    content_length: int | None
-    json_header_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class V2Call:
     """A call of Triton's V2 REST, passed on as it is. `path` stands behind /v2, in Triton's names.
+    `body` is whole when small, else a stream, whose length is among the `headers` if it is known.
 
     `is_probe`: any status is an answer. `is_stream`: it may last for ever, so that the time limit
     is one for each piece of the answer.
@@ -38,9 +25,15 @@ class V2Call:
     is_stream: bool = False
 
 
-class InferAnswer(Protocol):
-    """A good answer, not read yet. Read it once, whole or in chunks."""
+class V2Answer(Protocol):
+    """A good answer, not read yet. Read it once, whole or in chunks.
 
+    `json_header_bytes` is how much of the body is JSON, the rest being raw tensors; None when all
+    of it is JSON (the binary tensor extension of V2).
+    """
+
+    @property
+    def status(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]: ...
     @property
@@ -51,20 +44,10 @@ class InferAnswer(Protocol):
     def chunks(self) -> AsyncIterator[bytes]: ...
 
 
-class V2Answer(InferAnswer, Protocol):
-    @property
-    def status(self) -> int: ...
-
-
-class DataPlane(Protocol):
-    def infer(
-        self, record: ModelRecord, request: InferRequest
-    ) -> AbstractAsyncContextManager[InferAnswer]:
-        """Whatever is no good answer is raised as one of our errors."""
-
-
 class V2DataPlane(Protocol):
     def forward(
         self, call: V2Call, record: ModelRecord | None
     ) -> AbstractAsyncContextManager[V2Answer]:
-        """As `infer`. `record` is the model that the call is about, if it is about one."""
+        """Whatever is no good answer is raised as one of our errors. `record` is the model that the
+        call is about, if it is about one.
+        """

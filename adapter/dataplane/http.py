@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 
 from adapter.core.faults import Faults
-from adapter.core.infer import InferRequest, V2Call
+from adapter.core.infer import V2Call
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.dataplane.http1 import Connection
@@ -15,10 +15,7 @@ from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.http_request import head_of, write_stream, write_whole
 from adapter.errors import AdapterError, BackendUnavailable
 
-# What a caller may tell Triton; everything else of a request stays here.
-_FORWARDED = ("Content-Type", "Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
-
-HEADER_LENGTH = "Inference-Header-Content-Length"
+_HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _OK = 200
 _EVENT = "data: "  # generate_stream tells an error as its first event
@@ -26,16 +23,26 @@ _MAX_ERROR_BYTES = 4 * 2**20
 
 
 class HttpAnswer:
-    """InferAnswer and V2Answer over a response of Triton's HTTP port."""
+    """V2Answer over a response of Triton's HTTP port."""
+
+    __slots__ = ("_connection", "headers", "status")
 
     def __init__(self, connection: Connection) -> None:
         self.status = connection.status
         self.headers = connection.headers
-        length = self.headers.get("Content-Length")
-        self.content_length = None if length is None else int(length)
-        header = self.headers.get(HEADER_LENGTH)
-        self.json_header_bytes = None if header is None else int(header)
         self._connection = connection
+
+    @property
+    def content_length(self) -> int | None:
+        return self._number("Content-Length")
+
+    @property
+    def json_header_bytes(self) -> int | None:
+        return self._number(_HEADER_LENGTH)
+
+    def _number(self, header: str) -> int | None:
+        text = self.headers.get(header)
+        return None if text is None else int(text)
 
     async def read(self) -> bytes:
         return await self._connection.read()
@@ -68,13 +75,6 @@ class HttpDataPlane:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
-
-    def infer(
-        self, record: ModelRecord, request: InferRequest
-    ) -> AbstractAsyncContextManager[HttpAnswer]:
-        """Yield Triton's answer; whatever is no good answer is raised as one of our errors."""
-        path = f"/models/{record.name}/infer"
-        return self.forward(V2Call("POST", path, _headers(record, request), request.body), record)
 
     def forward(
         self, call: V2Call, record: ModelRecord | None
@@ -174,17 +174,3 @@ class _Exchange:
             name=self._record.name if self._record else TritonName(""),
             model_id=self._record.id if self._record else ModelId(""),
         )
-
-
-def _headers(record: ModelRecord, request: InferRequest) -> dict[str, str]:
-    headers = {h: request.headers[h] for h in _FORWARDED if h in request.headers}
-    if "Content-Encoding" in headers:
-        headers["Content-Encoding"] = headers["Content-Encoding"].lower()  # Triton knows no GZIP
-    if request.json_header_bytes is not None:
-        headers[HEADER_LENGTH] = str(request.json_header_bytes)
-    if request.content_length is not None:
-        headers["Content-Length"] = str(request.content_length)
-    if record.is_renamed:
-        # the answer names the model, and its name will have to be put back
-        headers.pop("Accept-Encoding", None)
-    return headers

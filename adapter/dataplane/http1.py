@@ -71,14 +71,14 @@ class Connection(asyncio.Protocol):
         self._seconds = seconds
         self._is_in_use = True
         self._heard = self._loop.time()
-        self._timer = self._loop.call_at(self._heard + seconds, self._time_is_up)
+        self._due = self._heard + seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._due, self._time_is_up)
 
     def end(self) -> bool:
         """The call is over for whoever made it. True when another one may follow."""
         is_clean = self._is_kept and self.is_sent and not self.is_lost and not self._pieces
         self._is_in_use = False
-        if self._timer is not None:
-            self._timer.cancel()
         if not is_clean:
             self._pieces = []
             self.abort()
@@ -151,9 +151,15 @@ class Connection(asyncio.Protocol):
                 waiter.set_result(None)
 
     def _time_is_up(self) -> None:
-        last = self._loop.time() if self._is_held else self._heard
-        if self._is_stream and last + self._seconds > self._loop.time():
-            self._timer = self._loop.call_at(last + self._seconds, self._time_is_up)
+        """The timer goes on from call to call: to set one for each would cost more than to look."""
+        self._timer = None
+        if not self._is_in_use:
+            return
+        if self._is_stream:
+            last = self._loop.time() if self._is_held else self._heard
+            self._due = last + self._seconds
+        if self._due > self._loop.time():
+            self._timer = self._loop.call_at(self._due, self._time_is_up)
         else:
             text = f"no answer from Triton within {self._seconds:g} s"
             self.fail(BackendTimeout(text, model_id=self._model_id))
@@ -192,6 +198,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
+        if self._timer is not None:
+            self._timer.cancel()
         self.fail(self._broken(str(exc or "it was closed")))
         self._on_lost(self)
 

@@ -7,7 +7,7 @@ from aiohttp import ClientError, web
 from adapter.errors import InvalidRequest, PayloadTooLarge
 
 
-def body_chunks(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
+def _chunks(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
     """As they arrive. PayloadTooLarge at once, or before the first byte too many."""
     known = request.content_length
     if known is not None and known > limit:
@@ -16,7 +16,7 @@ def body_chunks(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
 
 
 async def whole_body(request: web.BaseRequest, limit: int) -> bytes:
-    return b"".join([chunk async for chunk in body_chunks(request, limit)])
+    return b"".join([chunk async for chunk in _chunks(request, limit)])
 
 
 async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import grpc
 from aiohttp import web
 
+from adapter.frontends.http_lane.server import HttpLane
 from adapter.settings import Door
 
 log = logging.getLogger(__name__)
@@ -34,15 +35,29 @@ class Doors:
         self.addresses: dict[str, str] = {}
         self._max_message_bytes = max_message_bytes
         self._patience = patience_seconds
-        self._runners: list[web.BaseRunner] = []
+        self._runners: list[web.AppRunner] = []
+        self._lanes: list[HttpLane] = []
         self._servers: list[grpc.aio.Server] = []
 
     async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
+        if door.kind == "off":
+            return
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._patience)
-        await self._open(name, door, runner)
+        await runner.setup()
+        self._runners.append(runner)
+        if door.kind == "unix":
+            await web.UnixSite(runner, door.path).start()
+            self._opened(name, door, 0)
+        else:
+            await web.TCPSite(runner, door.host, door.port).start()
+            self._opened(name, door, runner.addresses[0][1])
 
-    async def open_http(self, name: str, door: Door, server: web.Server) -> None:
-        await self._open(name, door, web.ServerRunner(server, shutdown_timeout=self._patience))
+    async def open_http(self, name: str, door: Door, lane: HttpLane) -> None:
+        if door.kind == "off":
+            return
+        port = await lane.open(door)
+        self._lanes.append(lane)
+        self._opened(name, door, port)
 
     async def open_grpc(self, name: str, door: Door, services: Iterable[GrpcService]) -> None:
         if door.kind == "off":
@@ -64,20 +79,9 @@ class Doors:
         """Take nothing new; what is in flight has its time to end."""
         await asyncio.gather(
             *(runner.cleanup() for runner in self._runners),  # each waits for its requests
+            *(lane.close(self._patience) for lane in self._lanes),
             *(server.stop(self._patience) for server in self._servers),
         )
-
-    async def _open(self, name: str, door: Door, runner: web.BaseRunner) -> None:
-        if door.kind == "off":
-            return
-        await runner.setup()
-        self._runners.append(runner)
-        if door.kind == "unix":
-            await web.UnixSite(runner, door.path).start()
-            self._opened(name, door, 0)
-        else:
-            await web.TCPSite(runner, door.host, door.port).start()
-            self._opened(name, door, runner.addresses[0][1])
 
     def _opened(self, name: str, door: Door, port: int) -> None:
         address = str(Door("tcp", door.host, port) if door.kind == "tcp" else door)

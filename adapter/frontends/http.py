@@ -1,46 +1,33 @@
-"""The edge of the http door: every answer of ours is JSON, every error goes through one table."""
+"""The edge of the application behind the http door: JSON answers, errors through one table."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
-from http import HTTPStatus
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
 from adapter.core.model import ModelId
-from adapter.errors import (
-    AboutMemory,
-    AdapterError,
-    CallerError,
-    InvalidRequest,
-    OutOfMemory,
+from adapter.errors import AdapterError
+from adapter.frontends.edge import (
+    INTERNAL_ERROR,
+    Observer,
+    echoed_headers,
+    encoded,
+    error_body,
 )
-from adapter.frontends.status import HTTP, lookup
+from adapter.frontends.http_lane.behind import Behind
+from adapter.frontends.http_lane.head import HEAD_BYTES
 from adapter.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-# given back to the caller and written to the log, never used as a key
-_ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
-_INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream"})
-_LOGGED = {
-    "X-Amzn-SageMaker-Target-Model": "target_model",
-    "X-Amzn-SageMaker-Inference-Id": "inference_id",
-    "X-Amzn-SageMaker-Custom-Attributes": "custom_attributes",
-}
-
 
 def answer(body: Mapping[str, Any] | list[Any], status: int = 200) -> web.Response:
-    return web.Response(
-        status=status, body=json.dumps(body).encode(), content_type="application/json"
-    )
+    return web.Response(status=status, body=encoded(body), content_type="application/json")
 
 
 def method_not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
@@ -56,30 +43,8 @@ def method_not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
     return response
 
 
-def path_segments(request: web.BaseRequest) -> list[str]:
-    """The path, split at its raw slashes and only then decoded, so that `%2F` is part of a name."""
-    raw = request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path
-    raw = raw.partition("?")[0]
-    try:
-        return [unquote_to_bytes(part).decode() for part in raw.removeprefix("/").split("/")]
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the path is not percent-encoded UTF-8: {raw[:200]!r}") from error
-
-
-def logged_headers(request: web.BaseRequest) -> dict[str, str]:
-    return {
-        field: request.headers[header]
-        for header, field in _LOGGED.items()
-        if header in request.headers
-    }
-
-
 def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
-    status, code = lookup(HTTP, error) or (500, "InternalError")
-    name = error.model_id or model_id
-    body: dict[str, Any] = {"error": str(error), "code": code, "model_name": name}
-    if isinstance(error, AboutMemory):
-        body |= asdict(error.figures) | {"matched": error.matched}
+    status, body = error_body(error, model_id)
     return answer(body, status)
 
 
@@ -88,81 +53,55 @@ class HttpEdge:
 
     def __init__(self, handle: Handler, metrics: Metrics, frontend: str) -> None:
         self._handle = handle
-        self._metrics = metrics
+        self._observer = Observer(metrics)
         self._frontend = frontend
 
-    def server(self) -> web.Server:
+    def handlers(self) -> Callable[[], web.RequestHandler]:
+        """Makes a handler for one request each."""
         # who hangs up is not computed for any more; operations of control outlive their callers
-        return _Server(self.serve, handler_cancellation=True)
+        server = web.Server(self.serve, handler_cancellation=True)
+        return lambda: _OneRequest(
+            server,
+            loop=asyncio.get_running_loop(),
+            # the lane has looked at the head already
+            max_line_size=HEAD_BYTES,
+            max_field_size=HEAD_BYTES,
+            max_headers=HEAD_BYTES,
+            # compressed bodies are Triton's to open
+            auto_decompress=False,
+        )
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun = time.monotonic()
         try:
-            if request.headers.get("Expect", "").lower() == "100-continue":
-                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             response = await self._handle(request)
         except AdapterError as error:
-            self._log(request, error)
+            operation = request.get("operation", "other")
+            self._observer.refused(error, request.headers, request.raw_path, operation)
             response = error_answer(error, request.get("model_id"))
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
         except Exception:
             log.exception("request.failed", extra={"path": request.raw_path[:500]})
-            body = {"error": "internal error; see the log", "code": "InternalError"}
-            response = answer(body | {"model_name": None}, status=500)
-        if not response.prepared:
-            echo(request, response)
-        self._count(request, response.status, time.monotonic() - begun)
-        return response
-
-    def _log(self, request: web.BaseRequest, error: AdapterError) -> None:
-        level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
-        fields = logged_headers(request) | {
-            "path": request.raw_path[:500],
-            "reason": str(error)[:2000],
-            "error": type(error).__name__,
-        }
-        log.log(level, "request.failed", extra=fields)
-        if isinstance(error, OutOfMemory) and request.get("operation") in _INFERENCES:
-            self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
-
-    def _count(self, request: web.BaseRequest, status: int, seconds: float) -> None:
-        method = request.get("operation", "other")
+            response = answer(INTERNAL_ERROR, status=500)
+        response.headers.update(echoed_headers(request.headers))
         frontend = request.get("frontend", self._frontend)
-        self._metrics.requests.labels(frontend, method, status).inc()
-        self._metrics.request_seconds.labels(frontend, method).observe(seconds)
-
-
-def echo(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    for header in _ECHOED:
-        value = request.headers.get(header)
-        if value is not None and value.isascii() and value.isprintable():
-            response.headers[header] = value
-
-
-class _Connection(web.RequestHandler):
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What is no HTTP gets the same JSON as any other bad request, and no traceback in the log.
-
-        A 500 from here would be a bug in the edge itself: aiohttp logs and answers that.
-        """
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
-            return super().handle_error(request, status, exc, message)
-        reason = " ".join((message or str(exc)).split())[:500]
-        log.info("request.failed", extra={"reason": reason, "error": "InvalidRequest"})
-        response = error_answer(InvalidRequest(f"this is no HTTP request: {reason}"), None)
-        response.force_close()
+        operation, seconds = request.get("operation", "other"), time.monotonic() - begun
+        self._observer.answered(frontend, operation, response.status, seconds)
         return response
 
 
-class _Server(web.Server):
-    def __call__(self) -> web.RequestHandler:
-        # compressed bodies are Triton's to open
-        loop = asyncio.get_running_loop()
-        return _Connection(self, loop=loop, auto_decompress=False)
+class _OneRequest(web.RequestHandler):
+    """Its transport is told where the answer ends."""
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        behind = self.transport
+        if not isinstance(behind, Behind):  # the caller has gone
+            return resp, True
+        if not behind.may_be_kept():
+            resp.force_close()
+        done = await super().finish_response(request, resp, start_time)
+        behind.answered(resp)
+        return done

@@ -4,79 +4,60 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
 from adapter.control import ModelControl
-from adapter.core.infer import DataPlane, InferAnswer, InferRequest
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
-from adapter.errors import BackendError, CapacityError, InvalidRequest
-from adapter.frontends import binary
-from adapter.frontends.body import body_chunks, whole_body
-from adapter.frontends.http import (
-    Handler,
-    answer,
-    echo,
-    logged_headers,
-    method_not_allowed,
-    path_segments,
-)
+from adapter.errors import InvalidRequest
+from adapter.frontends.body import whole_body
+from adapter.frontends.edge import logged_headers, path_segments
+from adapter.frontends.http import Handler, answer, method_not_allowed
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _LIMIT = re.compile(r"[0-9]{1,6}")
 
-# Bodies up to this size are taken whole: one write each way instead of a stream.
-_WHOLE_BYTES = 2**20
-
-_ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
-
 
 class SageMaker:
-    """`default_model` is what /invocations serves in single-model mode."""
+    """All of it but the inferences, which never come here: the lane serves them."""
 
     def __init__(
         self,
         control: ModelControl,
-        dataplane: DataPlane,
         *,
         is_well: Callable[[], bool],
-        max_body_bytes: int,
         max_control_body_bytes: int,
-        default_model: ModelId | None,
     ) -> None:
         self._control = control
-        self._dataplane = dataplane
         self._is_well = is_well
-        self._max_body = max_body_bytes
         self._max_control_body = max_control_body_bytes
-        self._default_model = default_model
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        segments = path_segments(request)
+        segments = path_segments(request.raw_path)
         if len(segments) > 1 and segments[-1] == "":
             segments.pop()  # one trailing slash means nothing
         match segments:
             case ["ping"]:
-                methods: dict[str, Handler] = {"GET": self._pong}
+                methods: dict[str, Handler | None] = {"GET": self._pong}
             case ["models"]:
                 methods = {"GET": self._list, "POST": self._load}
             case ["invocations"]:
-                methods = {"POST": self._invocations}
+                methods = {"POST": None}
             case ["models", name]:
                 request["model_id"] = parse_model_id(name)
                 methods = {"GET": self._get, "DELETE": self._unload}
             case ["models", name, "invoke"]:
-                request["model_id"] = parse_model_id(name)
-                methods = {"POST": self._invoke}
+                parse_model_id(name)
+                methods = {"POST": None}
             case _:
                 raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
         return await self._dispatch(request, methods)
 
     async def _dispatch(
-        self, request: web.BaseRequest, methods: dict[str, Handler]
+        self, request: web.BaseRequest, methods: dict[str, Handler | None]
     ) -> web.StreamResponse:
         method = "GET" if request.method == "HEAD" else request.method
         handler = methods.get(method)
@@ -100,7 +81,7 @@ class SageMaker:
         if not isinstance(url, str) or not url:
             raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
         source = ModelSource(url, _hint(body, "model_type"), entry=_hint(body, "entry"))
-        record = await self._control.load(model_id, source, **logged_headers(request))
+        record = await self._control.load(model_id, source, **logged_headers(request.headers))
         return answer(_described(record))
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
@@ -116,7 +97,7 @@ class SageMaker:
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
         model_id = request["model_id"]
-        await self._control.unload(model_id, **logged_headers(request))
+        await self._control.unload(model_id, **logged_headers(request.headers))
         return answer({"modelName": model_id})
 
     async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
@@ -128,74 +109,6 @@ class SageMaker:
         if not isinstance(body, dict):
             raise InvalidRequest("the body must be a JSON object with model_name and url")
         return body
-
-    # -- inference --------------------------------------------------------------------------
-
-    async def _invocations(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self._default_model is None:
-            raise InvalidRequest(
-                "many models are served here: POST /models/{model_name}/invoke, "
-                "or start with --single-model"
-            )
-        request["model_id"] = self._default_model
-        return await self._invoke(request)
-
-    async def _invoke(self, request: web.BaseRequest) -> web.StreamResponse:
-        model_id: ModelId = request["model_id"]
-        with self._control.lease(model_id) as record:
-            try:
-                infer = await self._infer_request(request)
-                async with self._dataplane.infer(record, infer) as result:
-                    return await self._relay(request, record, result)
-            except (BackendError, CapacityError) as error:
-                raise await self._control.recovery.judged(error, model_id) from error
-
-    async def _infer_request(self, request: web.BaseRequest) -> InferRequest:
-        encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        if encoding not in _ENCODINGS:
-            raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")
-        length = request.content_length
-        header = binary.json_header_bytes(
-            request.headers.get("Content-Type", ""),
-            length if encoding in {"", "identity"} else None,
-        )
-        chunks = body_chunks(request, self._max_body)
-        body: bytes | AsyncIterator[bytes] = chunks
-        if length is not None and length <= _WHOLE_BYTES:
-            body = b"".join([chunk async for chunk in chunks])
-        return InferRequest(request.headers, body, length, header)
-
-    async def _relay(
-        self, request: web.BaseRequest, record: ModelRecord, result: InferAnswer
-    ) -> web.StreamResponse:
-        size, length = result.json_header_bytes, result.content_length
-        if record.is_renamed:
-            body, size = binary.put_name_back(await result.read(), size, record.name, record.id)
-        elif length is not None and length <= _WHOLE_BYTES:
-            body = await result.read()
-        else:
-            return await _stream(request, result, size)
-        return web.Response(body=body, headers=_answer_headers(result, size))
-
-
-async def _stream(
-    request: web.BaseRequest, result: InferAnswer, json_header_size: int | None
-) -> web.StreamResponse:
-    response = web.StreamResponse(headers=_answer_headers(result, json_header_size))
-    response.content_length = result.content_length
-    echo(request, response)
-    await response.prepare(request)
-    async for chunk in result.chunks():
-        await response.write(chunk)
-    await response.write_eof()
-    return response
-
-
-def _answer_headers(result: InferAnswer, json_header_size: int | None) -> dict[str, str]:
-    headers = {"Content-Type": binary.content_type(json_header_size)}
-    if "Content-Encoding" in result.headers:
-        headers["Content-Encoding"] = result.headers["Content-Encoding"]
-    return headers
 
 
 def _hint(body: dict[str, Any], field: str) -> str | None:

@@ -1,5 +1,7 @@
 """V2 REST under /v2: Triton's own calls, under the callers' names; docs/v2.md has the differences.
 
+Inferences never come here: the lane serves them.
+
 What loads and unloads goes through control, so that the ledger never loses sight of a model.
 Everything else is passed on to Triton as it is.
 """
@@ -14,9 +16,11 @@ from aiohttp import web
 from adapter.control import ModelControl
 from adapter.core.infer import V2Call, V2DataPlane
 from adapter.errors import BackendUnavailable, InvalidRequest
-from adapter.frontends.http import Handler, answer, path_segments
-from adapter.frontends.v2_models import V2Models
-from adapter.frontends.v2_relay import call_body, call_headers, relay
+from adapter.frontends.body import whole_body
+from adapter.frontends.edge import path_segments
+from adapter.frontends.http import Handler, answer
+from adapter.frontends.v2_headers import call_headers
+from adapter.frontends.v2_models import V2Models, relay
 from adapter.frontends.v2_repository import V2Repository
 from adapter.frontends.v2_routes import Route
 
@@ -48,7 +52,6 @@ class V2:
             control,
             dataplane,
             load_wait_seconds=load_wait_seconds,
-            max_body_bytes=max_body_bytes,
             max_control_body_bytes=max_control_body_bytes,
         )
         self._repository = V2Repository(
@@ -60,7 +63,7 @@ class V2:
         )
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        _, *path = path_segments(request)
+        _, *path = path_segments(request.raw_path)
         if path and path[-1] == "":
             path.pop()  # one trailing slash means nothing
         route = self._route(request, path)
@@ -94,13 +97,13 @@ class V2:
     async def _pass(
         self, path: str, request: web.BaseRequest, *, is_probe: bool = False
     ) -> web.StreamResponse:
-        headers = call_headers(request, is_rewritten=False)
+        headers = call_headers(request.headers, is_rewritten=False)
         is_post = request.method == "POST"
-        body = await call_body(request, headers, self._max_control_body) if is_post else None
+        body = await whole_body(request, self._max_control_body) if is_post else None
         method = "POST" if is_post else "GET"
         call = V2Call(method, path, headers, body, is_probe=is_probe)
         async with self._dataplane.forward(call, None) as found:
-            return await relay(request, found)
+            return await relay(found)
 
 
 def _closed(needs: str) -> web.Response:

@@ -1,7 +1,7 @@
 """V2 calls about one model: passed on to Triton under the name that it has there, and back."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,11 @@ from adapter.control import Lease, ModelControl
 from adapter.core.infer import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import parse_model_id
 from adapter.core.registry import ModelRecord
-from adapter.errors import BackendError, CapacityError
-from adapter.frontends.binary import put_name_back
+from adapter.frontends.body import whole_body
+from adapter.frontends.edge import passed_on
 from adapter.frontends.http import answer
-from adapter.frontends.v2_relay import call_body, call_headers, passed_on, relay
+from adapter.frontends.v2_headers import call_headers
 from adapter.frontends.v2_routes import Route
-
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-_EVENT_END = b"\n\n"
 
 Rename = Callable[[dict[str, Any], ModelRecord], dict[str, Any]]
 
@@ -32,13 +29,11 @@ class V2Models:
         dataplane: V2DataPlane,
         *,
         load_wait_seconds: float,
-        max_body_bytes: int,
         max_control_body_bytes: int,
     ) -> None:
         self._control = control
         self._dataplane = dataplane
         self._load_wait = load_wait_seconds
-        self._max_body = max_body_bytes
         self._max_control_body = max_control_body_bytes
 
     def route(self, request: web.BaseRequest, path: Sequence[str]) -> Route | None:
@@ -67,7 +62,7 @@ class V2Models:
             case ["ready"]:
                 return Route("ready", {"GET": partial(self._ready, call)})
             case ["infer" | "generate" | "generate_stream" as operation]:
-                return Route(operation, {"POST": partial(self._infer, call)})
+                return Route(operation, {"POST": None})
             case ["trace", "setting"]:
                 trace = partial(self._trace, call)
                 return Route("trace", {"GET": trace, "POST": trace}, needs="trace")
@@ -82,7 +77,7 @@ class V2Models:
         with await self._serving(request) as record:
             async with self._dataplane.forward(_call(request, record, path), record) as found:
                 if not record.is_renamed:
-                    return await relay(request, found)
+                    return await relay(found)
                 return answer(rename(json.loads(await found.read()), record))
 
     async def _ready(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
@@ -90,77 +85,39 @@ class V2Models:
         with self._control.lease(request["model_id"]) as record:
             call = _call(request, record, path, is_probe=True)
             async with self._dataplane.forward(call, record) as found:
-                return await relay(request, found)
+                return await relay(found)
 
     async def _trace(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
         with await self._serving(request) as record:
-            call = await self._call_with_body(request, record, path, self._max_control_body)
+            method = request.method
+            headers = call_headers(request.headers, is_rewritten=False)
+            is_post = method == "POST"
+            body = await whole_body(request, self._max_control_body) if is_post else None
+            call = V2Call(method, f"/models/{record.name}{path}", headers, body)
             async with self._dataplane.forward(call, record) as found:
-                return await relay(request, found)
+                return await relay(found)
 
     async def _all_statistics(self, request: web.BaseRequest) -> web.StreamResponse:
         """Of all that Triton has; what is not ours keeps its name."""
-        headers = call_headers(request, is_rewritten=True)
+        headers = call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "/models/stats", headers), None) as found:
             listed = json.loads(await found.read())["model_stats"]
         ids = {record.name: record.id for record in self._control.registry.records()}
         named = [one | {"name": ids.get(one["name"], one["name"])} for one in listed]
         return answer({"model_stats": named})
 
-    async def _infer(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
-        with await self._serving(request) as record:
-            try:
-                call = await self._call_with_body(request, record, path, self._max_body)
-                async with self._dataplane.forward(call, record) as found:
-                    if record.is_renamed:
-                        return await _renamed(request, record, found, is_stream=call.is_stream)
-                    return await relay(request, found)
-            except (BackendError, CapacityError) as error:
-                raise await self._control.recovery.judged(error, record.id) from error
-
-    async def _call_with_body(
-        self, request: web.BaseRequest, record: ModelRecord, path: str, limit: int
-    ) -> V2Call:
-        headers = call_headers(request, is_rewritten=record.is_renamed)
-        body = await call_body(request, headers, limit)
-        return V2Call(
-            request.method,
-            f"/models/{record.name}{path}",
-            headers,
-            body,
-            is_stream=path.endswith("/generate_stream"),
-        )
-
 
 def _call(
     request: web.BaseRequest, record: ModelRecord, path: str, *, is_probe: bool = False
 ) -> V2Call:
-    headers = call_headers(request, is_rewritten=record.is_renamed)
+    headers = call_headers(request.headers, is_rewritten=record.is_renamed)
     return V2Call("GET", f"/models/{record.name}{path}", headers, is_probe=is_probe)
 
 
-async def _renamed(
-    request: web.BaseRequest, record: ModelRecord, found: V2Answer, *, is_stream: bool
-) -> web.StreamResponse:
-    if is_stream:
-        return await relay(request, found, lambda chunks: _renamed_events(chunks, record))
-    body, size = put_name_back(await found.read(), found.json_header_bytes, record.name, record.id)
-    response = web.Response(body=body, headers=passed_on(found.headers))
-    if size is not None:
-        response.headers[_HEADER_LENGTH] = str(size)
-    return response
-
-
-async def _renamed_events(
-    chunks: AsyncIterator[bytes], record: ModelRecord
-) -> AsyncIterator[bytes]:
-    rest = b""
-    async for chunk in chunks:
-        *events, rest = (rest + chunk).split(_EVENT_END)
-        for event in events:
-            yield put_name_back(event, None, record.name, record.id)[0] + _EVENT_END
-    if rest:
-        yield rest
+async def relay(found: V2Answer) -> web.Response:
+    """Triton's answer as it came."""
+    headers = passed_on(found.headers)
+    return web.Response(status=found.status, headers=headers, body=await found.read())
 
 
 def _rename(described: dict[str, Any], record: ModelRecord) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from adapter.frontends.http import Handler, method_not_allowed
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`needs` is what the setting `passthrough` must hold for it to be open."""
+    """`needs` is what the setting `passthrough` must hold for it to be open. A method with None is
+    served elsewhere.
+    """
 
     operation: str
-    methods: Mapping[str, Handler]
+    methods: Mapping[str, Handler | None]
     needs: str | None = None
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:

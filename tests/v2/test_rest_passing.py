@@ -16,8 +16,13 @@ from aiohttp import web
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
+from adapter.frontends.edge import Observer
 from adapter.frontends.http import HttpEdge
+from adapter.frontends.http_lane.behind import Application
+from adapter.frontends.http_lane.server import HttpLane
+from adapter.frontends.inference import Inferences
 from adapter.frontends.v2 import V2
+from adapter.settings.values import parse_door
 from tests.fakes.house import House
 
 # what the frontends note in a request is under plain strings
@@ -82,8 +87,18 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
         max_control_body_bytes=100,
         passthrough=frozenset(passthrough),
     )
-    address = await opened(stack, HttpEdge(v2.handle, house.metrics, "v2").server())
-    caller = aiohttp.ClientSession(f"http://{address}", auto_decompress=False)
+    inferences = Inferences(
+        house.control,
+        dataplane,
+        load_wait_seconds=0.01,
+        max_body_bytes=2 * MIB,
+        default_model=None,
+    )
+    application = Application(HttpEdge(v2.handle, house.metrics, "v2").handlers())
+    lane = HttpLane(inferences, application, Observer(house.metrics))
+    port = await lane.open(parse_door("127.0.0.1:0"))
+    stack.push_async_callback(lane.close, 10)
+    caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
     await stack.enter_async_context(caller)
     return Door(upstream, house, caller, dataplane)
 

@@ -1,0 +1,305 @@
+"""One caller's connection: one request at a time in hand, what comes behind it waits."""
+
+import asyncio
+import math
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from adapter.errors import InvalidRequest
+from adapter.frontends.http_lane.head import Head
+from adapter.frontends.http_lane.reply import Reply
+from adapter.frontends.http_lane.request import Request
+
+# Bytes behind the request in hand from which on the caller is held back.
+_AHEAD_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. `idle`: between two requests, longer than proxies keep theirs, so that they close
+    first. `head`: from its first byte to its last. `body` and `answer`: without any progress.
+    `gone`: how long work goes on for a caller who has ended its side, which one that only waits
+    for its answer does as well as one that has left. `linger`: for a caller who still sends what
+    nobody reads, to see its answer before the connection is reset.
+    """
+
+    idle: float = 3630
+    head: float = 30
+    body: float = 60
+    answer: float = 60
+    gone: float = 2
+    linger: float = 2
+
+
+class Server(Protocol):
+    """What serves the requests. `serve` writes the whole answer, or `reply` is not over."""
+
+    limits: Limits
+    date: str
+    is_closing: bool
+
+    async def serve(self, request: Request, reply: Reply, connection: "Connection") -> None: ...
+    def malformed(self, error: InvalidRequest) -> bytes: ...
+    def opened(self, connection: "Connection") -> None: ...
+    def lost(self, connection: "Connection") -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, server: Server) -> None:
+        self.transport: asyncio.Transport
+        self.watcher: asyncio.BaseProtocol | None = None  # told when writing pauses and resumes
+        self.is_full = False
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._head: Head | None = None
+        self._request: Request | None = None
+        self._is_serving = False
+        self._task: asyncio.Task[None] | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        self._ahead = b""
+        self._is_held = False
+        self._is_ended = False  # by the caller: nothing more will come
+        self._is_over = False  # for us: what comes is not read any more
+        self._writer: asyncio.Future[None] | None = None
+        self._read_due = self._write_due = math.inf
+        self._overdue: Callable[[], None] = self.close
+
+    @property
+    def date(self) -> str:
+        return self._server.date
+
+    # -- asyncio.Protocol -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._server.opened(self)
+        self._wait(self._server.limits.idle, self.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        request = self._request
+        if request is not None and not request.is_whole:
+            self._expect_body()
+            data = request.feed(data)
+            if request.is_whole:
+                self._body_is_whole()
+                if not self._is_serving:
+                    self._answered()
+        if data:
+            self._ahead += data
+            if self._request is None:
+                self._next()
+            elif len(self._ahead) > _AHEAD_BYTES:
+                self.hold()
+
+    def eof_received(self) -> bool:
+        """True: the caller may still read."""
+        self._is_ended = True
+        if self._is_over or (self._request is None and self._head is None):
+            return False
+        self._wait(self._server.limits.gone, self.abort)
+        request = self._request
+        if request is None:
+            self._refuse(InvalidRequest("the head of the request broke off"))
+            return True
+        if not request.is_whole:
+            request.fail(InvalidRequest("the body broke off"))
+        return self._is_serving
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._is_over = True
+        self.resume_writing()
+        if self._task is not None:
+            self._task.cancel()
+        self._server.lost(self)
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        self._write_due = self._loop.time() + self._server.limits.answer
+        if self.watcher is not None:
+            self.watcher.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self._write_due = math.inf
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
+        if self.watcher is not None:
+            self.watcher.resume_writing()
+
+    # -- requests, one after the other ------------------------------------------------------
+
+    def _next(self) -> None:
+        """Read on in the head of the next request, and begin to serve it when that is there."""
+        if self._head is None:
+            self._head = Head()
+            self._wait(self._server.limits.head, self._head_is_late)
+        data, self._ahead = self._ahead, b""
+        try:
+            data = self._head.feed(data)
+            if not self._head.is_over:
+                return
+            request = Request(self._head, self, time.monotonic())
+        except InvalidRequest as error:
+            self._refuse(error)
+            return
+        self._head, self._request = None, request
+        if not request.is_whole:
+            self._expect_body()
+            if data:
+                data = request.feed(data)
+        if request.is_whole:
+            self._body_is_whole()
+        self._ahead = data
+        self._is_serving = True
+        if self._task is None:
+            self._task = self._loop.create_task(self._run())
+        elif self._arrival is not None:
+            self._arrival.set_result(None)
+
+    async def _run(self) -> None:
+        """One task serves all requests: one for each would cost more."""
+        while not self._is_over:
+            if self._is_serving and self._request is not None:
+                await self._serve(self._request)
+            else:
+                self._arrival = self._loop.create_future()
+                await self._arrival
+                self._arrival = None
+
+    async def _serve(self, request: Request) -> None:
+        reply = Reply(self, request)
+        await self._server.serve(request, reply, self)
+        if self.is_full:
+            await self.drained()
+        self._is_serving = False
+        if not reply.is_over:
+            self.abort()  # that is all that can be said of an answer that broke off
+        elif reply.is_last or not request.is_soon_over():
+            self._end(gently=not request.is_whole)
+        else:
+            request.drop()
+            if request.is_whole:
+                self._answered()
+
+    def _answered(self) -> None:
+        """And the body is whole, so the next request begins here."""
+        self._request = None
+        self.go_on()
+        if self._is_ended:
+            self._wait(self._server.limits.gone, self.abort)
+        else:
+            self._wait(self._server.limits.idle, self.close)
+        if self._server.is_closing or (self._is_ended and not self._ahead):
+            self.close()
+        elif self._ahead:
+            self._next()
+            if self._is_ended and self._request is None:
+                self.close()
+
+    def is_kept_after(self, request: Request) -> bool:
+        return request.head.is_kept and not self._server.is_closing and request.is_soon_over()
+
+    def _refuse(self, error: InvalidRequest) -> None:
+        """Nobody knows where the next request would begin."""
+        self._is_over = True
+        self.write(self._server.malformed(error))
+        self._end(gently=not self._is_ended)
+
+    # -- time limits ------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Close what has waited for too long; called every now and then."""
+        if now >= self._write_due:
+            self.abort()
+        elif now >= self._read_due:
+            self._read_due = math.inf
+            self._overdue()
+
+    def _wait(self, seconds: float, overdue: Callable[[], None]) -> None:
+        self._read_due = self._loop.time() + seconds
+        self._overdue = overdue
+
+    def _expect_body(self) -> None:
+        self._wait(self._server.limits.body, self._body_is_late)
+
+    def _body_is_whole(self) -> None:
+        self._read_due = math.inf
+        if self._is_ended:
+            self._wait(self._server.limits.gone, self.abort)
+
+    def _head_is_late(self) -> None:
+        seconds = self._server.limits.head
+        self._refuse(InvalidRequest(f"the head of the request took longer than {seconds:g} s"))
+
+    def _body_is_late(self) -> None:
+        request = self._request
+        if not self._is_serving or request is None:
+            self.abort()
+            return
+        seconds = self._server.limits.body
+        request.fail(InvalidRequest(f"nothing came of the body for {seconds:g} s"))
+
+    # -- the caller is held back ------------------------------------------------------------
+
+    def hold(self) -> None:
+        if not self._is_held and not self._is_over:
+            self._is_held = True
+            self._read_due = math.inf
+            self.transport.pause_reading()
+
+    def go_on(self) -> None:
+        if self._is_held and not self._is_over:
+            self._is_held = False
+            if self._request is not None and not self._request.is_whole:
+                self._expect_body()
+            self.transport.resume_reading()
+
+    def say_continue(self) -> None:
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    async def drained(self) -> None:
+        """Wait until the caller has taken most of what was written, or is gone."""
+        while self.is_full:
+            self._writer = self._loop.create_future()
+            await self._writer
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The server closes: at once where nothing is in hand, else behind the answer."""
+        if self._request is None:
+            self.close()
+
+    def close(self) -> None:
+        """When what was written is out."""
+        self._is_over = True
+        self._wait(self._server.limits.answer, self.abort)
+        self.transport.close()
+
+    def abort(self) -> None:
+        self._is_over = True
+        self.transport.abort()
+
+    def _end(self, *, gently: bool) -> None:
+        """`gently`: bytes that were not read would reset the connection, maybe before the caller
+        has seen the answer; so they are read for a while, for nothing.
+        """
+        if not gently or self._is_ended:
+            self.close()
+            return
+        self.go_on()
+        self._is_over = True
+        self._wait(self._server.limits.linger, self.abort)
+        self.transport.write_eof()

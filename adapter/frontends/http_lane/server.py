@@ -1,0 +1,132 @@
+"""The http door: inferences are served in the lane, everything else by the application behind."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from typing import Any
+
+from adapter.errors import AdapterError, InvalidRequest
+from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
+from adapter.frontends.http_lane.behind import Application
+from adapter.frontends.http_lane.connection import Connection, Limits
+from adapter.frontends.http_lane.reply import Reply, last_words
+from adapter.frontends.http_lane.request import Request
+from adapter.frontends.inference import Inferences, Route, route_of
+from adapter.settings import Door
+
+log = logging.getLogger(__name__)
+
+# How often time limits are looked at: one timer for all connections costs a request nothing.
+_LOOK_SECONDS = 1
+
+# Callers may come all at once; what does not fit waits a second for its connection.
+_BACKLOG = 1024
+
+_JSON = (("Content-Type", "application/json"),)
+
+
+class HttpLane:
+    """`application` serves what is no inference, and also counts that."""
+
+    def __init__(
+        self,
+        inferences: Inferences,
+        application: Application,
+        observer: Observer,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.date = formatdate(usegmt=True)
+        self.is_closing = False
+        self._inferences = inferences
+        self._application = application
+        self._observer = observer
+        self._connections: set[Connection] = set()
+        self._all_lost: asyncio.Future[None] | None = None
+        self._server: asyncio.Server
+        self._looker: asyncio.TimerHandle
+
+    async def open(self, door: Door) -> int:
+        """The port, 0 for a socket of unix."""
+        loop = asyncio.get_running_loop()
+        if door.kind == "unix":
+            self._server = await loop.create_unix_server(
+                lambda: Connection(self), door.path, backlog=_BACKLOG
+            )
+        else:
+            self._server = await loop.create_server(
+                lambda: Connection(self), door.host, door.port, backlog=_BACKLOG
+            )
+        self._look()
+        return 0 if door.kind == "unix" else int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self, patience_seconds: float) -> None:
+        """Take nothing new; what is in hand has its time to be answered."""
+        self._server.close()
+        self.is_closing = True
+        for connection in list(self._connections):
+            connection.stop()
+        if not await self._are_lost(patience_seconds):
+            for connection in self._connections:
+                connection.abort()
+            await self._are_lost(patience_seconds)
+        self._looker.cancel()
+
+    async def _are_lost(self, seconds: float) -> bool:
+        if self._connections:
+            self._all_lost = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._all_lost], timeout=seconds)
+        return not self._connections
+
+    # -- for connections --------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        self._connections.add(connection)
+
+    def lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._all_lost is not None and not self._all_lost.done():
+            self._all_lost.set_result(None)
+
+    def malformed(self, error: InvalidRequest) -> bytes:
+        self._observer.malformed(error)
+        status, body = error_body(error, None)
+        return last_words(status, encoded(body), self.date)
+
+    async def serve(self, request: Request, reply: Reply, connection: Connection) -> None:
+        route = route_of(request.head.raw_target) if request.head.method == "POST" else None
+        try:
+            if route is None:
+                await self._application.serve(request, reply, connection)
+                return
+            await self._inferences.serve(route, request, reply)
+        except AdapterError as error:
+            operation = "other" if route is None else route.operation
+            self._observer.refused(error, request.headers, request.target, operation)
+            model_id = None if route is None else self._inferences.model_of(route)
+            self._say(reply, *error_body(error, model_id))
+        except ConnectionResetError:
+            return
+        except Exception:
+            log.exception("request.failed", extra={"path": request.target[:500]})
+            self._say(reply, 500, INTERNAL_ERROR)
+        self._count(route, request, reply)
+
+    def _say(self, reply: Reply, status: int, body: Mapping[str, Any]) -> None:
+        if not reply.status:
+            reply.whole(status, _JSON, encoded(body))
+
+    def _count(self, route: Route | None, request: Request, reply: Reply) -> None:
+        frontend, operation = (route.frontend, route.operation) if route else ("sagemaker", "other")
+        seconds = time.monotonic() - request.begun
+        self._observer.answered(frontend, operation, reply.status, seconds)
+
+    def _look(self) -> None:
+        self.date = formatdate(usegmt=True)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._connections):
+            connection.look(now)
+        self._looker = loop.call_later(_LOOK_SECONDS, self._look)

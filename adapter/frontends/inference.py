@@ -1,0 +1,194 @@
+"""Inferences over HTTP, SageMaker's and V2's: names, leases, bodies on their way to Triton."""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from adapter.control import ModelControl
+from adapter.core.infer import V2Answer, V2Call, V2DataPlane
+from adapter.core.model import ModelId, parse_model_id
+from adapter.core.registry import ModelRecord
+from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest
+from adapter.frontends import binary
+from adapter.frontends.edge import passed_on, path_segments
+from adapter.frontends.http_lane.reply import Reply
+from adapter.frontends.http_lane.request import WHOLE_BYTES, Request
+from adapter.frontends.v2_headers import call_headers
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+_ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
+# What a caller of SageMaker's contract may tell Triton; everything else of a request stays here.
+_FORWARDED = ("Content-Type", "Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
+_EVENT_END = b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`model_id` is None for the one model of single-model mode. `path` is what stands behind the
+    model's name in V2.
+    """
+
+    frontend: str
+    operation: str
+    model_id: ModelId | None
+    path: str = ""
+
+
+@lru_cache(512)
+def route_of(raw_target: bytes) -> Route | None:
+    """None for what is no inference, or is one of no model that there can be."""
+    try:
+        return _route(path_segments(raw_target.decode()))
+    except (AdapterError, UnicodeDecodeError):
+        return None
+
+
+def _route(segments: list[str]) -> Route | None:
+    if len(segments) > 1 and segments[-1] == "":
+        segments.pop()  # one trailing slash means nothing
+    match segments:
+        case ["invocations"]:
+            return Route("sagemaker", "invocations", None)
+        case ["models", name, "invoke"]:
+            return Route("sagemaker", "invoke", parse_model_id(name))
+        case ["v2", "models", name, *versions, "infer" | "generate" | "generate_stream" as call]:
+            match versions:
+                case []:
+                    return Route("v2", call, parse_model_id(name), f"/{call}")
+                case ["versions", number] if number.isascii() and number.isdigit():
+                    path = f"/versions/{number}/{call}"
+                    return Route("v2", call, parse_model_id(name), path)
+    return None
+
+
+class Inferences:
+    """`default_model` is what /invocations serves in single-model mode.
+
+    `load_wait_seconds`: how long a call of V2 waits for the end of its model's load.
+    """
+
+    def __init__(
+        self,
+        control: ModelControl,
+        dataplane: V2DataPlane,
+        *,
+        load_wait_seconds: float,
+        max_body_bytes: int,
+        default_model: ModelId | None,
+    ) -> None:
+        self._control = control
+        self._dataplane = dataplane
+        self._load_wait = load_wait_seconds
+        self._max_body = max_body_bytes
+        self._default_model = default_model
+
+    def model_of(self, route: Route) -> ModelId | None:
+        return route.model_id or self._default_model
+
+    async def serve(self, route: Route, request: Request, reply: Reply) -> None:
+        """Whatever is no good answer of Triton's is raised as one of our errors."""
+        model_id = self.model_of(route)
+        if model_id is None:
+            raise InvalidRequest(
+                "many models are served here: POST /models/{model_name}/invoke, "
+                "or start with --single-model"
+            )
+        try:
+            if route.frontend == "v2":
+                with await self._control.serving(model_id, self._load_wait) as record:
+                    await self._infer(route.path, record, request, reply)
+            else:
+                with self._control.lease(model_id) as record:
+                    await self._invoke(record, request, reply)
+        except (BackendError, CapacityError) as error:
+            raise await self._control.recovery.judged(error, model_id) from error
+
+    # -- SageMaker's ------------------------------------------------------------------------
+
+    async def _invoke(self, record: ModelRecord, request: Request, reply: Reply) -> None:
+        headers = _told(record, request)
+        body = await request.body(self._max_body)
+        call = V2Call("POST", f"/models/{record.name}/infer", headers, body)
+        handed = time.monotonic()
+        async with self._dataplane.forward(call, record) as found:
+            request.upstream_seconds = time.monotonic() - handed
+            size, length = found.json_header_bytes, found.content_length
+            if record.is_renamed:
+                body, size = binary.put_name_back(await found.read(), size, record.name, record.id)
+            elif length is not None and length <= WHOLE_BYTES:
+                body = await found.read()
+            else:
+                await reply.stream(200, _invoke_headers(found, size), length, found.chunks())
+                return
+            reply.whole(200, _invoke_headers(found, size), body)
+
+    # -- V2 ---------------------------------------------------------------------------------
+
+    async def _infer(self, path: str, record: ModelRecord, request: Request, reply: Reply) -> None:
+        headers = call_headers(request.headers, is_rewritten=record.is_renamed)
+        if request.content_length is not None:
+            headers["Content-Length"] = str(request.content_length)
+        body = await request.body(self._max_body)
+        is_stream = path.endswith("/generate_stream")
+        call = V2Call("POST", f"/models/{record.name}{path}", headers, body, is_stream=is_stream)
+        handed = time.monotonic()
+        async with self._dataplane.forward(call, record) as found:
+            request.upstream_seconds = time.monotonic() - handed
+            await _relay(record, found, reply, is_stream=is_stream)
+
+
+def _told(record: ModelRecord, request: Request) -> dict[str, str]:
+    """The headers of an invocation on its way to Triton."""
+    given, length = request.headers, request.content_length
+    headers = {name: value for name in _FORWARDED if (value := given.get(name)) is not None}
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")
+    if encoding:
+        headers["Content-Encoding"] = encoding  # Triton knows no GZIP
+    is_packed = encoding not in {"", "identity"}
+    size = binary.json_header_bytes(headers.get("Content-Type", ""), None if is_packed else length)
+    if size is not None:
+        headers[_HEADER_LENGTH] = str(size)
+    if length is not None:
+        headers["Content-Length"] = str(length)
+    if record.is_renamed:
+        # the answer names the model, and its name will have to be put back
+        headers.pop("Accept-Encoding", None)
+    return headers
+
+
+def _invoke_headers(found: V2Answer, json_header_size: int | None) -> list[tuple[str, str]]:
+    headers = [("Content-Type", binary.content_type(json_header_size))]
+    if "Content-Encoding" in found.headers:
+        headers.append(("Content-Encoding", found.headers["Content-Encoding"]))
+    return headers
+
+
+async def _relay(record: ModelRecord, found: V2Answer, reply: Reply, *, is_stream: bool) -> None:
+    """Triton's answer as it came, each piece as soon as it is there; the caller's name in it."""
+    headers, length = passed_on(found.headers), found.content_length
+    if record.is_renamed and is_stream:
+        await reply.stream(found.status, headers.items(), None, _renamed(found.chunks(), record))
+    elif record.is_renamed:
+        body, size = binary.put_name_back(
+            await found.read(), found.json_header_bytes, record.name, record.id
+        )
+        if size is not None:
+            headers[_HEADER_LENGTH] = str(size)
+        reply.whole(found.status, headers.items(), body)
+    elif length is not None and length <= WHOLE_BYTES:
+        reply.whole(found.status, headers.items(), await found.read())
+    else:
+        await reply.stream(found.status, headers.items(), length, found.chunks())
+
+
+async def _renamed(chunks: AsyncIterator[bytes], record: ModelRecord) -> AsyncIterator[bytes]:
+    rest = b""
+    async for chunk in chunks:
+        *events, rest = (rest + chunk).split(_EVENT_END)
+        for event in events:
+            yield binary.put_name_back(event, None, record.name, record.id)[0] + _EVENT_END
+    if rest:
+        yield rest
