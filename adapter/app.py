@@ -5,18 +5,19 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from aiohttp import web
 
 from adapter.assembly import (
+    about,
     build_control,
     build_embedded,
     build_memory,
     build_packages,
     build_triton,
     model_roots,
+    watched,
 )
 from adapter.backend.tritonserver import RunFolder
 from adapter.core.faults import Faults
@@ -27,12 +28,13 @@ from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors
+from adapter.frontends.drain import Drain
 from adapter.frontends.grpc_services import GrpcServices
 from adapter.frontends.http import HttpEdge, path_segments
 from adapter.frontends.sagemaker import SageMaker
 from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
-from adapter.settings import Loaded, Settings
+from adapter.settings import Loaded, for_programs
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +45,11 @@ class Adapter:
     `addresses`: where each open door really is, port 0 resolved.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._doors = Doors(settings.drain_timeout_seconds, settings.grpc_max_message_bytes)
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._settings = settings = loaded.settings
+        patience = settings.drain_timeout_seconds - settings.drain_min_seconds
+        self._doors = Doors(patience, settings.grpc_max_message_bytes)
         self.addresses = self._doors.addresses
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
@@ -67,6 +71,7 @@ class Adapter:
             embedded=self._embedded,
             metrics=self._metrics,
         )
+        self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
         self._dataplane = HttpDataPlane(faults, timeout_seconds=settings.infer_timeout_seconds)
         self._rpc = GrpcDataPlane(
             faults,
@@ -83,7 +88,7 @@ class Adapter:
         return SageMaker(
             self._control,
             self._dataplane,
-            is_well=lambda: self._why_not_ready() is None,
+            is_well=self._is_well,
             max_body_bytes=self._settings.max_body_bytes,
             max_control_body_bytes=self._settings.max_control_body_bytes,
             default_model=self._single,
@@ -119,7 +124,7 @@ class Adapter:
             metrics=self._metrics,
             settings=self._settings,
             roots=roots,
-            is_well=lambda: self._why_not_ready() is None,
+            is_well=self._is_well,
             learned=self._control.memory.sizes.of_url,
         )
 
@@ -158,10 +163,15 @@ class Adapter:
         )
 
     async def stop(self) -> None:
-        """Answer what is in flight, take nothing new, close in reverse order."""
+        """Say that it ends, answer what is in flight, take nothing new, close in reverse order."""
+        was_started = self._why_not_started() is None
         self._phase = "stopping"
+        self._drain.begin()
+        if was_started:
+            await self._drain.noticed()
+        settings = self._settings
         await asyncio.gather(
-            self._control.drain(self._settings.drain_timeout_seconds),
+            self._control.drain(settings.drain_timeout_seconds - settings.drain_min_seconds),
             self._doors.close(),
         )
         for watch in self._watches:
@@ -175,6 +185,7 @@ class Adapter:
             await self._embedded.stop()
         if self._private is not None:
             await asyncio.to_thread(self._private.remove)
+        await self._doors.close_probes()
 
     def _why_not_started(self) -> str | None:
         return self._phase if self._phase.startswith("starting") else None
@@ -182,7 +193,10 @@ class Adapter:
     def _why_not_ready(self) -> str | None:
         if self._phase or not self._triton.live:
             return self._phase or "Triton does not answer"
-        return self._control.why_stuck()
+        return "draining" if self._drain.is_on else self._control.why_stuck()
+
+    def _is_well(self) -> bool:
+        return self._why_not_ready() is None
 
     async def _triton_came_back(self) -> None:
         if self._control.is_open:
@@ -192,14 +206,20 @@ class Adapter:
                 log.warning("triton.unreachable", extra={"reason": str(error)})
 
     async def _open_doors(self) -> None:
+        self._metrics.watch(
+            watched(self._control, self._memory, self._triton, self._is_well, self._settings)
+        )
         admin = Admin(
             self._control,
             self._metrics,
             why_not_started=self._why_not_started,
             why_not_ready=self._why_not_ready,
-            about={"version": version("triton-adapter"), "triton": self._settings.triton},
+            drain=self._drain,
+            drain_seconds=self._settings.drain_timeout_seconds,
+            about=about(self._settings),
+            config=for_programs(self._loaded),
         )
-        edge = HttpEdge(self._route, self._metrics, "sagemaker")
+        edge = HttpEdge(self._route, self._metrics, self._drain)
         settings, doors, services = self._settings, self._doors, self._services
         await doors.open_probes("admin", settings.admin, admin.application())
         await doors.open_http("http", settings.http, edge.server())
@@ -220,7 +240,7 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
     adapter: Adapter | None = None
     stopping = asyncio.create_task(asked.wait())
     try:
-        adapter = Adapter(loaded.settings)
+        adapter = Adapter(loaded)
         starting = asyncio.create_task(adapter.start())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():

@@ -1,6 +1,9 @@
 """Builds the parts from the settings. What they are to each other is in app.py."""
 
+import platform
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from adapter.backend.embedded import EmbeddedTriton
@@ -100,7 +103,7 @@ def build_control(
     metrics: Metrics,
 ) -> ModelControl:
     sizes, file = build_sizes(settings)
-    control = ModelControl(
+    return ModelControl(
         registry=Registry(),
         ledger=Ledger(settings.memory_limit, settings.memory_reserve.of),
         sizes=sizes,
@@ -119,15 +122,33 @@ def build_control(
         loads_again=settings.on_triton_restart == "reload",
         load_threads=embedded.load_threads if embedded else TRITON_LOAD_THREADS,
     )
-    metrics.watch(
-        State(
-            models=control.registry.counts,
-            ledger=control.memory.ledger.snapshot,
-            memory=lambda: memory.last,
-            triton_live=lambda: triton.live,
-        )
+
+
+def about(settings: Settings) -> dict[str, str]:
+    """What this process is, to those who look at it."""
+    return {
+        "version": version("triton-adapter"),
+        "python": platform.python_version(),
+        "triton": settings.triton,
+    }
+
+
+def watched(
+    control: ModelControl,
+    memory: ChosenMemory,
+    triton: TritonControl,
+    is_well: Callable[[], bool],
+    settings: Settings,
+) -> State:
+    return State(
+        models=control.registry.counts,
+        ledger=control.memory.ledger.snapshot,
+        memory=lambda: memory.last,
+        triton_live=lambda: triton.live,
+        ready=is_well,
+        idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
+        about=about(settings),
     )
-    return control
 
 
 def model_roots(settings: Settings) -> list[Path]:

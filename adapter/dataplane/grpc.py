@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from time import monotonic
 from typing import Any, TypeAlias
 
 import grpc
@@ -11,6 +12,7 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.rpc import RpcAnswer, RpcCall, RpcMetadata
+from adapter.core.waiting import add_waited
 from adapter.errors import AdapterError, BackendUnavailable, InferenceFailed
 
 _SERVICE = "/inference.GRPCInferenceService"
@@ -58,6 +60,7 @@ class GrpcDataPlane:
     async def call(self, call: RpcCall, message: bytes, record: ModelRecord | None) -> RpcAnswer:
         """A caller who goes away cancels this, and that cancels the call at Triton."""
         seconds = self._timeout if call.seconds is None else min(call.seconds, self._timeout)
+        begun = monotonic()
         rpc = self._method(call.method)(message, timeout=seconds, metadata=_sent(call.metadata))
         try:
             answer = await rpc
@@ -66,6 +69,8 @@ class GrpcDataPlane:
             )
         except grpc.aio.AioRpcError as error:
             raise self._fault(error, record) from error
+        finally:
+            add_waited(monotonic() - begun)
 
     @asynccontextmanager
     async def stream(

@@ -35,14 +35,16 @@ class Doors:
         self._max_message_bytes = max_message_bytes
         self._patience = patience_seconds
         self._runners: list[web.BaseRunner] = []
+        self._probes: list[web.BaseRunner] = []
         self._servers: list[grpc.aio.Server] = []
 
     async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._patience)
-        await self._open(name, door, runner)
+        await self._open(name, door, runner, self._probes)
 
     async def open_http(self, name: str, door: Door, server: web.Server) -> None:
-        await self._open(name, door, web.ServerRunner(server, shutdown_timeout=self._patience))
+        runner = web.ServerRunner(server, shutdown_timeout=self._patience)
+        await self._open(name, door, runner, self._runners)
 
     async def open_grpc(self, name: str, door: Door, services: Iterable[GrpcService]) -> None:
         if door.kind == "off":
@@ -61,17 +63,22 @@ class Doors:
         self._opened(name, door, port)
 
     async def close(self) -> None:
-        """Take nothing new; what is in flight has its time to end."""
+        """Take nothing new but probes; what is in flight has its time to end."""
         await asyncio.gather(
             *(runner.cleanup() for runner in self._runners),  # each waits for its requests
             *(server.stop(self._patience) for server in self._servers),
         )
 
-    async def _open(self, name: str, door: Door, runner: web.BaseRunner) -> None:
+    async def close_probes(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self._probes))
+
+    async def _open(
+        self, name: str, door: Door, runner: web.BaseRunner, kept: list[web.BaseRunner]
+    ) -> None:
         if door.kind == "off":
             return
         await runner.setup()
-        self._runners.append(runner)
+        kept.append(runner)
         if door.kind == "unix":
             await web.UnixSite(runner, door.path).start()
             self._opened(name, door, 0)

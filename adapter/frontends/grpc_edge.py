@@ -9,9 +9,11 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from adapter.core.rpc import RpcMetadata
+from adapter.core.waiting import WAITED, Waited
 from adapter.errors import AdapterError, CallerError, OutOfMemory
 from adapter.frontends.status import grpc_status
 from adapter.metrics import Metrics
+from adapter.traffic import Served
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,20 +39,26 @@ class GrpcEdge:
         self._frontend = frontend
 
     def unary(self, method: str, act: Unary) -> Handler:
+        served = self._metrics.traffic.served(self._frontend, method)
+
         async def handle(request: bytes, context: Context) -> bytes:
-            return await self._watched(method, act(request, context), context)
+            return await self._watched(method, served, act(request, context), context)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def stream(self, method: str, act: Stream) -> Handler:
+        served = self._metrics.traffic.served(self._frontend, method)
+
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
-            await self._watched(method, act(requests, context), context)
+            await self._watched(method, served, act(requests, context), context)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
     def denied(self, method: str, why: str) -> Handler:
+        served = self._metrics.traffic.served(self._frontend, method)
+
         async def handle(_: bytes, context: Context) -> None:
-            self._metrics.requests.labels(self._frontend, method, "PERMISSION_DENIED").inc()
+            served.count("PERMISSION_DENIED", 0.0)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
         return grpc.unary_unary_rpc_method_handler(handle)
@@ -65,8 +73,12 @@ class GrpcEdge:
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
 
-    async def _watched(self, method: str, work: Awaitable[T], context: Context) -> T:
-        begun, code = time.monotonic(), grpc.StatusCode.OK
+    async def _watched(
+        self, method: str, served: Served, work: Awaitable[T], context: Context
+    ) -> T:
+        begun, code, waited = time.monotonic(), grpc.StatusCode.OK, Waited()
+        WAITED.set(waited)
+        served.flight.count += 1
         try:
             return await work
         except AdapterError as error:
@@ -81,6 +93,5 @@ class GrpcEdge:
             code = grpc.StatusCode.INTERNAL
             return await context.abort(code, "InternalError: internal error; see the log")
         finally:
-            self._metrics.requests.labels(self._frontend, method, code.name).inc()
-            seconds = time.monotonic() - begun
-            self._metrics.request_seconds.labels(self._frontend, method).observe(seconds)
+            served.flight.count -= 1
+            served.count(code.name, time.monotonic() - begun, waited.seconds)

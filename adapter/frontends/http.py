@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 
 from adapter.core.model import ModelId
+from adapter.core.waiting import WAITED, Waited
 from adapter.errors import (
     AboutMemory,
     AdapterError,
@@ -20,6 +21,7 @@ from adapter.errors import (
     InvalidRequest,
     OutOfMemory,
 )
+from adapter.frontends.drain import Drain
 from adapter.frontends.status import HTTP, lookup
 from adapter.metrics import Metrics
 
@@ -29,6 +31,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # given back to the caller and written to the log, never used as a key
 _ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
+_V2 = frozenset({"/v2", "/v2/", "/v2?"})
 _INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream"})
 _LOGGED = {
     "X-Amzn-SageMaker-Target-Model": "target_model",
@@ -86,17 +89,31 @@ def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
 class HttpEdge:
     """Wraps one handler for everything: errors, counts, headers that go back."""
 
-    def __init__(self, handle: Handler, metrics: Metrics, frontend: str) -> None:
+    def __init__(self, handle: Handler, metrics: Metrics, drain: Drain) -> None:
         self._handle = handle
         self._metrics = metrics
-        self._frontend = frontend
+        self._drain = drain
+        self._flights = {name: metrics.traffic.flight(name) for name in ("sagemaker", "v2")}
 
     def server(self) -> web.Server:
         # who hangs up is not computed for any more; operations of control outlive their callers
         return _Server(self.serve, handler_cancellation=True)
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        begun = time.monotonic()
+        begun, waited = time.monotonic(), Waited()
+        WAITED.set(waited)
+        flight = self._flights["v2" if request.raw_path[:4] in _V2 else "sagemaker"]
+        flight.count += 1
+        try:
+            response = await self._answered(request)
+        finally:
+            flight.count -= 1
+        if self._drain.is_on:
+            _close_after(request, response)
+        self._count(request, response.status, time.monotonic() - begun, waited.seconds)
+        return response
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             if request.headers.get("Expect", "").lower() == "100-continue":
                 await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -112,7 +129,6 @@ class HttpEdge:
             response = answer(body | {"model_name": None}, status=500)
         if not response.prepared:
             echo(request, response)
-        self._count(request, response.status, time.monotonic() - begun)
         return response
 
     def _log(self, request: web.BaseRequest, error: AdapterError) -> None:
@@ -126,11 +142,12 @@ class HttpEdge:
         if isinstance(error, OutOfMemory) and request.get("operation") in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
 
-    def _count(self, request: web.BaseRequest, status: int, seconds: float) -> None:
+    def _count(
+        self, request: web.BaseRequest, status: int, seconds: float, waited: float | None
+    ) -> None:
         method = request.get("operation", "other")
-        frontend = request.get("frontend", self._frontend)
-        self._metrics.requests.labels(frontend, method, status).inc()
-        self._metrics.request_seconds.labels(frontend, method).observe(seconds)
+        frontend = request.get("frontend", "sagemaker")
+        self._metrics.traffic.served(frontend, method).count(status, seconds, waited)
 
 
 def echo(request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -138,6 +155,15 @@ def echo(request: web.BaseRequest, response: web.StreamResponse) -> None:
         value = request.headers.get(header)
         if value is not None and value.isascii() and value.isprintable():
             response.headers[header] = value
+
+
+def _close_after(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Callers are to go elsewhere with their next request."""
+    if response.prepared:  # too late to say so
+        if request.protocol is not None:
+            request.protocol.close()
+    else:
+        response.force_close()
 
 
 class _Connection(web.RequestHandler):

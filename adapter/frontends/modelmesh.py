@@ -95,7 +95,8 @@ class ModelRuntime:
 
     async def _in_turn(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
         """Whoever goes away keeps the turn until the load has ended all the same."""
-        await self._turns.acquire()
+        with self._metrics.waiting_load("turn"):
+            await self._turns.acquire()
         task = asyncio.create_task(self._control.load(model_id, source, frontend="modelmesh"))
         self._loads.add(task)
         task.add_done_callback(self._turn_ended)
