@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -11,6 +11,7 @@ import grpc
 from adapter.core.rpc import RpcMetadata
 from adapter.core.waiting import WAITED, Waited
 from adapter.errors import AdapterError, CallerError, OutOfMemory
+from adapter.frontends import request_ids
 from adapter.frontends.status import grpc_status
 from adapter.metrics import Metrics
 from adapter.traffic import Served
@@ -29,6 +30,11 @@ _INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})
 def metadata_of(context: Context) -> RpcMetadata:
     """What came with the caller's request."""
     return tuple((key, value) for key, value in context.invocation_metadata() or ())
+
+
+def ids_of(context: Context) -> dict[str, str]:
+    """For the log."""
+    return request_ids.of_metadata(metadata_of(context))
 
 
 class GrpcEdge:
@@ -63,10 +69,11 @@ class GrpcEdge:
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    def note(self, method: str, error: AdapterError) -> None:
-        """Log and count an error that a caller is told."""
+    def note(self, method: str, error: AdapterError, seen: Mapping[str, str] | None = None) -> None:
+        """Log and count an error that a caller is told. `seen`: fields for the log."""
         level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
-        fields = {"method": method, "reason": str(error)[:2000], "error": type(error).__name__}
+        reason = str(error)[:2000]
+        fields = {**(seen or {}), "method": method, "reason": reason, "error": type(error).__name__}
         if error.model_id:
             fields["model_id"] = error.model_id
         log.log(level, "request.failed", extra=fields)
@@ -82,7 +89,7 @@ class GrpcEdge:
         try:
             return await work
         except AdapterError as error:
-            self.note(method, error)
+            self.note(method, error, ids_of(context))
             code, text = grpc_status(error)
             return await context.abort(code, text)
         except asyncio.CancelledError:  # the caller has gone, or its deadline has passed

@@ -21,6 +21,7 @@ from adapter.errors import (
     InvalidRequest,
     OutOfMemory,
 )
+from adapter.frontends import request_ids
 from adapter.frontends.drain import Drain
 from adapter.frontends.status import HTTP, lookup
 from adapter.metrics import Metrics
@@ -30,14 +31,13 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # given back to the caller and written to the log, never used as a key
-_ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
+_ECHOED = (
+    "X-Amzn-SageMaker-Custom-Attributes",
+    "X-Amzn-SageMaker-Inference-Id",
+    "X-Request-Id",
+)
 _V2 = frozenset({"/v2", "/v2/", "/v2?"})
 _INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream"})
-_LOGGED = {
-    "X-Amzn-SageMaker-Target-Model": "target_model",
-    "X-Amzn-SageMaker-Inference-Id": "inference_id",
-    "X-Amzn-SageMaker-Custom-Attributes": "custom_attributes",
-}
 
 
 def answer(body: Mapping[str, Any] | list[Any], status: int = 200) -> web.Response:
@@ -69,12 +69,9 @@ def path_segments(request: web.BaseRequest) -> list[str]:
         raise InvalidRequest(f"the path is not percent-encoded UTF-8: {raw[:200]!r}") from error
 
 
-def logged_headers(request: web.BaseRequest) -> dict[str, str]:
-    return {
-        field: request.headers[header]
-        for header, field in _LOGGED.items()
-        if header in request.headers
-    }
+def ids_of(request: web.BaseRequest) -> dict[str, str]:
+    """For the log."""
+    return request_ids.of_headers(request.headers)
 
 
 def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
@@ -133,7 +130,7 @@ class HttpEdge:
 
     def _log(self, request: web.BaseRequest, error: AdapterError) -> None:
         level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
-        fields = logged_headers(request) | {
+        fields = ids_of(request) | {
             "path": request.raw_path[:500],
             "reason": str(error)[:2000],
             "error": type(error).__name__,

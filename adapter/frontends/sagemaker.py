@@ -20,7 +20,7 @@ from adapter.frontends.http import (
     Handler,
     answer,
     echo,
-    logged_headers,
+    ids_of,
     method_not_allowed,
     path_segments,
 )
@@ -100,7 +100,7 @@ class SageMaker:
         if not isinstance(url, str) or not url:
             raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
         source = ModelSource(url, _hint(body, "model_type"), entry=_hint(body, "entry"))
-        record = await self._control.load(model_id, source, **logged_headers(request))
+        record = await self._control.load(model_id, source, **ids_of(request))
         return answer(_described(record))
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
@@ -116,7 +116,7 @@ class SageMaker:
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
         model_id = request["model_id"]
-        await self._control.unload(model_id, **logged_headers(request))
+        await self._control.unload(model_id, **ids_of(request))
         return answer({"modelName": model_id})
 
     async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
