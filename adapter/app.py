@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -15,26 +16,31 @@ from adapter.assembly import (
     build_embedded,
     build_memory,
     build_packages,
+    build_planes,
     build_triton,
     model_roots,
+    own_version,
+    traced_planes,
     watched,
 )
 from adapter.backend.tritonserver import RunFolder
 from adapter.core.faults import Faults
+from adapter.core.infer import DataPlane, V2DataPlane
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
-from adapter.dataplane.grpc import GrpcDataPlane
-from adapter.dataplane.http import HttpDataPlane
+from adapter.core.rpc import RpcDataPlane
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc_services import GrpcServices
-from adapter.frontends.http import HttpEdge, path_segments
+from adapter.frontends.http import Handler, HttpEdge, path_segments, server_of
 from adapter.frontends.sagemaker import SageMaker
+from adapter.frontends.traced import TracedCalls, traced
 from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
 from adapter.settings import Loaded, for_programs
+from adapter.tracing import Tracing, tracing_of
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +51,13 @@ class Adapter:
     `addresses`: where each open door really is, port 0 resolved.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, tracing: Tracing | None = None) -> None:
         self._loaded = loaded
+        self._tracing = tracing
         self._settings = settings = loaded.settings
         patience = settings.drain_timeout_seconds - settings.drain_min_seconds
-        self._doors = Doors(patience, settings.grpc_max_message_bytes)
+        interceptors = [TracedCalls(tracing)] if tracing else []
+        self._doors = Doors(patience, settings.grpc_max_message_bytes, interceptors)
         self.addresses = self._doors.addresses
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
@@ -59,7 +67,7 @@ class Adapter:
         is_private = settings.staging == "upload" and settings.repository is None
         self._private = RunFolder() if is_private else None
         self._repository = self._choose_repository()
-        self._triton = build_triton(settings, faults, self._metrics, self._repository)
+        self._triton = build_triton(settings, faults, self._metrics, self._repository, tracing)
         self._memory = build_memory(settings, self._embedded)
         roots = model_roots(settings)
         packages = build_packages(settings, self._embedded, self._repository, roots)
@@ -72,22 +80,18 @@ class Adapter:
             metrics=self._metrics,
         )
         self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
-        self._dataplane = HttpDataPlane(faults, timeout_seconds=settings.infer_timeout_seconds)
-        self._rpc = GrpcDataPlane(
-            faults,
-            timeout_seconds=settings.infer_timeout_seconds,
-            max_message_bytes=settings.grpc_max_message_bytes,
-        )
+        self._dataplane, self._rpc = build_planes(settings, faults)
+        http, rpc = traced_planes(self._dataplane, self._rpc, tracing)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
-        self._sagemaker = self._build_sagemaker()
-        self._v2 = self._build_v2(roots)
-        self._services = self._build_services(faults, roots)
+        self._sagemaker = self._build_sagemaker(http)
+        self._v2 = self._build_v2(http, roots)
+        self._services = self._build_services(rpc, faults, roots)
         self._watches: list[asyncio.Task[None]] = []
 
-    def _build_sagemaker(self) -> SageMaker:
+    def _build_sagemaker(self, dataplane: DataPlane) -> SageMaker:
         return SageMaker(
             self._control,
-            self._dataplane,
+            dataplane,
             is_well=self._is_well,
             max_body_bytes=self._settings.max_body_bytes,
             max_control_body_bytes=self._settings.max_control_body_bytes,
@@ -102,11 +106,11 @@ class Adapter:
         assert self._settings.repository is not None  # noqa: S101 - settings resolve it
         return self._settings.repository
 
-    def _build_v2(self, roots: Sequence[Path]) -> V2:
+    def _build_v2(self, dataplane: V2DataPlane, roots: Sequence[Path]) -> V2:
         settings = self._settings
         return V2(
             self._control,
-            self._dataplane,
+            dataplane,
             self._triton.versions,
             roots,
             load_wait_seconds=settings.load_wait_seconds,
@@ -115,11 +119,13 @@ class Adapter:
             passthrough=frozenset(settings.passthrough),
         )
 
-    def _build_services(self, faults: Faults, roots: Sequence[Path]) -> GrpcServices:
+    def _build_services(
+        self, dataplane: RpcDataPlane, faults: Faults, roots: Sequence[Path]
+    ) -> GrpcServices:
         return GrpcServices(
             control=self._control,
             triton=self._triton,
-            dataplane=self._rpc,
+            dataplane=dataplane,
             faults=faults,
             metrics=self._metrics,
             settings=self._settings,
@@ -186,6 +192,8 @@ class Adapter:
         if self._private is not None:
             await asyncio.to_thread(self._private.remove)
         await self._doors.close_probes()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _why_not_started(self) -> str | None:
         return self._phase if self._phase.startswith("starting") else None
@@ -219,10 +227,12 @@ class Adapter:
             about=about(self._settings),
             config=for_programs(self._loaded),
         )
-        edge = HttpEdge(self._route, self._metrics, self._drain)
+        serve: Handler = HttpEdge(self._route, self._metrics, self._drain).serve
+        if self._tracing is not None:
+            serve = traced(serve, self._tracing)
         settings, doors, services = self._settings, self._doors, self._services
         await doors.open_probes("admin", settings.admin, admin.application())
-        await doors.open_http("http", settings.http, edge.server())
+        await doors.open_http("http", settings.http, server_of(serve))
         await doors.open_grpc("grpc", settings.grpc, services.everything)
         if settings.grpc_data != settings.grpc:  # one door serves both
             await doors.open_grpc("grpc_data", settings.grpc_data, services.inference)
@@ -234,13 +244,14 @@ class Adapter:
 
 async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
     """Run until SIGTERM or SIGINT. 0 when drained, 1 when it could not start."""
+    tracing = tracing_of(os.environ, own_version())
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     adapter: Adapter | None = None
     stopping = asyncio.create_task(asked.wait())
     try:
-        adapter = Adapter(loaded)
+        adapter = Adapter(loaded, tracing)
         starting = asyncio.create_task(adapter.start())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():

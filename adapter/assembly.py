@@ -20,6 +20,9 @@ from adapter.core.faults import Faults
 from adapter.core.ledger import Ledger
 from adapter.core.registry import Registry
 from adapter.core.sizing import Sizes
+from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.dataplane.http import HttpDataPlane
+from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.examples import examples_folder
 from adapter.metrics import Metrics, State
 from adapter.packages.learned import FILE_NAME, LearnedFile
@@ -27,6 +30,7 @@ from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
 from adapter.packages.uploads import payload
 from adapter.settings import Door, Settings
+from adapter.tracing import Tracing
 
 # Triton's own default of --model-load-thread-count
 TRITON_LOAD_THREADS = 4
@@ -46,7 +50,11 @@ def build_embedded(settings: Settings, on_restart: Callable[[], Awaitable[None]]
 
 
 def build_triton(
-    settings: Settings, faults: Faults, metrics: Metrics, repository: Path
+    settings: Settings,
+    faults: Faults,
+    metrics: Metrics,
+    repository: Path,
+    tracing: Tracing | None,
 ) -> TritonControl:
     is_upload = settings.staging == "upload"
     return TritonControl(
@@ -55,6 +63,7 @@ def build_triton(
         call_timeout_seconds=settings.control_timeout_seconds,
         on_retry=lambda call: metrics.retries.labels(call).inc(),
         payload=(lambda name: payload(repository / name)) if is_upload else None,
+        tracing=tracing,
     )
 
 
@@ -124,10 +133,27 @@ def build_control(
     )
 
 
+def build_planes(settings: Settings, faults: Faults) -> tuple[HttpDataPlane, GrpcDataPlane]:
+    seconds = settings.infer_timeout_seconds
+    return HttpDataPlane(faults, timeout_seconds=seconds), GrpcDataPlane(
+        faults, timeout_seconds=seconds, max_message_bytes=settings.grpc_max_message_bytes
+    )
+
+
+def traced_planes(
+    http: HttpDataPlane, rpc: GrpcDataPlane, tracing: Tracing | None
+) -> tuple[HttpDataPlane | TracedHttp, GrpcDataPlane | TracedRpc]:
+    return (http, rpc) if tracing is None else (TracedHttp(http, tracing), TracedRpc(rpc, tracing))
+
+
+def own_version() -> str:
+    return version("triton-adapter")
+
+
 def about(settings: Settings) -> dict[str, str]:
     """What this process is, to those who look at it."""
     return {
-        "version": version("triton-adapter"),
+        "version": own_version(),
         "python": platform.python_version(),
         "triton": settings.triton,
     }

@@ -15,7 +15,7 @@ from adapter.core.rpc import RpcAnswer, RpcCall, RpcMetadata
 from adapter.core.waiting import add_waited
 from adapter.errors import AdapterError, BackendUnavailable, InferenceFailed
 
-_SERVICE = "/inference.GRPCInferenceService"
+SERVICE = "/inference.GRPCInferenceService"
 
 _CHANNEL = (
     # A longer failure text would arrive as RESOURCE_EXHAUSTED, its words lost (memory.md 0.2).
@@ -76,7 +76,7 @@ class GrpcDataPlane:
     async def stream(
         self, call: RpcCall, about: Callable[[], ModelRecord | None]
     ) -> AsyncIterator["GrpcStream"]:
-        method: _StreamMethod = self._open().stream_stream(f"{_SERVICE}/{call.method}")
+        method: _StreamMethod = self._open().stream_stream(f"{SERVICE}/{call.method}")
         opened = method(timeout=call.seconds, metadata=_sent(call.metadata))
         try:
             yield GrpcStream(opened, lambda error: self._fault(error, about()))
@@ -85,7 +85,7 @@ class GrpcDataPlane:
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:
-            method = self._methods[name] = self._open().unary_unary(f"{_SERVICE}/{name}")
+            method = self._methods[name] = self._open().unary_unary(f"{SERVICE}/{name}")
         return method
 
     def _open(self) -> grpc.aio.Channel:

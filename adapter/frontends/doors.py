@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -30,9 +30,15 @@ class Doors:
     `patience_seconds`: how long requests in flight may go on when the doors close.
     """
 
-    def __init__(self, patience_seconds: float, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        patience_seconds: float,
+        max_message_bytes: int,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self.addresses: dict[str, str] = {}
         self._max_message_bytes = max_message_bytes
+        self._interceptors = interceptors
         self._patience = patience_seconds
         self._runners: list[web.BaseRunner] = []
         self._probes: list[web.BaseRunner] = []
@@ -51,7 +57,7 @@ class Doors:
             return
         limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
         options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=options, interceptors=self._interceptors)
         for add_to in services:
             add_to(server)
         try:

@@ -92,10 +92,6 @@ class HttpEdge:
         self._drain = drain
         self._flights = {name: metrics.traffic.flight(name) for name in ("sagemaker", "v2")}
 
-    def server(self) -> web.Server:
-        # who hangs up is not computed for any more; operations of control outlive their callers
-        return _Server(self.serve, handler_cancellation=True)
-
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun, waited = time.monotonic(), Waited()
         WAITED.set(waited)
@@ -182,6 +178,11 @@ class _Connection(web.RequestHandler):
         response = error_answer(InvalidRequest(f"this is no HTTP request: {reason}"), None)
         response.force_close()
         return response
+
+
+def server_of(serve: Handler) -> web.Server:
+    # who hangs up is not computed for any more; operations of control outlive their callers
+    return _Server(serve, handler_cancellation=True)
 
 
 class _Server(web.Server):
