@@ -2,41 +2,49 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from aiohttp import web
 
 from adapter.assembly import (
+    about,
     build_control,
     build_embedded,
     build_memory,
     build_packages,
+    build_planes,
     build_triton,
     model_roots,
+    own_version,
+    traced_planes,
+    watched,
 )
 from adapter.backend.tritonserver import RunFolder
 from adapter.core.faults import Faults
+from adapter.core.infer import V2DataPlane
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
-from adapter.dataplane.grpc import GrpcDataPlane
-from adapter.dataplane.http import HttpDataPlane
+from adapter.core.rpc import RpcDataPlane
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors
+from adapter.frontends.drain import Drain
 from adapter.frontends.edge import Observer, path_segments
 from adapter.frontends.grpc_services import GrpcServices
-from adapter.frontends.http import HttpEdge
+from adapter.frontends.http import Handler, HttpEdge, handlers
 from adapter.frontends.http_lane.behind import Application
 from adapter.frontends.http_lane.server import HttpLane
 from adapter.frontends.inference import Inferences
 from adapter.frontends.sagemaker import SageMaker
+from adapter.frontends.traced import TracedCalls, traced, traced_inference
 from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
-from adapter.settings import Loaded, Settings
+from adapter.settings import Loaded, for_programs
+from adapter.tracing import Tracing, tracing_of
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +55,13 @@ class Adapter:
     `addresses`: where each open door really is, port 0 resolved.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._doors = Doors(settings.drain_timeout_seconds, settings.grpc_max_message_bytes)
+    def __init__(self, loaded: Loaded, tracing: Tracing | None = None) -> None:
+        self._loaded = loaded
+        self._tracing = tracing
+        self._settings = settings = loaded.settings
+        patience = settings.drain_timeout_seconds - settings.drain_min_seconds
+        interceptors = [TracedCalls(tracing)] if tracing else []
+        self._doors = Doors(patience, settings.grpc_max_message_bytes, interceptors)
         self.addresses = self._doors.addresses
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
@@ -59,7 +71,7 @@ class Adapter:
         is_private = settings.staging == "upload" and settings.repository is None
         self._private = RunFolder() if is_private else None
         self._repository = self._choose_repository()
-        self._triton = build_triton(settings, faults, self._metrics, self._repository)
+        self._triton = build_triton(settings, faults, self._metrics, self._repository, tracing)
         self._memory = build_memory(settings, self._embedded)
         roots = model_roots(settings)
         packages = build_packages(settings, self._embedded, self._repository, roots)
@@ -71,35 +83,35 @@ class Adapter:
             embedded=self._embedded,
             metrics=self._metrics,
         )
-        self._dataplane = HttpDataPlane(faults, timeout_seconds=settings.infer_timeout_seconds)
-        self._rpc = GrpcDataPlane(
-            faults,
-            timeout_seconds=settings.infer_timeout_seconds,
-            max_message_bytes=settings.grpc_max_message_bytes,
-        )
+        self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
+        self._dataplane, self._rpc = build_planes(settings, faults)
+        http, rpc = traced_planes(self._dataplane, self._rpc, tracing)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
-        self._sagemaker = self._build_sagemaker()
-        self._v2 = self._build_v2(roots)
-        self._services = self._build_services(faults, roots)
+        self._sagemaker = SageMaker(
+            self._control,
+            is_well=self._is_well,
+            max_control_body_bytes=settings.max_control_body_bytes,
+        )
+        self._lane = self._build_lane(http)
+        self._v2 = self._build_v2(http, roots)
+        self._services = self._build_services(rpc, faults, roots)
         self._watches: list[asyncio.Task[None]] = []
 
-    def _build_sagemaker(self) -> SageMaker:
-        return SageMaker(
-            self._control,
-            is_well=lambda: self._why_not_ready() is None,
-            max_control_body_bytes=self._settings.max_control_body_bytes,
-        )
-
-    def _build_lane(self) -> HttpLane:
+    def _build_lane(self, dataplane: V2DataPlane) -> HttpLane:
         inferences = Inferences(
             self._control,
-            self._dataplane,
+            dataplane,
             load_wait_seconds=self._settings.load_wait_seconds,
             max_body_bytes=self._settings.max_body_bytes,
             default_model=self._single,
         )
-        edge = HttpEdge(self._route, self._metrics, "sagemaker")
-        return HttpLane(inferences, Application(edge.handlers()), Observer(self._metrics))
+        serve: Handler = HttpEdge(self._route, self._metrics).serve
+        span = None
+        if self._tracing is not None:
+            serve = traced(serve, self._tracing)
+            span = traced_inference(self._tracing)
+        application, observer = Application(handlers(serve)), Observer(self._metrics)
+        return HttpLane(inferences, application, observer, drain=self._drain, traced=span)
 
     def _choose_repository(self) -> Path:
         if self._embedded is not None:
@@ -109,11 +121,11 @@ class Adapter:
         assert self._settings.repository is not None  # noqa: S101 - settings resolve it
         return self._settings.repository
 
-    def _build_v2(self, roots: Sequence[Path]) -> V2:
+    def _build_v2(self, dataplane: V2DataPlane, roots: Sequence[Path]) -> V2:
         settings = self._settings
         return V2(
             self._control,
-            self._dataplane,
+            dataplane,
             self._triton.versions,
             roots,
             load_wait_seconds=settings.load_wait_seconds,
@@ -122,16 +134,18 @@ class Adapter:
             passthrough=frozenset(settings.passthrough),
         )
 
-    def _build_services(self, faults: Faults, roots: Sequence[Path]) -> GrpcServices:
+    def _build_services(
+        self, dataplane: RpcDataPlane, faults: Faults, roots: Sequence[Path]
+    ) -> GrpcServices:
         return GrpcServices(
             control=self._control,
             triton=self._triton,
-            dataplane=self._rpc,
+            dataplane=dataplane,
             faults=faults,
             metrics=self._metrics,
             settings=self._settings,
             roots=roots,
-            is_well=lambda: self._why_not_ready() is None,
+            is_well=self._is_well,
             learned=self._control.memory.sizes.of_url,
         )
 
@@ -170,10 +184,15 @@ class Adapter:
         )
 
     async def stop(self) -> None:
-        """Answer what is in flight, take nothing new, close in reverse order."""
+        """Say that it ends, answer what is in flight, take nothing new, close in reverse order."""
+        was_started = self._why_not_started() is None
         self._phase = "stopping"
+        self._drain.begin()
+        if was_started:
+            await self._drain.noticed()
+        settings = self._settings
         await asyncio.gather(
-            self._control.drain(self._settings.drain_timeout_seconds),
+            self._control.drain(settings.drain_timeout_seconds - settings.drain_min_seconds),
             self._doors.close(),
         )
         for watch in self._watches:
@@ -187,6 +206,9 @@ class Adapter:
             await self._embedded.stop()
         if self._private is not None:
             await asyncio.to_thread(self._private.remove)
+        await self._doors.close_probes()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _why_not_started(self) -> str | None:
         return self._phase if self._phase.startswith("starting") else None
@@ -194,7 +216,10 @@ class Adapter:
     def _why_not_ready(self) -> str | None:
         if self._phase or not self._triton.live:
             return self._phase or "Triton does not answer"
-        return self._control.why_stuck()
+        return "draining" if self._drain.is_on else self._control.why_stuck()
+
+    def _is_well(self) -> bool:
+        return self._why_not_ready() is None
 
     async def _triton_came_back(self) -> None:
         if self._control.is_open:
@@ -204,16 +229,22 @@ class Adapter:
                 log.warning("triton.unreachable", extra={"reason": str(error)})
 
     async def _open_doors(self) -> None:
+        self._metrics.watch(
+            watched(self._control, self._memory, self._triton, self._is_well, self._settings)
+        )
         admin = Admin(
             self._control,
             self._metrics,
             why_not_started=self._why_not_started,
             why_not_ready=self._why_not_ready,
-            about={"version": version("triton-adapter"), "triton": self._settings.triton},
+            drain=self._drain,
+            drain_seconds=self._settings.drain_timeout_seconds,
+            about=about(self._settings),
+            config=for_programs(self._loaded),
         )
         settings, doors, services = self._settings, self._doors, self._services
         await doors.open_probes("admin", settings.admin, admin.application())
-        await doors.open_http("http", settings.http, self._build_lane())
+        await doors.open_http("http", settings.http, self._lane)
         await doors.open_grpc("grpc", settings.grpc, services.everything)
         if settings.grpc_data != settings.grpc:  # one door serves both
             await doors.open_grpc("grpc_data", settings.grpc_data, services.inference)
@@ -225,13 +256,14 @@ class Adapter:
 
 async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
     """Run until SIGTERM or SIGINT. 0 when drained, 1 when it could not start."""
+    tracing = tracing_of(os.environ, own_version())
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     adapter: Adapter | None = None
     stopping = asyncio.create_task(asked.wait())
     try:
-        adapter = Adapter(loaded.settings)
+        adapter = Adapter(loaded, tracing)
         starting = asyncio.create_task(adapter.start())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():

@@ -1,6 +1,9 @@
 """Builds the parts from the settings. What they are to each other is in app.py."""
 
+import platform
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from adapter.backend.embedded import EmbeddedTriton
@@ -17,6 +20,9 @@ from adapter.core.faults import Faults
 from adapter.core.ledger import Ledger
 from adapter.core.registry import Registry
 from adapter.core.sizing import Sizes
+from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.dataplane.http import HttpDataPlane
+from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.examples import examples_folder
 from adapter.metrics import Metrics, State
 from adapter.packages.learned import FILE_NAME, LearnedFile
@@ -24,6 +30,7 @@ from adapter.packages.staging import Packages
 from adapter.packages.unpacking import Limits
 from adapter.packages.uploads import payload
 from adapter.settings import Door, Settings
+from adapter.tracing import Tracing
 
 # Triton's own default of --model-load-thread-count
 TRITON_LOAD_THREADS = 4
@@ -43,7 +50,11 @@ def build_embedded(settings: Settings, on_restart: Callable[[], Awaitable[None]]
 
 
 def build_triton(
-    settings: Settings, faults: Faults, metrics: Metrics, repository: Path
+    settings: Settings,
+    faults: Faults,
+    metrics: Metrics,
+    repository: Path,
+    tracing: Tracing | None,
 ) -> TritonControl:
     is_upload = settings.staging == "upload"
     return TritonControl(
@@ -52,6 +63,7 @@ def build_triton(
         call_timeout_seconds=settings.control_timeout_seconds,
         on_retry=lambda call: metrics.retries.labels(call).inc(),
         payload=(lambda name: payload(repository / name)) if is_upload else None,
+        tracing=tracing,
     )
 
 
@@ -100,7 +112,7 @@ def build_control(
     metrics: Metrics,
 ) -> ModelControl:
     sizes, file = build_sizes(settings)
-    control = ModelControl(
+    return ModelControl(
         registry=Registry(),
         ledger=Ledger(settings.memory_limit, settings.memory_reserve.of),
         sizes=sizes,
@@ -119,15 +131,50 @@ def build_control(
         loads_again=settings.on_triton_restart == "reload",
         load_threads=embedded.load_threads if embedded else TRITON_LOAD_THREADS,
     )
-    metrics.watch(
-        State(
-            models=control.registry.counts,
-            ledger=control.memory.ledger.snapshot,
-            memory=lambda: memory.last,
-            triton_live=lambda: triton.live,
-        )
+
+
+def build_planes(settings: Settings, faults: Faults) -> tuple[HttpDataPlane, GrpcDataPlane]:
+    seconds = settings.infer_timeout_seconds
+    return HttpDataPlane(faults, timeout_seconds=seconds), GrpcDataPlane(
+        faults, timeout_seconds=seconds, max_message_bytes=settings.grpc_max_message_bytes
     )
-    return control
+
+
+def traced_planes(
+    http: HttpDataPlane, rpc: GrpcDataPlane, tracing: Tracing | None
+) -> tuple[HttpDataPlane | TracedHttp, GrpcDataPlane | TracedRpc]:
+    return (http, rpc) if tracing is None else (TracedHttp(http, tracing), TracedRpc(rpc, tracing))
+
+
+def own_version() -> str:
+    return version("triton-adapter")
+
+
+def about(settings: Settings) -> dict[str, str]:
+    """What this process is, to those who look at it."""
+    return {
+        "version": own_version(),
+        "python": platform.python_version(),
+        "triton": settings.triton,
+    }
+
+
+def watched(
+    control: ModelControl,
+    memory: ChosenMemory,
+    triton: TritonControl,
+    is_well: Callable[[], bool],
+    settings: Settings,
+) -> State:
+    return State(
+        models=control.registry.counts,
+        ledger=control.memory.ledger.snapshot,
+        memory=lambda: memory.last,
+        triton_live=lambda: triton.live,
+        ready=is_well,
+        idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
+        about=about(settings),
+    )
 
 
 def model_roots(settings: Settings) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,7 @@ def _epilog(examples: Sequence[str]) -> str:
 
 
 def _add_options(command: argparse.ArgumentParser, name: str) -> None:
-    if name in {"serve", "check-config", "wait", "healthcheck"}:
+    if name in {"serve", "check-config", "wait", "healthcheck", "drain"}:
         text = "YAML file of settings (or ADAPTER_CONFIG)"
         command.add_argument("--config", type=Path, metavar="FILE", help=text)
     if name in {"wait", "healthcheck"}:
@@ -93,6 +94,13 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
         _add_settings(command)
     if name in _OWN_OPTIONS:
         _OWN_OPTIONS[name](command)
+
+
+def _drain_options(command: argparse.ArgumentParser) -> None:
+    text = "http://HOST:PORT/drain or unix:/SOCKET (default: /drain at the admin door)"
+    command.add_argument("--url", help=text)
+    text = "give up then (default: drain_timeout_seconds)"
+    command.add_argument("--timeout", type=_positive, metavar="SECONDS", help=text)
 
 
 def _inspect_options(command: argparse.ArgumentParser) -> None:
@@ -185,6 +193,24 @@ def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 1 if reason else 0
 
 
+def _drain(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from adapter.probe import why_not_ok  # noqa: PLC0415 - see the top
+
+    seconds = args.timeout or _load(args, environ).settings.drain_timeout_seconds
+    asked = f"/drain?timeout={seconds:f}"
+    reason = why_not_ok("POST", _target(args, environ), asked, seconds + _PROBE_SECONDS)
+    if reason:
+        print(reason, file=sys.stderr)
+    return 1 if reason else 0
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise ValueError(text)
+    return seconds
+
+
 def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from adapter.probe import why_not_ready  # noqa: PLC0415 - see the top
 
@@ -223,26 +249,17 @@ def _ready_url(door: "Door") -> str:
 
 
 def _check_config(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from adapter.settings import for_programs, masked  # noqa: PLC0415 - pydantic
+
     loaded = _load(args, environ)
     for warning in loaded.warnings:
         print(warning, file=sys.stderr)
-    rows = [(name, masked(name, value), loaded.origins[name]) for name, value in loaded.settings]
     if args.json:
-        print(json.dumps({n: {"value": _plain(v), "origin": o} for n, v, o in rows}, indent=2))
+        print(json.dumps(for_programs(loaded), indent=2))
     else:
-        _print_table(rows)
+        settings, origins = loaded.settings, loaded.origins
+        _print_table([(name, masked(name, value), origins[name]) for name, value in settings])
     return 0
-
-
-def masked(name: str, value: object) -> object:
-    is_secret = name.endswith(("_token", "_password", "_secret"))
-    return "***" if is_secret and value is not None else value
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return [str(item) for item in value]
-    return value if isinstance(value, bool | int | float | None) else str(value)
 
 
 def _print_table(rows: Sequence[tuple[str, object, str]]) -> None:
@@ -267,7 +284,7 @@ def _version(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     return 0
 
 
-_OWN_OPTIONS = {"inspect": _inspect_options, "bench": _bench_options}
+_OWN_OPTIONS = {"drain": _drain_options, "inspect": _inspect_options, "bench": _bench_options}
 _RUN = {
     "serve": _serve,
     "demo": _demo,
@@ -275,6 +292,7 @@ _RUN = {
     "bench": _bench,
     "wait": _wait,
     "healthcheck": _healthcheck,
+    "drain": _drain,
     "check-config": _check_config,
     "version": _version,
 }

@@ -32,6 +32,11 @@ COMMANDS = {
         "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
         "triton-adapter healthcheck --url=unix:/run/adapter-admin.sock",
     ),
+    "drain": (
+        "have the sidecar take no more work, and block until all of it is answered",
+        "triton-adapter drain --timeout=25",
+        "triton-adapter drain --url=unix:/run/adapter-admin.sock",
+    ),
     "check-config": (
         "print every setting, its value and where it came from",
         "triton-adapter check-config --config adapter.yaml",

@@ -207,11 +207,11 @@ def run_demo(flags: Mapping[str, object]) -> int:
     """0 only if every step did what it says."""
     with tempfile.TemporaryDirectory(prefix="triton-adapter-demo-") as scratch:
         given = {**_SETTINGS, "model_roots": [scratch], **flags}
-        settings = load_settings(given, {}, None).settings
+        loaded = load_settings(given, {}, None)
         log = Path(scratch) / "log"
         with log.open("w") as stream:
-            setup_logging(settings.log_level, "text", stream)
-            code = asyncio.run(_demo(Adapter(settings), Path(scratch)))
+            setup_logging(loaded.settings.log_level, "text", stream)
+            code = asyncio.run(_demo(Adapter(loaded), Path(scratch)))
         if code != 0:
             _say("The end of the log:\n" + "\n".join(log.read_text().splitlines()[-30:]))
         return code

@@ -4,42 +4,54 @@ Labels are bounded: by door, method, code and outcome, never by model (an endpoi
 thousands).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from adapter.core.ledger import LedgerSnapshot
 from adapter.core.memory import MemoryReading
 from adapter.core.state import ModelState
+from adapter.traffic import Traffic
 
-_REQUEST_BUCKETS = (
-    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
-)
 _OPERATION_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_WAIT_BUCKETS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SIZE_BUCKETS = tuple(4**power * 2**20 for power in range(9))  # 1 MiB to 64 GiB
 _RECOVERY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 5)
 _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 2, 4, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the gauges are read from at each scrape."""
+    """What the gauges are read from at each scrape.
+
+    `idle_seconds`: since the least recently used model was used; None without models.
+    `about`: of this build and how it runs.
+    """
 
     models: Callable[[], dict[ModelState, int]]
     ledger: Callable[[], LedgerSnapshot]
     memory: Callable[[], MemoryReading | None]
     triton_live: Callable[[], bool]
+    ready: Callable[[], bool]
+    idle_seconds: Callable[[], float | None]
+    about: Mapping[str, str]
 
 
 class Metrics:
+    """`traffic` counts requests."""
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.traffic = Traffic()
+        self.registry.register(self.traffic)
+        ProcessCollector(registry=self.registry)
         self._count_operations()
+        self._count_waits()
         self._count_memory()
-        self._count_requests()
 
     def _count_operations(self) -> None:
         self.operations = self._counter(
@@ -58,6 +70,40 @@ class Metrics:
             "Control calls sent to Triton again because they had not reached it.",
             ("call",),
         )
+
+    def _count_waits(self) -> None:
+        self.operations_in_flight = Gauge(
+            "adapter_operations_in_flight",
+            "Loads and unloads under way, those that wait among them.",
+            ("operation",),
+            registry=self.registry,
+        )
+        self.loads_waiting = Gauge(
+            "adapter_loads_waiting",
+            "Loads that wait: for their turn (ModelMesh's, load_concurrency) or for memory.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.load_wait_seconds = self._histogram(
+            "adapter_load_wait_seconds",
+            "How long loads waited, for the same reasons.",
+            ("reason",),
+            _WAIT_BUCKETS,
+        )
+        self.loaded_bytes = self._histogram(
+            "adapter_loaded_model_bytes",
+            "What the ledger held for a model when its load had ended.",
+            (),
+            _SIZE_BUCKETS,
+        )
+
+    @contextmanager
+    def waiting_load(self, reason: str) -> Iterator[None]:
+        with (
+            self.loads_waiting.labels(reason).track_inprogress(),
+            self.load_wait_seconds.labels(reason).time(),
+        ):
+            yield
 
     def _count_memory(self) -> None:
         self.out_of_memory = self._counter(
@@ -83,19 +129,6 @@ class Metrics:
             " the prediction stood on.",
             ("basis",),
             _RATIO_BUCKETS,
-        )
-
-    def _count_requests(self) -> None:
-        self.requests = self._counter(
-            "adapter_requests",
-            "Requests answered, by door, method and status.",
-            ("frontend", "method", "code"),
-        )
-        self.request_seconds = self._histogram(
-            "adapter_request_seconds",
-            "Duration of requests, from their head to the last byte of the answer.",
-            ("frontend", "method"),
-            _REQUEST_BUCKETS,
         )
 
     def _counter(self, name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
@@ -125,6 +158,21 @@ class _StateCollector(Collector):
         yield self._memory()
         yield GaugeMetricFamily(
             "adapter_triton_live", "1 while Triton answers.", value=self._state.triton_live()
+        )
+        yield GaugeMetricFamily(
+            "adapter_ready", "1 while /readyz says so.", value=self._state.ready()
+        )
+        yield self._idle()
+        about = GaugeMetricFamily("adapter_build_info", "Always 1.", labels=[*self._state.about])
+        about.add_metric([*self._state.about.values()], 1)
+        yield about
+
+    def _idle(self) -> Metric:
+        seconds = self._state.idle_seconds()
+        return GaugeMetricFamily(
+            "adapter_least_recently_used_seconds",
+            "Since the last use of the model that was used least recently; missing without models.",
+            value=seconds,
         )
 
     def _memory(self) -> Metric:

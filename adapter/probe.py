@@ -1,4 +1,4 @@
-"""Asks a probe once, over TCP or a unix socket. Standard library only: it must start fast."""
+"""Asks the admin door, over TCP or a unix socket. Standard library only: it must start fast."""
 
 import socket
 from http import HTTPStatus
@@ -7,7 +7,16 @@ from urllib.parse import urlsplit
 
 
 def why_not_ready(url: str, limit_seconds: float) -> str:
-    """Empty when the answer is 200, else what was answered or why nothing was."""
+    """Empty when the answer is 200, else what was answered or why nothing was.
+
+    A unix socket is asked for /readyz.
+    """
+    path = "/readyz" if url.startswith("unix:") else urlsplit(url).path
+    return why_not_ok("GET", url, path, limit_seconds)
+
+
+def why_not_ok(method: str, url: str, target: str, limit_seconds: float) -> str:
+    """As why_not_ready; `target` is what is asked for at the address that `url` has."""
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "localhost", parts.port, timeout=limit_seconds)
     try:
@@ -15,7 +24,7 @@ def why_not_ready(url: str, limit_seconds: float) -> str:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(limit_seconds)
             connection.sock.connect(parts.path)
-        connection.request("GET", parts.path if parts.scheme == "http" else "/readyz")
+        connection.request(method, target)
         answer = connection.getresponse()
         body = answer.read().decode(errors="replace")
     except (OSError, HTTPException) as error:

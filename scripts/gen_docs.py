@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
+from adapter.assembly import about
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.state import TRANSITIONS, ModelState
@@ -217,14 +218,18 @@ def metric_rows() -> list[list[str]]:
             ledger=lambda: book,
             memory=lambda: MemoryReading({HOST: DeviceReading(0, 0)}),
             triton_live=lambda: True,
+            ready=lambda: True,
+            idle_seconds=lambda: 1.0,
+            about=dict.fromkeys(about(Settings()), ""),
         )
     )
     rows = []
     for family in metrics.registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        shown = ", ".join(f"`{label}`" for label in labels.get(family.name, ()))
+        known = labels.get(family.name, getattr(family, "_labelnames", ()))
+        shown = ", ".join(f"`{label}`" for label in known)
         values = [value for sample in family.samples for value in sample.labels.values()]
-        if family.type == "gauge" and values:
+        if family.type == "gauge" and any(values):
             *others, label = family.samples[0].labels
             values = [sample.labels[label] for sample in family.samples]
             shown = "".join(f"`{other}`, " for other in others) + f"`{label}`: " + ", ".join(values)

@@ -25,6 +25,7 @@ from adapter.errors import (
     LoadFailed,
 )
 from adapter.packages.uploads import Payload
+from adapter.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,13 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
+_SPANS = {
+    method: (name, {"rpc.system.name": "grpc", "rpc.method": name})
+    for method, name in {
+        "load_model": "inference.GRPCInferenceService/RepositoryModelLoad",
+        "unload_model": "inference.GRPCInferenceService/RepositoryModelUnload",
+    }.items()
+}
 _PRESENT = frozenset({"READY", "LOADING", "UNLOADING"})
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _WATCH_SECONDS = 0.5
@@ -65,6 +73,7 @@ class TritonControl:
         call_timeout_seconds: float,
         on_retry: Callable[[str], None] = lambda _: None,
         payload: Callable[[TritonName], Payload] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.live = False
         self._payload = payload
@@ -73,6 +82,7 @@ class TritonControl:
         self._load_timeout = load_timeout_seconds
         self._timeout = call_timeout_seconds
         self._on_retry = on_retry
+        self._tracing = tracing
         self._client: InferenceServerClient | None = None
 
     def connect(self, address: str) -> None:
@@ -260,4 +270,9 @@ class TritonControl:
                 text = error.message() or ""
                 raise self._faults.of_control(code, text, name=name, model_id=model_id) from error
 
-        return await control_retries(lambda: self._on_retry(method))(once)
+        retried = control_retries(lambda: self._on_retry(method))
+        if self._tracing is None or model_id is None:
+            return await retried(once)
+        with self._tracing.client(*_SPANS[method], model_id):
+            kwargs["headers"] = self._tracing.passed_on({})
+            return await retried(once)

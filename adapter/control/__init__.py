@@ -65,7 +65,7 @@ class ModelControl:
         self.recovery = Recovery(self.memory, metrics, limits)
         self._packages = packages
         self._limits = limits
-        self._operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
+        self.operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
         self._teardown = Teardown(triton, server, limits)
         self._bringup = self._make_bringup(triton, server, metrics)
         self._revival = self._make_revival(
@@ -97,7 +97,7 @@ class ModelControl:
             server=server,
             packages=self._packages,
             teardown=self._teardown,
-            turn=self._operations.turn,
+            turn=self.operations.turn,
             begin_load=self._begin_load,
             loads_again=loads_again,
             load_threads=load_threads,
@@ -147,8 +147,8 @@ class ModelControl:
         self._refuse_unless_open()
         if model_id not in self.registry and model_id not in self._loading:
             raise not_loaded(model_id)
-        work = self._operations.logged("unload", model_id, self._unload(model_id), seen)
-        task = self._operations.start(work)
+        work = self.operations.logged("unload", model_id, self._unload(model_id), seen)
+        task = self.operations.start(work)
         done, _ = await asyncio.wait({task}, timeout=self._limits.unload + 1)
         if not done:
             raise BackendTimeout(
@@ -181,10 +181,14 @@ class ModelControl:
         """Forget the models that Triton no longer has."""
         await self._revival.reconcile()
 
-    async def drain(self, seconds: float) -> None:
-        """Take no more operations; wait for those under way."""
+    def close(self) -> None:
+        """Take no more operations."""
         self.is_open = False
-        await self._operations.drain(seconds)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for the operations under way; none may begin any more."""
+        self.close()
+        await self.operations.drain(seconds)
         with suppress(AdapterError):  # the disk refuses; no reason to stop badly
             await self._watch.save()
 
@@ -197,15 +201,15 @@ class ModelControl:
         elif isinstance(error, ModelNotFound) and (
             self._reconciling is None or self._reconciling.done()
         ):
-            self._reconciling = self._operations.start(self.reconcile())
+            self._reconciling = self.operations.start(self.reconcile())
 
     # -- operations -------------------------------------------------------------------------
 
     def _begin_load(
         self, model_id: ModelId, source: ModelSource, **seen: str
     ) -> asyncio.Task[ModelRecord]:
-        work = self._operations.logged("load", model_id, self._load(model_id, source), seen)
-        self._loading[model_id] = task = self._operations.start(work)
+        work = self.operations.logged("load", model_id, self._load(model_id, source), seen)
+        self._loading[model_id] = task = self.operations.start(work)
         task.add_done_callback(partial(self._load_ended, model_id))
         return task
 
@@ -214,7 +218,7 @@ class ModelControl:
             del self._loading[model_id]
 
     async def _load(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
-        async with self._operations.turn(model_id), AsyncExitStack() as undo:
+        async with self.operations.turn(model_id), AsyncExitStack() as undo:
             known = self.registry.get(model_id)
             if known is not None and known.state is ModelState.DEAD:
                 await self._take_down(model_id)
@@ -241,7 +245,7 @@ class ModelControl:
             return record
 
     async def _unload(self, model_id: ModelId) -> None:
-        async with self._operations.turn(model_id):
+        async with self.operations.turn(model_id):
             await self._take_down(model_id)
 
     async def _take_down(self, model_id: ModelId) -> None:

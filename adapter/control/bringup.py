@@ -66,6 +66,7 @@ class BringUp:
                 error = await self._try(record, estimate)
         if error is not None:
             raise self._last_word(error, package) from error.__cause__
+        record.used_at = time.monotonic()
         self._guard.succeeded(package.content_key)
 
     async def _try(self, record: ModelRecord, estimate: Estimate) -> AdapterError | None:

@@ -1,6 +1,7 @@
 """One inference holds its model in place."""
 
 from collections.abc import Callable
+from time import monotonic
 from types import TracebackType
 
 from adapter.core.registry import ModelRecord
@@ -23,6 +24,7 @@ class Lease:
     def __enter__(self) -> ModelRecord:
         self._record.in_flight += 1
         self._record.served += 1
+        self._record.used_at = monotonic()
         return self._record
 
     def __exit__(

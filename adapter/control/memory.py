@@ -51,7 +51,7 @@ class Memory:
         self.unloads: set[ModelId] = set()
         self._metrics = metrics
         self._limits = limits
-        self._gate = AdmissionGate(limits.alone)
+        self._gate = AdmissionGate(limits.alone, metrics)
         self._changed = asyncio.Event()
         self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
         self._keys: dict[ModelId, str] = {}

@@ -33,6 +33,10 @@ class Operations:
         task.add_done_callback(self._ended)
         return task
 
+    @property
+    def in_flight(self) -> int:
+        return len(self._tasks)
+
     async def drain(self, seconds: float) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
@@ -45,7 +49,8 @@ class Operations:
         outcome, level, event = "ok", logging.INFO, f"model.{operation}ed"
         fields: dict[str, Any] = dict(seen)
         try:
-            return await work
+            with self._metrics.operations_in_flight.labels(operation).track_inprogress():
+                return await work
         except AdapterError as error:
             outcome = type(error).__name__
             refused = isinstance(error, CallerError | InsufficientMemory)
@@ -62,7 +67,9 @@ class Operations:
             self._metrics.operations.labels(operation, outcome).inc()
             self._metrics.operation_seconds.labels(operation).observe(seconds)
             fields |= {"model_id": model_id, "seconds": round(seconds, 3)}
-            fields["bytes"] = self._size_of(model_id)
+            fields["bytes"] = size = self._size_of(model_id)
+            if event == "model.loaded":
+                self._metrics.loaded_bytes.observe(size)
             log.log(level, event, extra=fields)
 
     def _count_out_of_memory(self, error: AdapterError) -> None:

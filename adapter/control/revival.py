@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from adapter.control.memory import Memory
@@ -73,6 +74,7 @@ class Revival:
 
     def _adopt(self, model: StagedModel) -> None:
         record = self._registry.adopt(model.model_id, model.name, model.source)
+        record.used_at = time.monotonic()
         record.placement, record.package_key = model.placement, model.content_key
         record.can_load_again = model.can_load_again
         self._memory.adopt(model.model_id, model.held)

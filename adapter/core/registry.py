@@ -12,7 +12,8 @@ from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 class ModelRecord:
     """One model. Only the registry changes `state`; only control changes the rest.
 
-    `served` counts its inferences. `can_load_again`: `source` is all that it takes.
+    `served` counts its inferences; `used_at` is when the last of them began (time.monotonic), or
+    when the load ended. `can_load_again`: `source` is all that it takes.
     """
 
     id: ModelId
@@ -21,6 +22,7 @@ class ModelRecord:
     state: ModelState = ModelState.LOADING
     in_flight: int = 0
     served: int = 0
+    used_at: float = 0.0
     placement: Placement = field(default_factory=lambda: Placement(()))
     package_key: str = ""
     can_load_again: bool = True
@@ -77,6 +79,11 @@ class Registry:
         for record in self._records.values():
             counts[record.state] += 1
         return counts
+
+    def idle_seconds(self, now: float) -> float | None:
+        """Of the ready model that has been without a request for longest; None without models."""
+        ready = (self._records[model_id] for model_id in self._ready)
+        return max((0.0 if r.in_flight else now - r.used_at for r in ready), default=None)
 
     def begin_load(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
         if (known := self._records.get(model_id)) is not None:

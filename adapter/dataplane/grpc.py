@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from time import monotonic
 from typing import Any, TypeAlias
 
 import grpc
@@ -11,9 +12,10 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.rpc import RpcAnswer, RpcCall, RpcMetadata
+from adapter.core.waiting import add_waited
 from adapter.errors import AdapterError, BackendUnavailable, InferenceFailed
 
-_SERVICE = "/inference.GRPCInferenceService"
+SERVICE = "/inference.GRPCInferenceService"
 
 _CHANNEL = (
     # A longer failure text would arrive as RESOURCE_EXHAUSTED, its words lost (memory.md 0.2).
@@ -58,6 +60,7 @@ class GrpcDataPlane:
     async def call(self, call: RpcCall, message: bytes, record: ModelRecord | None) -> RpcAnswer:
         """A caller who goes away cancels this, and that cancels the call at Triton."""
         seconds = self._timeout if call.seconds is None else min(call.seconds, self._timeout)
+        begun = monotonic()
         rpc = self._method(call.method)(message, timeout=seconds, metadata=_sent(call.metadata))
         try:
             answer = await rpc
@@ -66,12 +69,14 @@ class GrpcDataPlane:
             )
         except grpc.aio.AioRpcError as error:
             raise self._fault(error, record) from error
+        finally:
+            add_waited(monotonic() - begun)
 
     @asynccontextmanager
     async def stream(
         self, call: RpcCall, about: Callable[[], ModelRecord | None]
     ) -> AsyncIterator["GrpcStream"]:
-        method: _StreamMethod = self._open().stream_stream(f"{_SERVICE}/{call.method}")
+        method: _StreamMethod = self._open().stream_stream(f"{SERVICE}/{call.method}")
         opened = method(timeout=call.seconds, metadata=_sent(call.metadata))
         try:
             yield GrpcStream(opened, lambda error: self._fault(error, about()))
@@ -80,7 +85,7 @@ class GrpcDataPlane:
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:
-            method = self._methods[name] = self._open().unary_unary(f"{_SERVICE}/{name}")
+            method = self._methods[name] = self._open().unary_unary(f"{SERVICE}/{name}")
         return method
 
     def _open(self) -> grpc.aio.Channel:

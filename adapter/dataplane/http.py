@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
+from time import monotonic
 from types import TracebackType
 
 from adapter.core.faults import Faults
 from adapter.core.infer import V2Call
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
+from adapter.core.waiting import add_waited
 from adapter.dataplane.http1 import Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.http_request import head_of, write_stream, write_whole
@@ -130,8 +132,13 @@ class _Exchange:
             is_head=call.method == "HEAD",
             is_stream=call.is_stream,
         )
+        begun = monotonic()
         self._send()
-        await connection.head()
+        try:
+            await connection.head()
+        finally:
+            if not call.is_stream:
+                add_waited(monotonic() - begun)
         if connection.status != _OK and not call.is_probe:
             raise await self._fault()
         return HttpAnswer(connection)

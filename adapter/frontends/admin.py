@@ -3,7 +3,10 @@
 Liveness never depends on Triton: killing the adapter does not mend a Triton that is down.
 """
 
+import asyncio
+import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +14,17 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from adapter.control import ModelControl
+from adapter.frontends.drain import Drain
 from adapter.metrics import Metrics
+
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 class Admin:
-    """`why_not_started` and `why_not_ready` give the reason, None when all is well."""
+    """`why_not_started` and `why_not_ready` give the reason, None when all is well.
+
+    `drain_seconds`: how long a drain may take when who asks for it does not say.
+    """
 
     def __init__(
         self,
@@ -24,13 +33,19 @@ class Admin:
         *,
         why_not_started: Callable[[], str | None],
         why_not_ready: Callable[[], str | None],
-        about: dict[str, Any],
+        drain: Drain,
+        drain_seconds: float,
+        about: dict[str, str],
+        config: dict[str, Any],
     ) -> None:
         self._control = control
         self._metrics = metrics
         self._why_not_started = why_not_started
         self._why_not_ready = why_not_ready
+        self._drain = drain
+        self._drain_seconds = drain_seconds
         self._about = about
+        self._config = config
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -38,7 +53,10 @@ class Admin:
         app.router.add_get("/startup", self._startup)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._scrape)
+        app.router.add_post("/drain", self._finish)
         app.router.add_get("/debug/state", self._state)
+        app.router.add_get("/debug/config", self._configuration)
+        app.router.add_get("/debug/tasks", _tasks)
         return app
 
     async def _livez(self, _: web.Request) -> web.Response:
@@ -49,6 +67,19 @@ class Admin:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         return _probe(self._why_not_ready())
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        """For good: nothing but the end of the process follows."""
+        text = request.query.get("timeout", str(self._drain_seconds))
+        if _SECONDS.fullmatch(text) is None:
+            reason = f"timeout={text[:50]!r}: a number of seconds is accepted"
+            return web.json_response({"status": "not drained", "reason": reason}, status=400)
+        self._drain.begin()
+        left = await self._drain.finished(float(text))
+        if left:
+            reason = f"{left} in flight after {text} s"
+            return web.json_response({"status": "not drained", "reason": reason}, status=503)
+        return web.json_response({"status": "drained"})
 
     async def _scrape(self, _: web.Request) -> web.Response:
         await self._control.memory.read()
@@ -61,7 +92,8 @@ class Admin:
         reading = await self._control.memory.read()
         ledger, registry = self._control.memory.ledger, self._control.registry
         book, used = ledger.snapshot(), reading.used if reading else {}
-        state = self._about | {
+        state: dict[str, Any] = {
+            **self._about,
             "models": [
                 {
                     "model_id": record.id,
@@ -90,7 +122,22 @@ class Admin:
                 },
             },
         }
-        return web.json_response(state, dumps=lambda value: json.dumps(value, indent=2))
+        return _shown(state)
+
+    async def _configuration(self, _: web.Request) -> web.Response:
+        return _shown(self._config)
+
+
+async def _tasks(_: web.Request) -> web.Response:
+    """Where each task stands: for a process that hangs."""
+    out = io.StringIO()
+    for task in asyncio.all_tasks():
+        task.print_stack(file=out)
+    return web.Response(text=out.getvalue())
+
+
+def _shown(value: dict[str, Any]) -> web.Response:
+    return web.json_response(value, dumps=lambda value: json.dumps(value, indent=2))
 
 
 def _probe(reason: str | None) -> web.Response:

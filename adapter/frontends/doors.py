@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -31,11 +31,17 @@ class Doors:
     `patience_seconds`: how long requests in flight may go on when the doors close.
     """
 
-    def __init__(self, patience_seconds: float, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        patience_seconds: float,
+        max_message_bytes: int,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self.addresses: dict[str, str] = {}
         self._max_message_bytes = max_message_bytes
+        self._interceptors = interceptors
         self._patience = patience_seconds
-        self._runners: list[web.AppRunner] = []
+        self._probes: list[web.AppRunner] = []
         self._lanes: list[HttpLane] = []
         self._servers: list[grpc.aio.Server] = []
 
@@ -44,7 +50,7 @@ class Doors:
             return
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._patience)
         await runner.setup()
-        self._runners.append(runner)
+        self._probes.append(runner)
         if door.kind == "unix":
             await web.UnixSite(runner, door.path).start()
             self._opened(name, door, 0)
@@ -64,7 +70,7 @@ class Doors:
             return
         limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
         options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=options, interceptors=self._interceptors)
         for add_to in services:
             add_to(server)
         try:
@@ -76,12 +82,14 @@ class Doors:
         self._opened(name, door, port)
 
     async def close(self) -> None:
-        """Take nothing new; what is in flight has its time to end."""
+        """Take nothing new but probes; what is in flight has its time to end."""
         await asyncio.gather(
-            *(runner.cleanup() for runner in self._runners),  # each waits for its requests
             *(lane.close(self._patience) for lane in self._lanes),
             *(server.stop(self._patience) for server in self._servers),
         )
+
+    async def close_probes(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self._probes))
 
     def _opened(self, name: str, door: Door, port: int) -> None:
         address = str(Door("tcp", door.host, port) if door.kind == "tcp" else door)

@@ -2,25 +2,27 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from adapter.core.model import ModelId
+from adapter.core.waiting import Waited
 from adapter.errors import AboutMemory, AdapterError, CallerError, InvalidRequest, OutOfMemory
+from adapter.frontends import request_ids
 from adapter.frontends.status import HTTP, lookup
 from adapter.metrics import Metrics
+from adapter.traffic import Flight
 
 log = logging.getLogger(__name__)
 
 # given back to the caller and written to the log, never used as a key
-_ECHOED = ("X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
-_LOGGED = {
-    "X-Amzn-SageMaker-Target-Model": "target_model",
-    "X-Amzn-SageMaker-Inference-Id": "inference_id",
-    "X-Amzn-SageMaker-Custom-Attributes": "custom_attributes",
-}
+_ECHOED = (
+    "X-Amzn-SageMaker-Custom-Attributes",
+    "X-Amzn-SageMaker-Inference-Id",
+    "X-Request-Id",
+)
 # They concern one connection, not the call (RFC 9110 section 7.6.1), or are written anew.
 _OF_THE_CONNECTION = frozenset(
     {
@@ -35,6 +37,7 @@ INTERNAL_ERROR = {
     "model_name": None,
 }
 
+_V2 = frozenset({"/v2", "/v2/", "/v2?"})
 _INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream"})
 
 
@@ -54,10 +57,6 @@ def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     dropped = _OF_THE_CONNECTION | named
     return {name: value for name, value in headers.items() if name.lower() not in dropped}
-
-
-def logged_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return {field: headers[header] for header, field in _LOGGED.items() if header in headers}
 
 
 def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -83,30 +82,25 @@ def encoded(body: Mapping[str, Any] | list[Any]) -> bytes:
 
 
 class Observer:
-    """The children of metrics are kept: to look one up by its labels costs more than to count."""
-
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._inc: dict[tuple[str, str, int], Callable[[], None]] = {}
-        self._observe: dict[tuple[str, str], Callable[[float], None]] = {}
+        self._flights = {name: metrics.traffic.flight(name) for name in ("sagemaker", "v2")}
 
-    def answered(self, frontend: str, operation: str, status: int, seconds: float) -> None:
-        inc = self._inc.get((frontend, operation, status))
-        if inc is None:
-            inc = self._metrics.requests.labels(frontend, operation, status).inc
-            self._inc[frontend, operation, status] = inc
-        inc()
-        observe = self._observe.get((frontend, operation))
-        if observe is None:
-            observe = self._metrics.request_seconds.labels(frontend, operation).observe
-            self._observe[frontend, operation] = observe
-        observe(seconds)
+    def flight(self, target: str) -> Flight:
+        """Of whatever contract the request is, before it is looked at closely."""
+        return self._flights["v2" if target[:4] in _V2 else "sagemaker"]
+
+    def answered(
+        self, frontend: str, operation: str, status: int, seconds: float, waited: Waited
+    ) -> None:
+        served = self._metrics.traffic.served(frontend, operation)
+        served.count(status, seconds, waited.seconds)
 
     def refused(
         self, error: AdapterError, headers: Mapping[str, str], target: str, operation: str
     ) -> None:
         level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
-        fields = logged_headers(headers) | {
+        fields = request_ids.of_headers(headers) | {
             "path": target[:500],
             "reason": str(error)[:2000],
             "error": type(error).__name__,

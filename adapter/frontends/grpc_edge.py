@@ -3,15 +3,18 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
 from adapter.core.rpc import RpcMetadata
+from adapter.core.waiting import WAITED, Waited
 from adapter.errors import AdapterError, CallerError, OutOfMemory
+from adapter.frontends import request_ids
 from adapter.frontends.status import grpc_status
 from adapter.metrics import Metrics
+from adapter.traffic import Served
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,6 +32,11 @@ def metadata_of(context: Context) -> RpcMetadata:
     return tuple((key, value) for key, value in context.invocation_metadata() or ())
 
 
+def ids_of(context: Context) -> dict[str, str]:
+    """For the log."""
+    return request_ids.of_metadata(metadata_of(context))
+
+
 class GrpcEdge:
     """Makes handlers that take and give bytes as they are."""
 
@@ -37,40 +45,51 @@ class GrpcEdge:
         self._frontend = frontend
 
     def unary(self, method: str, act: Unary) -> Handler:
+        served = self._metrics.traffic.served(self._frontend, method)
+
         async def handle(request: bytes, context: Context) -> bytes:
-            return await self._watched(method, act(request, context), context)
+            return await self._watched(method, served, act(request, context), context)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def stream(self, method: str, act: Stream) -> Handler:
+        served = self._metrics.traffic.served(self._frontend, method)
+
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
-            await self._watched(method, act(requests, context), context)
+            await self._watched(method, served, act(requests, context), context)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
     def denied(self, method: str, why: str) -> Handler:
+        served = self._metrics.traffic.served(self._frontend, method)
+
         async def handle(_: bytes, context: Context) -> None:
-            self._metrics.requests.labels(self._frontend, method, "PERMISSION_DENIED").inc()
+            served.count("PERMISSION_DENIED", 0.0)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    def note(self, method: str, error: AdapterError) -> None:
-        """Log and count an error that a caller is told."""
+    def note(self, method: str, error: AdapterError, seen: Mapping[str, str] | None = None) -> None:
+        """Log and count an error that a caller is told. `seen`: fields for the log."""
         level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
-        fields = {"method": method, "reason": str(error)[:2000], "error": type(error).__name__}
+        reason = str(error)[:2000]
+        fields = {**(seen or {}), "method": method, "reason": reason, "error": type(error).__name__}
         if error.model_id:
             fields["model_id"] = error.model_id
         log.log(level, "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
 
-    async def _watched(self, method: str, work: Awaitable[T], context: Context) -> T:
-        begun, code = time.monotonic(), grpc.StatusCode.OK
+    async def _watched(
+        self, method: str, served: Served, work: Awaitable[T], context: Context
+    ) -> T:
+        begun, code, waited = time.monotonic(), grpc.StatusCode.OK, Waited()
+        WAITED.set(waited)
+        served.flight.count += 1
         try:
             return await work
         except AdapterError as error:
-            self.note(method, error)
+            self.note(method, error, ids_of(context))
             code, text = grpc_status(error)
             return await context.abort(code, text)
         except asyncio.CancelledError:  # the caller has gone, or its deadline has passed
@@ -81,6 +100,5 @@ class GrpcEdge:
             code = grpc.StatusCode.INTERNAL
             return await context.abort(code, "InternalError: internal error; see the log")
         finally:
-            self._metrics.requests.labels(self._frontend, method, code.name).inc()
-            seconds = time.monotonic() - begun
-            self._metrics.request_seconds.labels(self._frontend, method).observe(seconds)
+            served.flight.count -= 1
+            served.count(code.name, time.monotonic() - begun, waited.seconds)

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.model import ModelId, parse_model_id
 from adapter.errors import InvalidRequest
-from adapter.frontends.grpc_edge import Context
+from adapter.frontends.grpc_edge import Context, ids_of
 from adapter.frontends.repository import Repository
 
 
@@ -23,16 +23,16 @@ class GrpcRepository:
         models = [pb.RepositoryIndexResponse.ModelIndex(**asdict(entry)) for entry in entries]
         return _serialised(pb.RepositoryIndexResponse(models=models))
 
-    async def load(self, message: bytes, _: Context) -> bytes:
+    async def load(self, message: bytes, context: Context) -> bytes:
         request = _parsed(pb.RepositoryModelLoadRequest, message)
         model_id, parameters = _about(request)
-        await self._repository.load(model_id, parameters)
+        await self._repository.load(model_id, parameters, **ids_of(context))
         return _serialised(pb.RepositoryModelLoadResponse())
 
-    async def unload(self, message: bytes, _: Context) -> bytes:
+    async def unload(self, message: bytes, context: Context) -> bytes:
         request = _parsed(pb.RepositoryModelUnloadRequest, message)
         model_id, parameters = _about(request)
-        await self._repository.unload(model_id, parameters)
+        await self._repository.unload(model_id, parameters, **ids_of(context))
         return _serialised(pb.RepositoryModelUnloadResponse())
 
 

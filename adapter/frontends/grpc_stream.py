@@ -15,6 +15,7 @@ from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.rpc import RpcCall, RpcDataPlane, RpcMetadata, RpcStream
 from adapter.errors import AdapterError, InferenceFailed, InvalidRequest
+from adapter.frontends import request_ids
 from adapter.frontends.grpc_edge import Context, GrpcEdge, metadata_of
 from adapter.frontends.grpc_naming import (
     id_in,
@@ -129,6 +130,7 @@ class _Conversation:
         self._metadata = metadata
         self._upstream = upstream
         self._held = held
+        self._ids = request_ids.of_metadata(metadata)
         self._writing = asyncio.Lock()  # grpc takes one message at a time
 
     async def go_on(self, requests: AsyncIterator[bytes]) -> None:
@@ -156,7 +158,7 @@ class _Conversation:
             model_id = id_in(message, self._metadata)
             record = await self._held.take(model_id, self._service.load_wait_seconds)
         except AdapterError as error:
-            self._service.edge.note(_METHOD, error)
+            self._service.edge.note(_METHOD, error, self._ids)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)
             refusal = with_field(b"", _ERROR, grpc_text(error).encode())
             await self._write(with_field(refusal, _ANSWER, answer))
@@ -194,7 +196,7 @@ class _Conversation:
             # a lease that ends with an error is how control learns of it
             with suppress(AdapterError), control.lease(record.id):
                 raise said
-        self._service.edge.note(_METHOD, error)
+        self._service.edge.note(_METHOD, error, self._ids)
         return grpc_text(error)
 
     async def _write(self, message: bytes) -> None:

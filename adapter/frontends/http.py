@@ -9,7 +9,9 @@ from typing import Any
 from aiohttp import web
 
 from adapter.core.model import ModelId
+from adapter.core.waiting import WAITED, Waited
 from adapter.errors import AdapterError
+from adapter.frontends import request_ids
 from adapter.frontends.edge import (
     INTERNAL_ERROR,
     Observer,
@@ -43,6 +45,11 @@ def method_not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
     return response
 
 
+def ids_of(request: web.BaseRequest) -> dict[str, str]:
+    """For the log."""
+    return request_ids.of_headers(request.headers)
+
+
 def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
     status, body = error_body(error, model_id)
     return answer(body, status)
@@ -51,28 +58,25 @@ def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
 class HttpEdge:
     """Wraps one handler for everything: errors, counts, headers that go back."""
 
-    def __init__(self, handle: Handler, metrics: Metrics, frontend: str) -> None:
+    def __init__(self, handle: Handler, metrics: Metrics) -> None:
         self._handle = handle
         self._observer = Observer(metrics)
-        self._frontend = frontend
-
-    def handlers(self) -> Callable[[], web.RequestHandler]:
-        """Makes a handler for one request each."""
-        # who hangs up is not computed for any more; operations of control outlive their callers
-        server = web.Server(self.serve, handler_cancellation=True)
-        return lambda: _OneRequest(
-            server,
-            loop=asyncio.get_running_loop(),
-            # the lane has looked at the head already
-            max_line_size=HEAD_BYTES,
-            max_field_size=HEAD_BYTES,
-            max_headers=HEAD_BYTES,
-            # compressed bodies are Triton's to open
-            auto_decompress=False,
-        )
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        begun = time.monotonic()
+        begun, waited = time.monotonic(), Waited()
+        WAITED.set(waited)
+        flight = self._observer.flight(request.raw_path)
+        flight.count += 1
+        try:
+            response = await self._answered(request)
+        finally:
+            flight.count -= 1
+        frontend = request.get("frontend", "sagemaker")
+        operation, seconds = request.get("operation", "other"), time.monotonic() - begun
+        self._observer.answered(frontend, operation, response.status, seconds, waited)
+        return response
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             response = await self._handle(request)
         except AdapterError as error:
@@ -85,10 +89,23 @@ class HttpEdge:
             log.exception("request.failed", extra={"path": request.raw_path[:500]})
             response = answer(INTERNAL_ERROR, status=500)
         response.headers.update(echoed_headers(request.headers))
-        frontend = request.get("frontend", self._frontend)
-        operation, seconds = request.get("operation", "other"), time.monotonic() - begun
-        self._observer.answered(frontend, operation, response.status, seconds)
         return response
+
+
+def handlers(serve: Handler) -> Callable[[], web.RequestHandler]:
+    """Makes a handler for one request each."""
+    # who hangs up is not computed for any more; operations of control outlive their callers
+    server = web.Server(serve, handler_cancellation=True)
+    return lambda: _OneRequest(
+        server,
+        loop=asyncio.get_running_loop(),
+        # the lane has looked at the head already
+        max_line_size=HEAD_BYTES,
+        max_field_size=HEAD_BYTES,
+        max_headers=HEAD_BYTES,
+        # compressed bodies are Triton's to open
+        auto_decompress=False,
+    )
 
 
 class _OneRequest(web.RequestHandler):

@@ -1,6 +1,5 @@
 """Inferences over HTTP, SageMaker's and V2's: names, leases, bodies on their way to Triton."""
 
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,9 +109,7 @@ class Inferences:
         headers = _told(record, request)
         body = await request.body(self._max_body)
         call = V2Call("POST", f"/models/{record.name}/infer", headers, body)
-        handed = time.monotonic()
         async with self._dataplane.forward(call, record) as found:
-            request.upstream_seconds = time.monotonic() - handed
             size, length = found.json_header_bytes, found.content_length
             if record.is_renamed:
                 body, size = binary.put_name_back(await found.read(), size, record.name, record.id)
@@ -132,9 +129,7 @@ class Inferences:
         body = await request.body(self._max_body)
         is_stream = path.endswith("/generate_stream")
         call = V2Call("POST", f"/models/{record.name}{path}", headers, body, is_stream=is_stream)
-        handed = time.monotonic()
         async with self._dataplane.forward(call, record) as found:
-            request.upstream_seconds = time.monotonic() - handed
             await _relay(record, found, reply, is_stream=is_stream)
 
 

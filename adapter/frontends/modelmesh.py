@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
@@ -20,7 +20,7 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
 )
-from adapter.frontends.grpc_edge import Context, GrpcEdge, Unary
+from adapter.frontends.grpc_edge import Context, GrpcEdge, Unary, ids_of
 from adapter.frontends.modelmesh_sizes import MeshSizes, ModelKey, parse_key
 from adapter.metrics import Metrics
 from adapter.settings import Settings
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = "mmesh.ModelRuntime"
 
-_Act: TypeAlias = Callable[[Any], Awaitable[Any]]
+_Act: TypeAlias = Callable[..., Awaitable[Any]]
+_OPERATIONS = (pb.LoadModelRequest, pb.UnloadModelRequest)
 
 # A mesh asks every 2 s; what takes longer it is told the next time.
 _PURGE_PATIENCE_SECONDS = 1.0
@@ -68,35 +69,41 @@ class ModelRuntime:
 
     # -- loading ----------------------------------------------------------------------------
 
-    async def load(self, request: pb.LoadModelRequest) -> pb.LoadModelResponse:
+    async def load(self, request: pb.LoadModelRequest, **seen: str) -> pb.LoadModelResponse:
         """Idempotent: "a load may follow NOT_FOUND without an unload" (modelmesh.md section 2)."""
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
-        record = await self._bring_up(model_id, _source(request, key))
+        record = await self._bring_up(model_id, _source(request, key), seen)
         limit = self._settings.modelmesh_model_concurrency
         if isinstance(limit, str):
             limit = await self._triton.instances(record.name)
         size = self._sizes.after_load(model_id, key)
         return pb.LoadModelResponse(sizeInBytes=size, maxConcurrency=limit)
 
-    async def _bring_up(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
+    async def _bring_up(
+        self, model_id: ModelId, source: ModelSource, seen: Mapping[str, str]
+    ) -> ModelRecord:
         """A load of the same files that is under way is waited for; other files make way."""
         while True:
             known = self._control.registry.get(model_id)
             if known is not None and known.state in _PRESENT:
                 if known.source.url == source.url:
                     return await self._control.loaded(model_id)
-                await self._take_down(model_id)
+                await self._take_down(model_id, **seen)
             try:
-                return await self._in_turn(model_id, source)
+                return await self._in_turn(model_id, source, seen)
             except AlreadyLoaded:  # another door was faster
                 with suppress(AdapterError):
                     await self._control.loaded(model_id)
 
-    async def _in_turn(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
+    async def _in_turn(
+        self, model_id: ModelId, source: ModelSource, seen: Mapping[str, str]
+    ) -> ModelRecord:
         """Whoever goes away keeps the turn until the load has ended all the same."""
-        await self._turns.acquire()
-        task = asyncio.create_task(self._control.load(model_id, source, frontend="modelmesh"))
+        with self._metrics.waiting_load("turn"):
+            await self._turns.acquire()
+        work = self._control.load(model_id, source, frontend="modelmesh", **seen)
+        task = asyncio.create_task(work)
         self._loads.add(task)
         task.add_done_callback(self._turn_ended)
         return await asyncio.shield(task)
@@ -107,15 +114,15 @@ class ModelRuntime:
 
     # -- unloading --------------------------------------------------------------------------
 
-    async def unload(self, request: pb.UnloadModelRequest) -> pb.UnloadModelResponse:
+    async def unload(self, request: pb.UnloadModelRequest, **seen: str) -> pb.UnloadModelResponse:
         """Also of an id that no load would take: a mesh repeats what fails for a quarter hour."""
-        await self._take_down(ModelId(request.modelId))
+        await self._take_down(ModelId(request.modelId), **seen)
         return pb.UnloadModelResponse()
 
-    async def _take_down(self, model_id: ModelId) -> None:
+    async def _take_down(self, model_id: ModelId, **seen: str) -> None:
         # "If the specified model is not found/loaded, ... return immediately (without error)"
         with suppress(ModelNotFound):
-            await self._control.unload(model_id, frontend="modelmesh")
+            await self._control.unload(model_id, frontend="modelmesh", **seen)
 
     # -- sizes ------------------------------------------------------------------------------
 
@@ -195,12 +202,13 @@ class ModelRuntime:
 
 
 def _of_bytes(act: _Act, message: Any) -> Unary:
-    async def answer(raw: bytes, _: Context) -> bytes:
+    async def answer(raw: bytes, context: Context) -> bytes:
         try:
             request = message.FromString(raw)
         except DecodeError as error:
             raise InvalidRequest(f"this is no {message.DESCRIPTOR.name}: {error}") from error
-        return bytes((await act(request)).SerializeToString())
+        seen = ids_of(context) if message in _OPERATIONS else {}
+        return bytes((await act(request, **seen)).SerializeToString())
 
     return answer
 

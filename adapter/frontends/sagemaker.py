@@ -14,8 +14,8 @@ from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
 from adapter.frontends.body import whole_body
-from adapter.frontends.edge import logged_headers, path_segments
-from adapter.frontends.http import Handler, answer, method_not_allowed
+from adapter.frontends.edge import path_segments
+from adapter.frontends.http import Handler, answer, ids_of, method_not_allowed
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _LIMIT = re.compile(r"[0-9]{1,6}")
@@ -81,7 +81,7 @@ class SageMaker:
         if not isinstance(url, str) or not url:
             raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
         source = ModelSource(url, _hint(body, "model_type"), entry=_hint(body, "entry"))
-        record = await self._control.load(model_id, source, **logged_headers(request.headers))
+        record = await self._control.load(model_id, source, **ids_of(request))
         return answer(_described(record))
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
@@ -97,7 +97,7 @@ class SageMaker:
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
         model_id = request["model_id"]
-        await self._control.unload(model_id, **logged_headers(request.headers))
+        await self._control.unload(model_id, **ids_of(request))
         return answer({"modelName": model_id})
 
     async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:

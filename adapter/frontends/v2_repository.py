@@ -11,8 +11,7 @@ from adapter.control import ModelControl
 from adapter.core.model import parse_model_id
 from adapter.errors import InvalidRequest
 from adapter.frontends.body import whole_body
-from adapter.frontends.edge import logged_headers
-from adapter.frontends.http import answer
+from adapter.frontends.http import answer, ids_of
 from adapter.frontends.repository import Repository, json_object
 from adapter.frontends.v2_routes import Route
 
@@ -53,12 +52,12 @@ class V2Repository:
 
     async def _load(self, request: web.BaseRequest) -> web.Response:
         given = _parameters(await _body(request, self._max_body))
-        await self._repository.load(request["model_id"], given, **logged_headers(request.headers))
+        await self._repository.load(request["model_id"], given, **ids_of(request))
         return answer({})
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
         given = _parameters(await _body(request, self._max_control_body))
-        await self._repository.unload(request["model_id"], given, **logged_headers(request.headers))
+        await self._repository.unload(request["model_id"], given, **ids_of(request))
         return answer({})
 
 

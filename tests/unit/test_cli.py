@@ -11,7 +11,7 @@ import pytest
 
 from adapter import cli
 from adapter.commands import COMMANDS
-from adapter.settings import Settings, flag_of, variable_of
+from adapter.settings import Settings, flag_of, masked, variable_of
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -154,9 +154,9 @@ class TestCheckConfig:
         ]
 
     def test_secrets_are_masked_where_there_are_any(self):
-        assert cli.masked("admin_token", "abc") == "***"
-        assert cli.masked("admin_token", None) is None
-        assert cli.masked("http", "abc") == "abc"
+        assert masked("admin_token", "abc") == "***"
+        assert masked("admin_token", None) is None
+        assert masked("http", "abc") == "abc"
 
 
 class TestHealthcheck:

@@ -29,6 +29,9 @@ class World:
                 ledger=self.ledger.snapshot,
                 memory=lambda: self.reading,
                 triton_live=lambda: self.live,
+                ready=lambda: self.live,
+                idle_seconds=lambda: self.registry.idle_seconds(1000.0),
+                about={"version": "1.2.3"},
             )
         )
 
@@ -37,8 +40,7 @@ def test_counters_and_histograms_have_their_documented_names_and_labels():
     metrics = Metrics()
     metrics.operations.labels("load", "ok").inc()
     metrics.operation_seconds.labels("load").observe(1.3)
-    metrics.requests.labels("sagemaker", "invoke", 200).inc()
-    metrics.request_seconds.labels("sagemaker", "invoke").observe(0.002)
+    metrics.traffic.served("sagemaker", "invoke").count(200, 0.002, 0.0015)
     metrics.out_of_memory.labels("load", "bad_alloc").inc()
     metrics.load_retries.inc()
     metrics.recovery_seconds.observe(0.3)
@@ -52,6 +54,9 @@ def test_counters_and_histograms_have_their_documented_names_and_labels():
     request = 'code="200",frontend="sagemaker",method="invoke"'
     assert found[f"adapter_requests_total{{{request}}}"] == 1
     assert found['adapter_request_seconds_count{frontend="sagemaker",method="invoke"}'] == 1
+    assert found['adapter_upstream_seconds_sum{frontend="sagemaker",method="invoke"}'] == 0.0015
+    overhead = 'adapter_overhead_seconds_bucket{frontend="sagemaker",le="%s",method="invoke"}'
+    assert (found[overhead % 0.00025], found[overhead % 0.0005]) == (0, 1)
     assert found['adapter_oom_total{pattern="bad_alloc",phase="load"}'] == 1
     assert found["adapter_load_retries_total"] == 1
     assert found['adapter_memory_recovery_seconds_bucket{le="0.5"}'] == 1

@@ -41,6 +41,9 @@ class Server(Protocol):
     date: str
     is_closing: bool
 
+    @property
+    def takes_more(self) -> bool: ...
+
     async def serve(self, request: Request, reply: Reply, connection: "Connection") -> None: ...
     def malformed(self, error: InvalidRequest) -> bytes: ...
     def opened(self, connection: "Connection") -> None: ...
@@ -204,7 +207,7 @@ class Connection(asyncio.Protocol):
                 self.close()
 
     def is_kept_after(self, request: Request) -> bool:
-        return request.head.is_kept and not self._server.is_closing and request.is_soon_over()
+        return request.head.is_kept and self._server.takes_more and request.is_soon_over()
 
     def _refuse(self, error: InvalidRequest) -> None:
         """Nobody knows where the next request would begin."""

@@ -26,13 +26,12 @@ class Wire(Protocol):
 
 class Request:
     """`content_length` is None for a chunked body. `begun`: when its head was there, monotonic
-    seconds. `upstream_seconds`: from when it was handed to Triton to the head of the answer.
+    seconds.
     """
 
     __slots__ = (
         *("_error", "_framing", "_is_dropped", "_is_expecting", "_pieces", "_held", "_reader"),
         *("_wire", "begun", "content_length", "head", "headers", "is_whole", "target"),
-        *("upstream_seconds",),
     )
 
     def __init__(self, head: Head, wire: Wire, begun: float) -> None:
@@ -40,7 +39,6 @@ class Request:
         self.headers = head.headers
         self.target = head.raw_target.decode("utf-8", "surrogateescape")
         self.begun = begun
-        self.upstream_seconds = 0.0
         self._framing: Framing = head.framing()
         is_sized = isinstance(self._framing, Sized)
         self.content_length = self._framing.left if is_sized else None

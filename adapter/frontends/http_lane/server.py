@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
-from typing import Any
+from typing import Any, TypeAlias
 
+from adapter.core.waiting import WAITED, Waited
 from adapter.errors import AdapterError, InvalidRequest
+from adapter.frontends.drain import Drain
 from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
 from adapter.frontends.http_lane.behind import Application
 from adapter.frontends.http_lane.connection import Connection, Limits
@@ -24,17 +26,25 @@ _LOOK_SECONDS = 1
 # Callers may come all at once; what does not fit waits a second for its connection.
 _BACKLOG = 1024
 
+Serve: TypeAlias = Callable[[Route, Request, Reply], Awaitable[None]]
+Traced: TypeAlias = Callable[[Serve, Route, Request, Reply], Awaitable[None]]
+
 _JSON = (("Content-Type", "application/json"),)
 
 
 class HttpLane:
-    """`application` serves what is no inference, and also counts that."""
+    """`application` serves what is no inference, and also counts that. `traced` puts a span around
+    an inference.
+    """
 
     def __init__(
         self,
         inferences: Inferences,
         application: Application,
         observer: Observer,
+        *,
+        drain: Drain,
+        traced: Traced | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.limits = limits or Limits()
@@ -43,6 +53,8 @@ class HttpLane:
         self._inferences = inferences
         self._application = application
         self._observer = observer
+        self._drain = drain
+        self._traced = traced
         self._connections: set[Connection] = set()
         self._all_lost: asyncio.Future[None] | None = None
         self._server: asyncio.Server
@@ -95,33 +107,55 @@ class HttpLane:
         status, body = error_body(error, None)
         return last_words(status, encoded(body), self.date)
 
+    @property
+    def takes_more(self) -> bool:
+        """Callers are not told to go elsewhere with their next request."""
+        return not (self._drain.is_on or self.is_closing)
+
     async def serve(self, request: Request, reply: Reply, connection: Connection) -> None:
         route = route_of(request.head.raw_target) if request.head.method == "POST" else None
+        if route is None:
+            await self._pass_on(request, reply, connection)
+            return
+        waited = Waited()
+        WAITED.set(waited)
+        flight = self._observer.flight(request.target)
+        flight.count += 1
         try:
-            if route is None:
-                await self._application.serve(request, reply, connection)
-                return
+            if self._traced is None:
+                await self._infer(route, request, reply)
+            else:
+                await self._traced(self._infer, route, request, reply)
+        finally:
+            flight.count -= 1
+        if reply.status:
+            seconds = time.monotonic() - request.begun
+            self._observer.answered(route.frontend, route.operation, reply.status, seconds, waited)
+
+    async def _pass_on(self, request: Request, reply: Reply, connection: Connection) -> None:
+        try:
+            await self._application.serve(request, reply, connection)
+        except AdapterError as error:  # the body broke off
+            self._observer.refused(error, request.headers, request.target, "other")
+            self._say(reply, *error_body(error, None))
+        except ConnectionResetError:
+            return
+
+    async def _infer(self, route: Route, request: Request, reply: Reply) -> None:
+        try:
             await self._inferences.serve(route, request, reply)
         except AdapterError as error:
-            operation = "other" if route is None else route.operation
-            self._observer.refused(error, request.headers, request.target, operation)
-            model_id = None if route is None else self._inferences.model_of(route)
-            self._say(reply, *error_body(error, model_id))
+            self._observer.refused(error, request.headers, request.target, route.operation)
+            self._say(reply, *error_body(error, self._inferences.model_of(route)))
         except ConnectionResetError:
             return
         except Exception:
             log.exception("request.failed", extra={"path": request.target[:500]})
             self._say(reply, 500, INTERNAL_ERROR)
-        self._count(route, request, reply)
 
     def _say(self, reply: Reply, status: int, body: Mapping[str, Any]) -> None:
         if not reply.status:
             reply.whole(status, _JSON, encoded(body))
-
-    def _count(self, route: Route | None, request: Request, reply: Reply) -> None:
-        frontend, operation = (route.frontend, route.operation) if route else ("sagemaker", "other")
-        seconds = time.monotonic() - request.begun
-        self._observer.answered(frontend, operation, reply.status, seconds)
 
     def _look(self) -> None:
         self.date = formatdate(usegmt=True)

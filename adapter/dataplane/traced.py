@@ -1,0 +1,62 @@
+"""A client span for each call of a data plane. In use only where there is a collector."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from adapter.core.infer import V2Call
+from adapter.core.registry import ModelRecord
+from adapter.core.rpc import RpcAnswer, RpcCall
+from adapter.dataplane.grpc import SERVICE, GrpcDataPlane, GrpcStream
+from adapter.dataplane.http import HttpAnswer, HttpDataPlane
+from adapter.tracing import CONTEXT_HEADERS, Tracing
+
+
+class TracedHttp:
+    def __init__(self, plane: HttpDataPlane, tracing: Tracing) -> None:
+        self._plane = plane
+        self._tracing = tracing
+
+    @asynccontextmanager
+    async def forward(self, call: V2Call, record: ModelRecord | None) -> AsyncIterator[HttpAnswer]:
+        path = call.path.replace(f"/{record.name}", "/{model_name}", 1) if record else call.path
+        model_id = record.id if record else None
+        with self._tracing.client(*_http(call.method, path), model_id) as span:
+            headers = self._tracing.passed_on(call.headers)
+            async with self._plane.forward(replace(call, headers=headers), record) as answer:
+                span.set_attribute("http.response.status_code", answer.status)
+                yield answer
+
+
+class TracedRpc:
+    def __init__(self, plane: GrpcDataPlane, tracing: Tracing) -> None:
+        self._plane = plane
+        self._tracing = tracing
+
+    async def call(self, call: RpcCall, message: bytes, record: ModelRecord | None) -> RpcAnswer:
+        model_id = record.id if record else None
+        with self._tracing.client(*_rpc(call.method), model_id) as span:
+            answer = await self._plane.call(self._passed_on(call), message, record)
+            span.set_attribute("rpc.response.status_code", "OK")
+            return answer
+
+    @asynccontextmanager
+    async def stream(
+        self, call: RpcCall, about: Callable[[], ModelRecord | None]
+    ) -> AsyncIterator[GrpcStream]:
+        with self._tracing.client(*_rpc(call.method), None):
+            async with self._plane.stream(self._passed_on(call), about) as stream:
+                yield stream
+
+    def _passed_on(self, call: RpcCall) -> RpcCall:
+        kept = [(key, value) for key, value in call.metadata if key not in CONTEXT_HEADERS]
+        return replace(call, metadata=[*kept, *self._tracing.passed_on({}).items()])
+
+
+def _http(method: str, path: str) -> tuple[str, dict[str, str]]:
+    return f"{method} /v2{path}", {"http.request.method": method, "url.template": f"/v2{path}"}
+
+
+def _rpc(method: str) -> tuple[str, dict[str, str]]:
+    name = f"{SERVICE.removeprefix('/')}/{method}"
+    return name, {"rpc.system.name": "grpc", "rpc.method": name}

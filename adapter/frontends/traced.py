@@ -1,0 +1,122 @@
+"""A server span for each request at a door. In use only where there is a collector."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from aiohttp import web
+
+from adapter.errors import InvalidRequest
+from adapter.frontends.edge import path_segments
+from adapter.frontends.grpc_edge import Context
+from adapter.frontends.http import Handler
+from adapter.frontends.http_lane.reply import Reply
+from adapter.frontends.http_lane.request import Request
+from adapter.frontends.http_lane.server import Serve, Traced
+from adapter.frontends.inference import Route
+from adapter.tracing import MODEL, Tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+_Found: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+
+_SERVICES = ("/inference.", "/mmesh.")
+
+# What a segment of a path may be followed by that callers choose.
+_CHOSEN = {"models": "{model_name}", "versions": "{version}", "region": "{region}"}
+
+
+def traced(serve: Handler, tracing: Tracing) -> Handler:
+    async def with_span(request: web.BaseRequest) -> web.StreamResponse:
+        with tracing.server(request.method, request.headers) as span:
+            response = await serve(request)
+            _describe(span, request.method, request.raw_path, response.status)
+            if "operation" in request:
+                _name(span, request.method, request.raw_path)
+            if "model_id" in request:
+                span.set_attribute(MODEL, request["model_id"])
+            return response
+
+    return with_span
+
+
+def traced_inference(tracing: Tracing) -> Traced:
+    async def with_span(serve: Serve, route: Route, request: Request, reply: Reply) -> None:
+        with tracing.server("POST", request.headers) as span:
+            try:
+                await serve(route, request, reply)
+            finally:
+                _describe(span, "POST", request.target, reply.status)
+                _name(span, "POST", request.target)
+                if route.model_id is not None:
+                    span.set_attribute(MODEL, route.model_id)
+
+    return with_span
+
+
+def _describe(span: "Span", method: str, target: str, status: int) -> None:
+    span.set_attribute("http.request.method", method)
+    span.set_attribute("url.scheme", "http")
+    span.set_attribute("url.path", target.partition("?")[0])
+    if status:
+        span.set_attribute("http.response.status_code", status)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        span.set_attribute("error.type", str(status))
+
+
+def _name(span: "Span", method: str, target: str) -> None:
+    route = template_of(target)
+    span.update_name(f"{method} {route}")
+    span.set_attribute("http.route", route)
+
+
+def template_of(target: str) -> str:
+    """The path without what callers choose: there are few of these."""
+    try:
+        segments = path_segments(target)
+    except InvalidRequest:
+        return ""
+    return "".join(
+        f"/{segment if segment == 'stats' else _CHOSEN.get(before, segment)}"
+        for before, segment in zip(["", *segments], segments, strict=False)
+    )
+
+
+class TracedCalls(grpc.aio.ServerInterceptor):
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Found]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Found:
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        if handler is None or not method.startswith(_SERVICES):
+            return handler
+        metadata = handler_call_details.invocation_metadata or ()
+        if handler.request_streaming:  # all of ours are of one of two kinds, and of bytes
+            act = self._traced(method.removeprefix("/"), metadata, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(act)
+        act = self._traced(method.removeprefix("/"), metadata, handler.unary_unary)
+        return grpc.unary_unary_rpc_method_handler(act)
+
+    def _traced(self, method: str, metadata: Sequence[tuple[str, str | bytes]], act: Any) -> Any:
+        async def with_span(given: bytes | AsyncIterator[bytes], context: Context) -> Any:
+            headers = {key: value for key, value in metadata if isinstance(value, str)}
+            with self._tracing.server(method, headers) as span:
+                span.set_attribute("rpc.system.name", "grpc")
+                span.set_attribute("rpc.method", method)
+                try:
+                    return await act(given, context)
+                finally:
+                    span.set_attribute("rpc.response.status_code", _code(context))
+
+        return with_span
+
+
+def _code(context: Context) -> str:
+    code = context.code() or grpc.StatusCode.OK
+    return str(getattr(code, "name", code))

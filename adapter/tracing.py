@@ -1,0 +1,100 @@
+"""Spans for an OpenTelemetry collector, where the standard OTEL_ variables name one.
+
+OpenTelemetry is the extra `tracing`, imported only then. Names are those of its semantic
+conventions. Without a collector nothing here is made; a caller's trace context passes anyhow.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from adapter.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+# Which model a span is about; no convention has a name for it.
+MODEL = "adapter.model"
+CONTEXT_HEADERS = ("traceparent", "tracestate")
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+# An embedded Triton and a platform's SIGKILL come after it.
+_FLUSH_SECONDS = 3.0
+
+
+class Tracing:
+    def __init__(self, provider: "TracerProvider") -> None:
+        from opentelemetry import trace  # noqa: PLC0415 - see the top
+        from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415 - see the top
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("adapter")
+        self._context = tracecontext.TraceContextTextMapPropagator()
+        self._current = trace.get_current_span
+        self._kinds = trace.SpanKind
+
+    @contextmanager
+    def server(self, name: str, headers: Mapping[str, str]) -> Iterator["Span"]:
+        """A request of ours; `headers` are the caller's, named in lower case or without case."""
+        caller = {name: headers[name] for name in CONTEXT_HEADERS if name in headers}
+        parent = self._context.extract(caller)
+        with self._tracer.start_as_current_span(name, parent, self._kinds.SERVER) as span:
+            yield span
+
+    @contextmanager
+    def client(
+        self, name: str, attributes: Mapping[str, str], model_id: str | None
+    ) -> Iterator["Span"]:
+        """A call to Triton for the request at hand, which learns its model here."""
+        about = {} if model_id is None else {MODEL: model_id}
+        self._current().set_attributes(about)
+        kind, given = self._kinds.CLIENT, {**attributes, **about}
+        with self._tracer.start_as_current_span(name, kind=kind, attributes=given) as span:
+            yield span
+
+    def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """`headers` with the current span in place of the caller's."""
+        kept = {name: v for name, v in headers.items() if name.lower() not in CONTEXT_HEADERS}
+        self._context.inject(kept)
+        return kept
+
+    def close(self) -> None:
+        """Blocks while the last spans go out, but not for a collector that does not answer."""
+        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
+        thread.start()
+        thread.join(_FLUSH_SECONDS)
+
+
+def tracing_of(environ: Mapping[str, str], version: str) -> Tracing | None:
+    """None unless an endpoint is given; InvalidSettings for what we do not have."""
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "otlp")
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none"
+    if is_off or not any(environ.get(name) for name in _ENDPOINTS):
+        return None
+    if exporter != "otlp":
+        raise InvalidSettings([f"OTEL_TRACES_EXPORTER: {exporter!r}: otlp and none are known"])
+    protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), "http/protobuf")
+    if protocol != "http/protobuf":
+        raise InvalidSettings([f"{_PROTOCOLS[1]}: {protocol!r}: only http/protobuf is spoken here"])
+    try:
+        return Tracing(_provider(version))
+    except ImportError as error:
+        reason = "tracing needs the extra `tracing`: pip install triton-adapter[tracing]"
+        raise InvalidSettings([f"{_ENDPOINTS[1]}: {reason}"]) from error
+
+
+def _provider(version: str) -> "TracerProvider":
+    """Sampling, limits, headers and so on are the SDK's to read from the environment."""
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415 - see the top
+    from opentelemetry.sdk import resources, trace  # noqa: PLC0415 - see the top
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - see the top
+
+    resource = resources.Resource.create({resources.SERVICE_VERSION: version})
+    if str(resource.attributes[resources.SERVICE_NAME]).startswith("unknown_service"):
+        resource = resource.merge(resources.Resource({resources.SERVICE_NAME: "triton-adapter"}))
+    provider = trace.TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(trace_exporter.OTLPSpanExporter()))
+    return provider

@@ -1,0 +1,120 @@
+"""An OpenTelemetry collector of a few lines: OTLP over HTTP, kept in memory."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+
+_KINDS = {2: "server", 3: "client"}
+
+
+@dataclass(frozen=True)
+class Span:
+    service: str
+    name: str
+    kind: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    trace_state: str
+    is_error: bool
+    attributes: dict[str, Any]
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
+
+
+class Collector:
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._news = threading.Condition()
+
+    async def export(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        if request.content_type == "application/json":  # Triton's exporter
+            spans = list(_of_json(json.loads(raw)))
+        else:
+            spans = list(_of_protobuf(pb.ExportTraceServiceRequest.FromString(raw)))
+        with self._news:
+            self.spans += spans
+            self._news.notify_all()
+        return web.Response(
+            body=pb.ExportTraceServiceResponse().SerializeToString(),
+            content_type="application/x-protobuf",
+        )
+
+    def of(self, trace_id: str, service: str, kind: str = "", name: str = "") -> list[Span]:
+        """Those of one trace, once there is any. Empty: whatever kind or name."""
+
+        def found() -> list[Span]:
+            mine = [s for s in self.spans if (s.trace_id, s.service) == (trace_id, service)]
+            return [s for s in mine if kind in {"", s.kind} and name in {"", s.name}]
+
+        with self._news:
+            assert self._news.wait_for(found, 30), self.spans
+            return found()
+
+
+def _of_protobuf(message: Any) -> Iterator[Span]:
+    for group in message.resource_spans:
+        service = _plain(group.resource.attributes)["service.name"]
+        for one in (span for scope in group.scope_spans for span in scope.spans):
+            yield Span(
+                service,
+                one.name,
+                _KINDS.get(one.kind, str(one.kind)),
+                one.trace_id.hex(),
+                one.span_id.hex(),
+                one.parent_span_id.hex(),
+                one.trace_state,
+                one.status.code == one.status.STATUS_CODE_ERROR,
+                _plain(one.attributes),
+            )
+
+
+def _of_json(message: Any) -> Iterator[Span]:
+    for group in message["resourceSpans"]:
+        for one in (span for scope in group["scopeSpans"] for span in scope["spans"]):
+            yield Span(
+                "triton",
+                one["name"],
+                str(one["kind"]),
+                one["traceId"],
+                one["spanId"],
+                one.get("parentSpanId", ""),
+                one.get("traceState", ""),
+                is_error=False,
+                attributes={},
+            )
+
+
+@contextmanager
+def collector() -> Iterator[tuple[Collector, str]]:
+    """With the endpoint of it, in a thread of its own."""
+    found, loop = Collector(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def begin() -> tuple[web.AppRunner, int]:
+        app = web.Application()
+        app.router.add_post("/v1/traces", found.export)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner, runner.addresses[0][1]
+
+    runner, port = asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
+    try:
+        yield found, f"http://127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
