@@ -16,8 +16,9 @@ from aiohttp import web
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
+from adapter.frontends.drain import Drain
 from adapter.frontends.edge import Observer
-from adapter.frontends.http import HttpEdge
+from adapter.frontends.http import HttpEdge, handlers
 from adapter.frontends.http_lane.behind import Application
 from adapter.frontends.http_lane.server import HttpLane
 from adapter.frontends.inference import Inferences
@@ -94,8 +95,9 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
         max_body_bytes=2 * MIB,
         default_model=None,
     )
-    application = Application(HttpEdge(v2.handle, house.metrics, "v2").handlers())
-    lane = HttpLane(inferences, application, Observer(house.metrics))
+    application = Application(handlers(HttpEdge(v2.handle, house.metrics).serve))
+    drain = Drain(house.control, house.metrics.traffic, 0)
+    lane = HttpLane(inferences, application, Observer(house.metrics), drain=drain)
     port = await lane.open(parse_door("127.0.0.1:0"))
     stack.push_async_callback(lane.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
