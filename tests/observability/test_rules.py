@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.observability.promtool import needs_promtool, promtool
-from tests.running import Client, embedded_adapter
+from tests.running import EXAMPLES, Client, RunningAdapter
 from tests.test_docs import anchors, rows
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,12 +63,12 @@ def test_every_metric_of_an_expression_exists(expression):
 
 
 @pytest.mark.triton
-def test_every_metric_of_triton_that_is_shown_exists():
-    with embedded_adapter("--log-level=debug") as adapter:
-        said = "\n".join(event["line"] for event in adapter.events("triton.log"))
-        [address] = re.findall(r"Started Metrics Service at ([\w.:]+)", said)
-        with closing(Client(address)) as triton:
-            page = triton.get("/metrics").body.decode()
+def test_every_metric_of_triton_that_is_shown_exists(adapter: RunningAdapter, client: Client):
+    assert client.load("echo", EXAMPLES / "identity").status == 200  # now its series are there
+    said = "\n".join(event["line"] for event in adapter.events("triton.log"))
+    [address] = re.findall(r"Started Metrics Service at ([\w.:]+)", said)
+    with closing(Client(address)) as triton:
+        page = triton.get("/metrics").body.decode()
     there = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     used = {name for each in expressions() for name in names_in(each) if name.startswith("nv_")}
     assert used
