@@ -16,7 +16,8 @@ from aiohttp import web
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
-from adapter.frontends.http import HttpEdge
+from adapter.frontends.drain import Drain
+from adapter.frontends.http import HttpEdge, server_of
 from adapter.frontends.v2 import V2
 from tests.fakes.house import House
 
@@ -82,7 +83,8 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
         max_control_body_bytes=100,
         passthrough=frozenset(passthrough),
     )
-    address = await opened(stack, HttpEdge(v2.handle, house.metrics, "v2").server())
+    edge = HttpEdge(v2.handle, house.metrics, Drain(house.control, house.metrics.traffic, 0))
+    address = await opened(stack, server_of(edge.serve))
     caller = aiohttp.ClientSession(f"http://{address}", auto_decompress=False)
     await stack.enter_async_context(caller)
     return Door(upstream, house, caller, dataplane)
