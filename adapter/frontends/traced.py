@@ -14,6 +14,10 @@ from adapter.tracing import MODEL, Tracing
 
 _Found: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
+# The codes that the semantic conventions take for errors of a server.
+_FAILURES = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
 _SERVICES = ("/inference.", "/mmesh.")
 
 # What a segment of a path may be followed by that callers choose.
@@ -35,7 +39,7 @@ def traced(serve: Handler, tracing: Tracing) -> Handler:
             if "model_id" in request:
                 span.set_attribute(MODEL, request["model_id"])
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                span.set_attribute("error.type", str(response.status))
+                tracing.failed(span, str(response.status))
             return response
 
     return with_span
@@ -81,7 +85,10 @@ class TracedCalls(grpc.aio.ServerInterceptor):
                 try:
                     return await act(given, context)
                 finally:
-                    span.set_attribute("rpc.response.status_code", _code(context))
+                    code = _code(context)
+                    span.set_attribute("rpc.response.status_code", code)
+                    if code in _FAILURES:
+                        self._tracing.failed(span, code)
 
         return with_span
 

@@ -68,7 +68,7 @@ def test_a_good_inference_gives_the_name_back_and_logs_nothing(
 
 def test_what_is_no_trace_context_is_no_trace_in_the_log(adapter: RunningAdapter, client: Client):
     headers, fields = named()
-    headers["traceparent"] = "not-a-trace"
+    headers["traceparent"] = "00-shorter-than-it-has-to-be-01"
     client.post("/models/none/invoke", infer_body(1.0), headers)
     line = adapter.wait_for("request.failed", 5, request_id=fields["request_id"])
     assert "trace_id" not in line

@@ -145,13 +145,20 @@ def test_a_failure_of_the_model_is_marked_and_a_callers_is_not(found, traced, pa
     with closing(traced.client()) as client:
         trace, _, header = caller()
         assert client.post("/models/none/invoke", {}, {"traceparent": header}).status == 404
-        assert "error.type" not in found.of(trace, ADAPTER, "server")[0].attributes
+        [refused] = found.of(trace, ADAPTER, "server")
+        assert ("error.type" in refused.attributes, refused.is_error) == (False, False)
         assert client.load("broken", package).status == 200
         trace, _, header = caller()
         reply = client.post("/models/broken/invoke", infer_body(1.0), {"traceparent": header})
         assert reply.status == 500
-    server, asked, _ = chain(found, trace)
-    assert (server.attributes["error.type"], asked.is_error) == ("500", True)
+        server, asked, _ = chain(found, trace)
+        assert server.attributes["error.type"] == "500"
+        assert (server.is_error, asked.is_error) == (True, True)
+        trace, _, header = caller()
+        with calls_to(traced.grpc) as calls, pytest.raises(grpc.RpcError):
+            calls.infer("broken", 1.0, metadata=(("traceparent", header),))
+    [server] = found.of(trace, ADAPTER, "server")
+    assert (server.attributes["error.type"], server.is_error) == ("INTERNAL", True)
 
 
 def test_the_code_of_a_refused_rpc_is_on_its_span(found, traced):
@@ -160,6 +167,7 @@ def test_the_code_of_a_refused_rpc_is_on_its_span(found, traced):
         calls.infer("none", 1.0, metadata=(("traceparent", header),))
     [server] = found.of(trace, ADAPTER, "server")
     assert server.attributes["rpc.response.status_code"] == "NOT_FOUND"
+    assert not server.is_error
 
 
 def test_a_caller_that_is_not_sampled_makes_no_span(found, traced):
