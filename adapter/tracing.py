@@ -35,14 +35,28 @@ class Tracing:
         self._context = tracecontext.TraceContextTextMapPropagator()
         self._current = trace.get_current_span
         self._kinds = trace.SpanKind
+        self._error = trace.StatusCode.ERROR
 
     @contextmanager
     def server(self, name: str, headers: Mapping[str, str]) -> Iterator["Span"]:
-        """A request of ours; `headers` are the caller's, named in lower case or without case."""
+        """A request of ours; `headers` are the caller's, named in lower case or without case.
+
+        What is raised in it is no failure yet, as many errors are the caller's own: see `failed`.
+        """
         caller = {name: headers[name] for name in CONTEXT_HEADERS if name in headers}
-        parent = self._context.extract(caller)
-        with self._tracer.start_as_current_span(name, parent, self._kinds.SERVER) as span:
+        with self._tracer.start_as_current_span(
+            name,
+            self._context.extract(caller),
+            self._kinds.SERVER,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
             yield span
+
+    def failed(self, span: "Span", kind: str) -> None:
+        """It was no fault of the caller's."""
+        span.set_attribute("error.type", kind)
+        span.set_status(self._error)
 
     @contextmanager
     def client(

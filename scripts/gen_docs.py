@@ -203,7 +203,46 @@ def metrics_page() -> str:
         "model. A counter or a histogram with labels appears with its first event. Histograms have "
         "the usual `_bucket`, `_count` and `_sum`.\n\n"
         + table(["metric", "type", "labels", "meaning"], metric_rows())
+        + "\n## What ModelMesh's metrics ask, of one pod\n\n"
+        "A mesh has metrics of its own ([modelmesh-serving](https://github.com/kserve/modelmesh-serving"
+        "/blob/main/docs/monitoring.md)); these are ours to the same questions. What is counted by "
+        "the deployment, or in the mesh's own queues, only the mesh can tell.\n\n"
+        + table(["`modelmesh_...`", "here"], OF_MODELMESH)
     )
+
+
+OF_MODELMESH = [
+    ["`api_request_milliseconds`", "`adapter_request_seconds`"],
+    ["`invoke_model_milliseconds`", "`adapter_upstream_seconds`"],
+    ["`request_size_bytes`, `response_size_bytes`", "-"],
+    ["`cache_miss_milliseconds`", "`adapter_operation_seconds` of loads: the wait for one"],
+    ["`loadmodel_milliseconds`", "`adapter_operation_seconds` of loads"],
+    ["`loadmodel_failure`", "`adapter_operations_total` of loads, by `outcome`"],
+    ["`unloadmodel_milliseconds`", "`adapter_operation_seconds` of unloads"],
+    [
+        "`unloadmodel_failure`, `unloadmodel_attempt_failure`",
+        "`adapter_operations_total` of unloads, by `outcome`",
+    ],
+    ["`req_queue_delay_milliseconds`", "Triton's `nv_inference_queue_duration_us`"],
+    ["`loading_queue_delay_milliseconds`", "`adapter_load_wait_seconds`"],
+    ["`model_sizing_milliseconds`", "-, part of the load"],
+    [
+        "`age_at_eviction_milliseconds`",
+        "`adapter_least_recently_used_seconds` at that time",
+    ],
+    ["`loaded_model_size_bytes`", "`adapter_loaded_model_bytes`"],
+    ["`models_loaded_total`, `instance_models_total`", "`adapter_models`"],
+    ["`models_with_failure_total`, `models_managed_total`", "-, of the deployment"],
+    [
+        "`instance_lru_seconds`, `instance_lru_age_seconds`",
+        "`adapter_least_recently_used_seconds`",
+    ],
+    ["`instance_capacity_bytes`", '`adapter_memory_bytes{kind="limit"}`'],
+    [
+        "`instance_used_bytes`, `instance_used_bps`",
+        '`adapter_memory_bytes{kind="held"}` and `kind="used"`, over `limit`',
+    ],
+]
 
 
 def metric_rows() -> list[list[str]]:

@@ -4,7 +4,6 @@ Liveness never depends on Triton: killing the adapter does not mend a Triton tha
 """
 
 import asyncio
-import io
 import json
 import re
 from collections.abc import Callable
@@ -130,10 +129,18 @@ class Admin:
 
 async def _tasks(_: web.Request) -> web.Response:
     """Where each task stands: for a process that hangs."""
-    out = io.StringIO()
-    for task in asyncio.all_tasks():
-        task.print_stack(file=out)
-    return web.Response(text=out.getvalue())
+    return web.Response(text="\n".join(map(_standing, asyncio.all_tasks())))
+
+
+def _standing(task: asyncio.Task[Any]) -> str:
+    """The whole chain of awaits; asyncio's own words show only its first link."""
+    lines = [f"{task.get_name()}:"]
+    link: Any = task.get_coro()
+    while (frame := getattr(link, "cr_frame", None)) is not None:
+        code = frame.f_code
+        lines.append(f"  {code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
+        link = getattr(link, "cr_await", None)
+    return "\n".join(lines) + "\n"
 
 
 def _shown(value: dict[str, Any]) -> web.Response:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _Found: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
+# The codes that the semantic conventions take for errors of a server.
+_FAILURES = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
 _SERVICES = ("/inference.", "/mmesh.")
 
 # What a segment of a path may be followed by that callers choose.
@@ -32,7 +36,7 @@ def traced(serve: Handler, tracing: Tracing) -> Handler:
     async def with_span(request: web.BaseRequest) -> web.StreamResponse:
         with tracing.server(request.method, request.headers) as span:
             response = await serve(request)
-            _describe(span, request.method, request.raw_path, response.status)
+            _describe(tracing, span, request.method, request.raw_path, response.status)
             if "operation" in request:
                 _name(span, request.method, request.raw_path)
             if "model_id" in request:
@@ -48,7 +52,7 @@ def traced_inference(tracing: Tracing) -> Traced:
             try:
                 await serve(route, request, reply)
             finally:
-                _describe(span, "POST", request.target, reply.status)
+                _describe(tracing, span, "POST", request.target, reply.status)
                 _name(span, "POST", request.target)
                 if route.model_id is not None:
                     span.set_attribute(MODEL, route.model_id)
@@ -56,14 +60,14 @@ def traced_inference(tracing: Tracing) -> Traced:
     return with_span
 
 
-def _describe(span: "Span", method: str, target: str, status: int) -> None:
+def _describe(tracing: Tracing, span: "Span", method: str, target: str, status: int) -> None:
     span.set_attribute("http.request.method", method)
     span.set_attribute("url.scheme", "http")
     span.set_attribute("url.path", target.partition("?")[0])
     if status:
         span.set_attribute("http.response.status_code", status)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        span.set_attribute("error.type", str(status))
+        tracing.failed(span, str(status))
 
 
 def _name(span: "Span", method: str, target: str) -> None:
@@ -112,7 +116,10 @@ class TracedCalls(grpc.aio.ServerInterceptor):
                 try:
                     return await act(given, context)
                 finally:
-                    span.set_attribute("rpc.response.status_code", _code(context))
+                    code = _code(context)
+                    span.set_attribute("rpc.response.status_code", code)
+                    if code in _FAILURES:
+                        self._tracing.failed(span, code)
 
         return with_span
 

@@ -50,16 +50,27 @@ class Collector:
             content_type="application/x-protobuf",
         )
 
-    def of(self, trace_id: str, service: str, kind: str = "", name: str = "") -> list[Span]:
-        """Those of one trace, once there is any. Empty: whatever kind or name."""
+    def of(self, trace_id: str, service: str, kind: str = "", seconds: float = 30) -> list[Span]:
+        """Those of one trace, once there is any; none if that takes too long."""
 
         def found() -> list[Span]:
             mine = [s for s in self.spans if (s.trace_id, s.service) == (trace_id, service)]
-            return [s for s in mine if kind in {"", s.kind} and name in {"", s.name}]
+            return [span for span in mine if kind in {"", span.kind}]
 
         with self._news:
-            assert self._news.wait_for(found, 30), self.spans
+            self._news.wait_for(found, seconds)
             return found()
+
+    def root_of(self, trace_id: str, seconds: float) -> Span | None:
+        """The span that Triton hung into the context which it was given."""
+
+        def found() -> list[Span]:
+            roots = [span for span in self.spans if span.name == "InferRequest"]
+            return [span for span in roots if span.trace_id == trace_id]
+
+        with self._news:
+            self._news.wait_for(found, seconds)
+            return next(iter(found()), None)
 
 
 def _of_protobuf(message: Any) -> Iterator[Span]:

@@ -2,8 +2,9 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import grpc
 import pytest
@@ -70,18 +71,60 @@ def untraced(spans: tuple[Collector, str]) -> Iterator[RunningAdapter]:
         yield adapter
 
 
-def chain(found: Collector, trace: str) -> tuple[Span, Span, Span]:
-    """The spans of the adapter's server and client and the first of Triton, in that order."""
-    asked = root(found, trace)
-    [server], [client] = found.of(trace, ADAPTER, "server"), found.of(trace, ADAPTER, "client")
-    assert asked.parent_id == client.span_id
+@dataclass(frozen=True)
+class Asked:
+    """A request that Triton's spans tell of; `parent` is the caller's span."""
+
+    trace: str
+    parent: str
+    root: Span
+
+
+def ask(found: Collector, call: Callable[[str], object]) -> Asked:
+    """Call with a header of ours. Triton 2.51 lost the spans of 7 of 120 requests, so there are
+    more tries than one.
+    """
+    for _ in range(8):
+        trace, parent, header = caller()
+        call(header)
+        if (root := found.root_of(trace, seconds=3)) is not None:
+            return Asked(trace, parent, root)
+    raise AssertionError("Triton told nothing of eight requests")
+
+
+def chain(found: Collector, asked: Asked) -> tuple[Span, Span]:
+    """The adapter's own spans, server's and client's, with Triton's below them."""
+    [server] = found.of(asked.trace, ADAPTER, "server")
+    [client] = found.of(asked.trace, ADAPTER, "client")
+    assert server.parent_id == asked.parent
     assert client.parent_id == server.span_id
-    return server, client, asked
+    assert asked.root.parent_id == client.span_id
+    return server, client
 
 
-def root(found: Collector, trace: str) -> Span:
-    """The span that Triton hung into the context which it was given."""
-    return found.of(trace, "triton", name="InferRequest")[0]
+def post(adapter: RunningAdapter, path: str, status: int = 200) -> Callable[[str], None]:
+    def call(header: str) -> None:
+        with closing(adapter.client()) as client:
+            assert client.post(path, infer_body(1.0), {"traceparent": header}).status == status
+
+    return call
+
+
+def infer(adapter: RunningAdapter) -> Callable[[str], None]:
+    def call(header: str) -> None:
+        with calls_to(adapter.grpc) as calls:
+            calls.infer("echo", 1.0, metadata=(("traceparent", header),))
+
+    return call
+
+
+def stream(adapter: RunningAdapter) -> Callable[[str], None]:
+    def call(header: str) -> None:
+        with calls_to(adapter.grpc) as calls:
+            requests = [infer_request("echo", 1.0), infer_request("echo", 2.0)]
+            assert len(list(calls.stream(requests, metadata=(("traceparent", header),)))) == 2
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -93,11 +136,8 @@ def root(found: Collector, trace: str) -> Span:
     ],
 )
 def test_an_inference_over_http_is_a_chain_from_caller_to_triton(found, traced, path, route):
-    trace, parent, header = caller()
-    with closing(traced.client()) as client:
-        assert client.post(path, infer_body(1.0), {"traceparent": header}).status == 200
-    server, client, _ = chain(found, trace)
-    assert (server.name, server.parent_id, server.is_error) == (f"POST {route}", parent, False)
+    server, client = chain(found, ask(found, post(traced, path)))
+    assert (server.name, server.is_error) == (f"POST {route}", False)
     assert server.attributes["http.route"] == route
     assert server.attributes["http.response.status_code"] == 200
     assert server.attributes["adapter.model"] == client.attributes["adapter.model"] == "echo"
@@ -105,22 +145,15 @@ def test_an_inference_over_http_is_a_chain_from_caller_to_triton(found, traced, 
 
 
 def test_an_inference_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
-    trace, parent, header = caller()
-    with calls_to(traced.grpc) as calls:
-        calls.infer("echo", 1.0, metadata=(("traceparent", header),))
-    server, client, _ = chain(found, trace)
-    assert (server.name, server.parent_id) == (f"{SERVICE}/ModelInfer", parent)
-    assert server.attributes["rpc.method"] == client.name == f"{SERVICE}/ModelInfer"
+    server, client = chain(found, ask(found, infer(traced)))
+    assert server.name == client.name == f"{SERVICE}/ModelInfer"
+    assert server.attributes["rpc.method"] == f"{SERVICE}/ModelInfer"
     assert server.attributes["rpc.response.status_code"] == "OK"
     assert server.attributes["adapter.model"] == client.attributes["adapter.model"] == "echo"
 
 
 def test_a_stream_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
-    trace, _, header = caller()
-    with calls_to(traced.grpc) as calls:
-        requests = [infer_request("echo", 1.0), infer_request("echo", 2.0)]
-        assert len(list(calls.stream(requests, metadata=(("traceparent", header),)))) == 2
-    server, client, _ = chain(found, trace)
+    server, client = chain(found, ask(found, stream(traced)))
     assert server.name == client.name == f"{SERVICE}/ModelStreamInfer"
 
 
@@ -145,13 +178,17 @@ def test_a_failure_of_the_model_is_marked_and_a_callers_is_not(found, traced, pa
     with closing(traced.client()) as client:
         trace, _, header = caller()
         assert client.post("/models/none/invoke", {}, {"traceparent": header}).status == 404
-        assert "error.type" not in found.of(trace, ADAPTER, "server")[0].attributes
+        [refused] = found.of(trace, ADAPTER, "server")
+        assert ("error.type" in refused.attributes, refused.is_error) == (False, False)
         assert client.load("broken", package).status == 200
+        server, asked = chain(found, ask(found, post(traced, "/models/broken/invoke", 500)))
+        assert server.attributes["error.type"] == "500"
+        assert (server.is_error, asked.is_error) == (True, True)
         trace, _, header = caller()
-        reply = client.post("/models/broken/invoke", infer_body(1.0), {"traceparent": header})
-        assert reply.status == 500
-    server, asked, _ = chain(found, trace)
-    assert (server.attributes["error.type"], asked.is_error) == ("500", True)
+        with calls_to(traced.grpc) as calls, pytest.raises(grpc.RpcError):
+            calls.infer("broken", 1.0, metadata=(("traceparent", header),))
+    [server] = found.of(trace, ADAPTER, "server")
+    assert (server.attributes["error.type"], server.is_error) == ("INTERNAL", True)
 
 
 def test_the_code_of_a_refused_rpc_is_on_its_span(found, traced):
@@ -160,6 +197,7 @@ def test_the_code_of_a_refused_rpc_is_on_its_span(found, traced):
         calls.infer("none", 1.0, metadata=(("traceparent", header),))
     [server] = found.of(trace, ADAPTER, "server")
     assert server.attributes["rpc.response.status_code"] == "NOT_FOUND"
+    assert not server.is_error
 
 
 def test_a_caller_that_is_not_sampled_makes_no_span(found, traced):
@@ -169,28 +207,20 @@ def test_a_caller_that_is_not_sampled_makes_no_span(found, traced):
         for context in (header.removesuffix("1") + "0", other):
             reply = client.post("/models/echo/invoke", infer_body(1.0), {"traceparent": context})
             assert reply.status == 200
-    chain(found, seen)  # whatever was to come before it has come
+    assert found.of(seen, ADAPTER, "server")  # whatever was to come before it has come
     assert not [s for s in found.spans if (s.trace_id, s.service) == (unseen, ADAPTER)]
 
 
 @pytest.mark.parametrize("path", ["/models/echo/invoke", "/v2/models/echo/infer"])
 def test_without_a_collector_a_context_passes_as_it_came_over_http(found, untraced, path):
-    trace, parent, header = caller()
-    with closing(untraced.client()) as client:
-        assert client.post(path, infer_body(1.0), {"traceparent": header}).status == 200
-    assert root(found, trace).parent_id == parent
+    asked = ask(found, post(untraced, path))
+    assert asked.root.parent_id == asked.parent
 
 
-def test_without_a_collector_a_context_passes_as_it_came_over_grpc(found, untraced):
-    for is_stream in (False, True):
-        trace, parent, header = caller()
-        metadata = (("traceparent", header),)
-        with calls_to(untraced.grpc) as calls:
-            if is_stream:
-                assert len(list(calls.stream([infer_request("echo", 1.0)], metadata=metadata))) == 1
-            else:
-                calls.infer("echo", 1.0, metadata=metadata)
-        assert root(found, trace).parent_id == parent
+@pytest.mark.parametrize("kind", [infer, stream])
+def test_without_a_collector_a_context_passes_as_it_came_over_grpc(found, untraced, kind):
+    asked = ask(found, kind(untraced))
+    assert asked.root.parent_id == asked.parent
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,14 @@ from adapter.settings import Settings, flag_of, masked, variable_of
 class Answers(BaseHTTPRequestHandler):
     """Gives the server's answers one after another, the last of them for ever."""
 
+    def do_POST(self) -> None:
+        self._answer(f"POST {self.path}")
+
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)
+        self._answer(self.path)
+
+    def _answer(self, asked: str) -> None:
+        self.server.asked.append(asked)
         left = self.server.statuses
         status = left.pop(0) if len(left) > 1 else left[0]
         body = f"status is {status}".encode()
@@ -213,6 +219,34 @@ class TestHealthcheck:
     def test_every_address_is_asked_at_the_loopback_one(self, listens, asked):
         door = Settings(admin=listens).admin
         assert cli._ready_url(door) == asked
+
+
+class TestDrain:
+    def test_it_is_asked_for_with_the_limit_of_the_settings(self, run, sidecar):
+        server = sidecar(200)
+        environ = admin(server) | {"ADAPTER_DRAIN_TIMEOUT_SECONDS": "7"}
+        assert run("drain", environ=environ) == (0, "", "")
+        assert server.asked == ["POST /drain?timeout=7.000000"]
+
+    def test_a_limit_of_its_own_wins(self, run, sidecar):
+        server = sidecar(200)
+        url = f"http://127.0.0.1:{server.server_port}/drain"
+        assert run("drain", f"--url={url}", "--timeout=0.5") == (0, "", "")
+        assert server.asked == ["POST /drain?timeout=0.500000"]
+
+    def test_a_door_in_the_file_system_is_asked_too(self, run, sidecar):
+        server = sidecar(200, unix=True)
+        assert run("drain", f"--url=unix:{server.server_address}", "--timeout=1")[0] == 0
+        assert server.asked == ["POST /drain?timeout=1.000000"]
+
+    def test_what_is_left_is_1_and_printed(self, run, sidecar):
+        code, _, err = run("drain", environ=admin(sidecar(503)))
+        assert code == 1
+        assert "503 status is 503" in err
+
+    @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+    def test_a_limit_that_is_none_is_a_usage_error(self, run, seconds):
+        assert run("drain", f"--timeout={seconds}")[0] == 2
 
 
 class TestWait:

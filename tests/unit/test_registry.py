@@ -205,3 +205,19 @@ def test_a_record_says_whether_triton_knows_another_name():
     source = ModelSource("/m")
     assert not ModelRecord(ModelId("m"), TritonName("m"), source).is_renamed
     assert ModelRecord(ModelId("a b"), TritonName("ta.u.a_20b"), source).is_renamed
+
+
+def test_the_least_recently_used_ready_model_is_the_one_idle_for_longest():
+    registry = Registry()
+    assert registry.idle_seconds(100.0) is None
+    for name, used_at in (("old", 10.0), ("new", 90.0)):
+        ready(registry, name).used_at = used_at
+    begun(registry, "loading")
+    assert registry.idle_seconds(100.0) == 90.0
+
+
+def test_a_model_at_work_is_not_idle():
+    registry = Registry()
+    record = ready(registry, "busy")
+    record.in_flight, record.used_at = 1, 10.0
+    assert registry.idle_seconds(100.0) == 0.0

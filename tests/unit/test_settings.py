@@ -37,6 +37,13 @@ def write(tmp_path):
     return write_file
 
 
+def test_the_least_time_of_a_drain_is_part_of_the_whole():
+    assert load({"drain_min_seconds": "18"}).settings.drain_min_seconds == 18
+    [problem] = problems({"drain_min_seconds": "5", "drain_timeout_seconds": "4"})
+    assert "drain-min-seconds" in problem
+    assert "longer than drain_timeout_seconds, 4" in problem
+
+
 class TestDoor:
     @pytest.mark.parametrize(
         ("text", "door"),

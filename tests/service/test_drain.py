@@ -1,0 +1,121 @@
+"""What a drain waits for, and what it tells callers over HTTP; on fakes."""
+
+import asyncio
+
+import pytest_asyncio
+from aiohttp import ClientSession, web
+
+from adapter.core.model import ModelId, ModelSource
+from adapter.errors import BackendUnavailable
+from adapter.frontends.drain import Drain
+from adapter.frontends.http import HttpEdge, answer, server_of
+from tests.fakes.house import House
+
+
+@pytest_asyncio.fixture
+async def house():
+    house = await House().open()
+    yield house
+    await house.close()
+
+
+def drain_of(house: House, min_seconds: float = 0.0) -> Drain:
+    return Drain(house.control, house.metrics.traffic, min_seconds)
+
+
+class Door:
+    """One that answers when it is told to; `/stream` has begun to answer before."""
+
+    def __init__(self, house: House) -> None:
+        self.drain = drain_of(house)
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self._edge = HttpEdge(self._handle, house.metrics, self.drain)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/quick":
+            return answer({})
+        response = web.StreamResponse()
+        if request.path == "/stream":
+            await response.prepare(request)
+        self.reached.set()
+        await self.go_on.wait()
+        if request.path != "/stream":
+            return answer({})
+        await response.write_eof()
+        return response
+
+    async def open(self) -> str:
+        self._runner = web.ServerRunner(server_of(self._edge.serve))
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def door(house):
+    door = Door(house)
+    door.address = await door.open()
+    yield door
+    await door.close()
+
+
+async def test_a_drain_waits_for_requests(door):
+    async with ClientSession() as session:
+        asked = asyncio.create_task(session.get(f"{door.address}/slow"))
+        await door.reached.wait()
+        door.drain.begin()
+        assert await door.drain.finished(0.05) == 1
+        finishing = asyncio.create_task(door.drain.finished(30))
+        door.go_on.set()
+        assert await finishing == 0
+        assert (await asked).status == 200
+
+
+async def test_a_drain_refuses_loads_and_waits_for_those_under_way(house):
+    drain, gate = drain_of(house), house.steps.hold("load m")
+    loading = asyncio.create_task(house.control.load(ModelId("m"), ModelSource("/m")))
+    await gate.reached.wait()
+    drain.begin()
+    assert await drain.finished(0.05) == 1
+    try:
+        await house.control.load(ModelId("n"), ModelSource("/n"))
+        raise AssertionError("it was taken")
+    except BackendUnavailable:
+        pass
+    gate.open()
+    assert await drain.finished(30) == 0
+    await loading
+
+
+async def test_callers_have_their_least_time_to_notice(house):
+    drain = drain_of(house, min_seconds=0.2)
+    drain.begin()
+    begun = asyncio.get_running_loop().time()
+    drain.begin()  # asking again does not begin again
+    await drain.noticed()
+    assert asyncio.get_running_loop().time() - begun >= 0.2
+    assert await drain.finished(30) == 0
+
+
+async def test_before_a_drain_connections_are_kept_and_in_it_they_are_not(door):
+    async with ClientSession() as session:
+        async with session.get(f"{door.address}/quick") as reply:
+            assert "Connection" not in reply.headers
+        door.drain.begin()
+        async with session.get(f"{door.address}/quick") as reply:
+            assert reply.headers["Connection"] == "close"
+
+
+async def test_a_connection_whose_answer_had_begun_is_closed_behind_it(door):
+    reader, writer = await asyncio.open_connection(*door.address[7:].split(":"))
+    writer.write(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+    await door.reached.wait()
+    door.drain.begin()
+    door.go_on.set()
+    told = await asyncio.wait_for(reader.read(), 30)  # to its end
+    assert b"close" not in told.partition(b"\r\n\r\n")[0].lower()
+    writer.close()
