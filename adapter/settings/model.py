@@ -159,6 +159,11 @@ class Settings(BaseModel):
         "how long work in flight may go on after SIGTERM; an embedded Triton may take 10 s more, "
         "and SageMaker sends SIGKILL after 30",
     )
+    drain_min_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
+        0.0,
+        "how long after SIGTERM requests are still taken, while probes say not ready, so that "
+        "callers learn to go elsewhere; part of drain_timeout_seconds",
+    )
     start_timeout_seconds: Seconds = _setting(120.0, "how long to wait for Triton at start")
     max_body_bytes: Size = _setting(
         "64MiB", "largest body of an inference, or of a load that brings files (/v2)"
@@ -218,6 +223,14 @@ class Settings(BaseModel):
         if door.port == 0 and info.data.get("triton") == "external":
             raise ValueError("port 0 (any free one) needs triton=embedded")
         return door
+
+    @field_validator("drain_min_seconds")
+    @classmethod
+    def _time_left_to_drain(cls, seconds: float, info: ValidationInfo) -> float:
+        limit = info.data.get("drain_timeout_seconds", seconds)
+        if seconds > limit:
+            raise ValueError(f"longer than drain_timeout_seconds, {limit:g}")
+        return seconds
 
     @field_validator("staging")
     @classmethod

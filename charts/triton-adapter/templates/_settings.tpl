@@ -2,7 +2,8 @@
 {{- define "triton-adapter.settings" -}}
 {{- $own := dict -}}
 {{- if include "triton-adapter.isPod" . -}}
-{{- $own = dict "model_roots" .Values.models.mountPath "drain_min_seconds" 5 -}}
+{{- $drain := get .Values.settings "drain_timeout_seconds" | default 18 -}}
+{{- $own = dict "model_roots" .Values.models.mountPath "drain_min_seconds" (min 5 $drain) -}}
 {{- else -}}
 {{- $own = dict
   "grpc" "unix:/mm-sock/rt.sock"
@@ -44,7 +45,7 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{/* A number of seconds among the settings, or the adapter's own default: (list . name default) */}}
 {{- define "triton-adapter.seconds" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" (index . 0)) -}}
-{{- ceil (get $settings (index . 1) | default (index . 2) | float64) | int -}}
+{{- ceil (get $settings (index . 1) | default (index . 2)) | int -}}
 {{- end -}}
 
 {{/* The port of a door, empty when it is off or a socket: (list . name) */}}
@@ -65,7 +66,6 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{/* How long the adapter may take from the begin of its end, its preStop hook included */}}
 {{- define "triton-adapter.drainSeconds" -}}
 {{- add (int .Values.adapter.preStopSeconds)
-  (include "triton-adapter.seconds" (list . "drain_min_seconds" 0))
   (include "triton-adapter.seconds" (list . "drain_timeout_seconds" 18)) -}}
 {{- end -}}
 

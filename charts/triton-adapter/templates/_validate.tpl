@@ -83,6 +83,10 @@
 {{- if and .Values.adapter.preStop (not .Values.adapter.preStopSeconds) -}}
 {{- fail "adapter.preStopSeconds: say how long adapter.preStop may take: the grace period counts it" -}}
 {{- end -}}
+{{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
+{{- if gt (float64 $settings.drain_min_seconds) (float64 ($settings.drain_timeout_seconds | default 18)) -}}
+{{- fail "settings.drain_min_seconds: is more than settings.drain_timeout_seconds, of which it is a part" -}}
+{{- end -}}
 {{- $least := include "triton-adapter.leastGraceSeconds" . | int -}}
 {{- $given := include "triton-adapter.graceSeconds" . | int -}}
 {{- if lt $given $least -}}
