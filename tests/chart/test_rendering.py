@@ -219,3 +219,19 @@ def test_the_network_policy_never_opens_tritons_http_and_grpc_ports():
     assert peers[8080][1]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
     assert peers[8086] == [{"namespaceSelector": {}}]
     assert peers[8081] == peers[8002]
+
+
+def test_labels_of_a_pod_beat_common_ones_and_never_those_it_is_found_by():
+    same = {"team": "a", "app.kubernetes.io/name": "other"}
+    values = {"commonLabels": same, "podLabels": {**same, "team": "b"}}
+    deployment = only("Deployment", values)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+
+    assert (deployment["metadata"]["labels"]["team"], labels["team"]) == ("a", "b")
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_names_stay_within_63_characters():
+    long = {"fullnameOverride": "x" * 80, **values_of("monitoring")}
+
+    assert {len(made["metadata"]["name"]) for made in objects(long)} == {63}

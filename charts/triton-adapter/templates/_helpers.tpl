@@ -30,15 +30,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml (merge (fromYaml (include "triton-adapter.selector" .)) $own .Values.commonLabels) -}}
 {{- end -}}
 
+{{/* Labels of an object or pod with more of its own, which commonLabels do not replace: (list . labels) */}}
+{{- define "triton-adapter.labelsWith" -}}
+{{- $common := fromYaml (include "triton-adapter.labels" (index . 0)) -}}
+{{- $selector := fromYaml (include "triton-adapter.selector" (index . 0)) -}}
+{{- toYaml (merge $selector (deepCopy (index . 1)) $common) -}}
+{{- end -}}
+
 {{/* metadata of an object: (dict "root" . "suffix" "-x" "labels" map "annotations" map) */}}
 {{- define "triton-adapter.metadata" -}}
-name: {{ include "triton-adapter.fullname" .root | trunc (int (sub 63 (len (default "" .suffix)))) | trimSuffix "-" }}{{ .suffix }}
+{{- $suffix := default "" .suffix -}}
+name: {{ include "triton-adapter.fullname" .root | trunc (int (sub 63 (len $suffix))) | trimSuffix "-" }}{{ $suffix }}
 namespace: {{ include "triton-adapter.namespace" .root }}
 labels:
-  {{- include "triton-adapter.labels" .root | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- include "triton-adapter.labelsWith" (list .root (default dict .labels)) | nindent 2 }}
 {{- with .annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
