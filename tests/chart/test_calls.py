@@ -163,3 +163,15 @@ def test_the_notes_warn_of_memory_that_nobody_measures():
     assert "nothing measures memory" not in render(values_of("cpu"))[NOTES]
     assert "nothing fills it" not in render(values_of("pvc"))[NOTES]
     assert "ask nobody" not in render(values_of("network-policy"))[NOTES]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("default", ": 1 pods, 1 GPUs"),
+        ("placement", ": 3 pods, 6 GPUs"),
+        ("keda", ": up to 4 pods"),
+    ],
+)
+def test_the_notes_add_up_the_gpus(name, counts):
+    assert counts in render(values_of(name))[NOTES]

@@ -172,19 +172,27 @@ def test_both_containers_see_repository_and_models_at_one_path():
         assert f"--model-repository={dict(shared)['repository']}" in both["triton"]["args"]
 
 
-def test_the_adapter_is_restricted_as_pod_security_asks():
+@pytest.mark.parametrize("name", ["default", "pvc", "two-containers"])
+def test_the_pods_keep_the_standard_restricted_of_pod_security(name):
+    values = values_of(name) | {"extraInitContainers": []}
+    for spec in (pod_spec(values), only("Pod", values)["spec"]):
+        assert spec["automountServiceAccountToken"] is False
+        for container in containers(spec).values():
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["runAsNonRoot"] is True
+            assert security["runAsUser"] > 0
+            assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        for volume in spec.get("volumes", []):
+            assert set(volume) <= {"name", "emptyDir", "persistentVolumeClaim"}
+
+
+def test_the_adapter_is_user_65532_on_a_read_only_root():
     security = containers(pod_spec({}))["adapter"]["securityContext"]
 
-    assert security == {
-        "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "runAsGroup": 65532,
-        "readOnlyRootFilesystem": True,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    assert pod_spec({})["automountServiceAccountToken"] is False
+    assert (security["runAsUser"], security["readOnlyRootFilesystem"]) == (65532, True)
+    assert containers(pod_spec({}))["triton"]["securityContext"]["runAsUser"] == 1000
 
 
 def test_a_changed_setting_replaces_the_pods():
