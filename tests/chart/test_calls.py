@@ -168,9 +168,9 @@ def test_the_notes_warn_of_memory_that_nobody_measures():
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
-        ("default", ": 1 pods, 1 GPUs"),
-        ("placement", ": 3 pods, 6 GPUs"),
-        ("keda", ": up to 4 pods"),
+        ("default", "Pods: 1, GPUs in all: 1."),
+        ("placement", "Pods: 3, GPUs in all: 6."),
+        ("keda", "Pods: up to 4, GPUs in all: 4."),
     ],
 )
 def test_the_notes_add_up_the_gpus(name, counts):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -132,6 +133,14 @@ def test_the_example_of_modelmesh_is_what_the_chart_makes():
     assert made["spec"] == example["spec"]
     assert made["kind"] == example["kind"]
     assert made["metadata"]["annotations"] == example["metadata"]["annotations"]
+
+
+def test_an_argument_of_tritonserver_comes_through_the_shell_of_a_runtime_as_it_is():
+    values = values_of("serving-runtime-gpu")
+    [runtime] = objects(values)
+
+    words = shlex.split(containers(runtime["spec"])["triton"]["args"][1])
+    assert words[-1:] == values["triton"]["extraArgs"]
 
 
 def test_the_version_is_that_of_the_package():
