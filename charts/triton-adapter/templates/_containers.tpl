@@ -1,0 +1,185 @@
+{{/* Arguments of tritonserver, one a line */}}
+{{- define "triton-adapter.tritonArgs" -}}
+- --model-repository=/models/_triton_models
+- --model-control-mode=explicit
+- --strict-readiness=false
+- --model-load-thread-count={{ int .Values.triton.modelLoadThreads }}
+- --exit-timeout-secs={{ int .Values.triton.exitTimeoutSeconds }}
+- --http-address=127.0.0.1
+- --grpc-address=127.0.0.1
+- --metrics-address={{ ternary "0.0.0.0" "127.0.0.1" .Values.triton.exposeMetrics }}
+- --allow-sagemaker=false
+{{- range .Values.triton.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Requests and limits with the GPUs in both */}}
+{{- define "triton-adapter.tritonResources" -}}
+{{- $gpu := dict -}}
+{{- if .Values.triton.gpu.count -}}
+{{- $gpu = dict .Values.triton.gpu.resource (int .Values.triton.gpu.count) -}}
+{{- end -}}
+{{- $resources := dict -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- with merge (deepCopy (get $.Values.triton.resources $kind | default dict)) $gpu -}}
+{{- $_ := set $resources $kind . -}}
+{{- end -}}
+{{- end -}}
+{{- with $resources }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* env and envFrom as the user gave them: (list . container), after those of the chart */}}
+{{- define "triton-adapter.extraEnv" -}}
+{{- $root := index . 0 -}}
+{{- with (index . 1).extraEnv -}}
+{{- tpl (toYaml .) $root -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.mounts" -}}
+- {name: repository, mountPath: /models/_triton_models}
+- {name: models, mountPath: {{ .Values.models.mountPath | quote }}, readOnly: true}
+{{- end -}}
+
+{{- define "triton-adapter.tritonContainer" -}}
+- name: triton
+  image: {{ include "triton-adapter.image" (dict "root" . "image" .Values.triton.image) }}
+  imagePullPolicy: {{ .Values.triton.image.pullPolicy }}
+  {{- if .Values.triton.nativeSidecar }}
+  restartPolicy: Always
+  {{- end }}
+  command:
+    {{- toYaml .Values.triton.command | nindent 4 }}
+  args:
+    {{- include "triton-adapter.tritonArgs" . | nindent 4 }}
+  {{- with include "triton-adapter.extraEnv" (list . .Values.triton) }}
+  env:
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.triton.extraEnvFrom }}
+  envFrom:
+    {{- tpl (toYaml .) $ | nindent 4 }}
+  {{- end }}
+  {{- if .Values.triton.exposeMetrics }}
+  ports:
+    - {name: triton-metrics, containerPort: 8002}
+  {{- end }}
+  # as a native sidecar: the adapter is started once this has passed
+  startupProbe:
+    exec:
+      command: {{ toJson .Values.triton.probeCommand }}
+    periodSeconds: 5
+    timeoutSeconds: 10
+    failureThreshold: {{ div (add (int .Values.triton.startSeconds) 4) 5 }}
+  livenessProbe:
+    exec:
+      command: {{ toJson .Values.triton.probeCommand }}
+    periodSeconds: 30
+    timeoutSeconds: 10
+  {{- if not .Values.triton.nativeSidecar }}
+  # SIGTERM comes to all containers at once: this one gets it when the adapter has drained
+  lifecycle:
+    preStop:
+      exec:
+        command: [sleep, {{ include "triton-adapter.tritonPreStopSeconds" . | quote }}]
+  {{- end }}
+  {{- with include "triton-adapter.tritonResources" . }}
+  resources:
+    {{- . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- toYaml .Values.triton.securityContext | nindent 4 }}
+  volumeMounts:
+    {{- include "triton-adapter.mounts" . | nindent 4 }}
+    {{- if .Values.triton.shmSize }}
+    - {name: shm, mountPath: /dev/shm}
+    {{- end }}
+    {{- with .Values.triton.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{- define "triton-adapter.adapterContainer" -}}
+- name: adapter
+  image: {{ include "triton-adapter.image" (dict "root" . "image" .Values.image) }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  args:
+    - serve
+    {{- range .Values.adapter.extraArgs }}
+    - {{ . | quote }}
+    {{- end }}
+  {{- with include "triton-adapter.extraEnv" (list . .Values.adapter) }}
+  env:
+    {{- . | nindent 4 }}
+  {{- end }}
+  envFrom:
+    - configMapRef: {name: {{ include "triton-adapter.fullname" . }}}
+    {{- with .Values.adapter.extraEnvFrom }}
+    {{- tpl (toYaml .) $ | nindent 4 }}
+    {{- end }}
+  ports:
+    {{- range $door, $name := dict "http" "http" "grpc" "grpc" "grpc_data" "grpc-data" "admin" "admin" }}
+    {{- with include "triton-adapter.port" (list $ $door) }}
+    - {name: {{ $name }}, containerPort: {{ . }}}
+    {{- end }}
+    {{- end }}
+  {{- $start := include "triton-adapter.seconds" (list . "start_timeout_seconds" 120) | int }}
+  {{- $load := include "triton-adapter.seconds" (list . "load_timeout_seconds" 350) | int }}
+  {{- $period := int .Values.adapter.startupProbe.periodSeconds }}
+  startupProbe:
+    httpGet: {path: /startup, port: admin}
+    periodSeconds: {{ $period }}
+    # Triton may take start_timeout_seconds, and a single model load_timeout_seconds
+    failureThreshold: {{ add 2 (div (add $start $load) $period) }}
+  livenessProbe:
+    httpGet: {path: /livez, port: admin}
+    {{- toYaml .Values.adapter.livenessProbe | nindent 4 }}
+  readinessProbe:
+    httpGet: {path: /readyz, port: admin}
+    {{- toYaml .Values.adapter.readinessProbe | nindent 4 }}
+  {{- with .Values.adapter.preStop }}
+  lifecycle:
+    preStop:
+      {{- toYaml . | nindent 6 }}
+  {{- end }}
+  resources:
+    {{- toYaml .Values.adapter.resources | nindent 4 }}
+  securityContext:
+    {{- toYaml .Values.adapter.securityContext | nindent 4 }}
+  volumeMounts:
+    {{- include "triton-adapter.mounts" . | nindent 4 }}
+    - {name: tmp, mountPath: /tmp}
+    {{- with .Values.adapter.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{- define "triton-adapter.modelsVolume" -}}
+{{- $models := .Values.models -}}
+{{- if eq $models.type "emptyDir" -}}
+emptyDir: {{ if $models.emptyDirSize }}{sizeLimit: {{ $models.emptyDirSize }}}{{ else }}{}{{ end }}
+{{- else if eq $models.type "hostPath" -}}
+hostPath: {path: {{ $models.hostPath | quote }}, type: Directory}
+{{- else if eq $models.type "existingClaim" -}}
+persistentVolumeClaim: {claimName: {{ $models.existingClaim }}}
+{{- else -}}
+persistentVolumeClaim: {claimName: {{ include "triton-adapter.fullname" . }}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.volumes" -}}
+- name: models
+  {{- include "triton-adapter.modelsVolume" . | nindent 2 }}
+- name: repository
+  emptyDir: {{ if .Values.models.repositorySize }}{sizeLimit: {{ .Values.models.repositorySize }}}{{ else }}{}{{ end }}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- if .Values.triton.shmSize }}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.triton.shmSize }}}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ tpl (toYaml .) $ }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,102 @@
+{{- define "triton-adapter.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "triton-adapter.fullname" -}}
+{{- $name := include "triton-adapter.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{- define "triton-adapter.selector" -}}
+app.kubernetes.io/name: {{ include "triton-adapter.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "triton-adapter.labels" -}}
+{{- $own := dict
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- toYaml (merge (fromYaml (include "triton-adapter.selector" .)) $own .Values.commonLabels) -}}
+{{- end -}}
+
+{{/* Labels of an object or pod with more of its own, which commonLabels do not replace: (list . labels) */}}
+{{- define "triton-adapter.labelsWith" -}}
+{{- $common := fromYaml (include "triton-adapter.labels" (index . 0)) -}}
+{{- $selector := fromYaml (include "triton-adapter.selector" (index . 0)) -}}
+{{- toYaml (merge $selector (deepCopy (index . 1)) $common) -}}
+{{- end -}}
+
+{{/* metadata of an object: (dict "root" . "suffix" "-x" "labels" map "annotations" map) */}}
+{{- define "triton-adapter.metadata" -}}
+{{- $suffix := default "" .suffix -}}
+name: {{ include "triton-adapter.fullname" .root | trunc (int (sub 63 (len $suffix))) | trimSuffix "-" }}{{ $suffix }}
+namespace: {{ include "triton-adapter.namespace" .root }}
+labels:
+  {{- include "triton-adapter.labelsWith" (list .root (default dict .labels)) | nindent 2 }}
+{{- with .annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* (dict "root" . "image" .Values.image) */}}
+{{- define "triton-adapter.image" -}}
+{{- $registry := default .image.registry .root.Values.global.imageRegistry -}}
+{{- $name := ternary .image.repository (printf "%s/%s" $registry .image.repository) (empty $registry) -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $name .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name (default .root.Chart.AppVersion .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.pullSecrets" -}}
+{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "triton-adapter.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.isPod" -}}
+{{- if eq .Values.mode "pod" }}true{{ end -}}
+{{- end -}}
+
+{{/* A map of user's rules for PodMonitor and ServiceMonitor */}}
+{{- define "triton-adapter.scrape" -}}
+path: /metrics
+{{- with .interval }}
+interval: {{ . }}
+{{- end }}
+{{- with .scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+{{- with .relabelings }}
+relabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

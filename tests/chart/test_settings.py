@@ -1,0 +1,120 @@
+"""The environment that the chart makes is what the adapter takes, and adds up to its end."""
+
+import pytest
+
+from adapter.settings import Settings, load_settings, variable_of
+from tests.chart.chart import CASES, case, containers, objects, pod_spec, values_of, variables
+
+
+def loaded(values):
+    return load_settings({}, variables(values), None)
+
+
+@pytest.mark.parametrize("path", CASES, ids=case)
+def test_the_adapter_takes_the_environment_without_a_warning(path):
+    assert loaded(values_of(case(path))).warnings == []
+
+
+@pytest.mark.parametrize("path", CASES, ids=case)
+def test_every_variable_is_a_setting(path):
+    known = {variable_of(name) for name in Settings.model_fields} | {"CONTAINER_MEM_REQ_BYTES"}
+
+    assert set(variables(values_of(case(path)))) <= known
+
+
+def test_each_kind_of_value_arrives_as_it_was_meant():
+    settings = loaded(values_of("settings")).settings
+
+    assert (str(settings.http), str(settings.grpc)) == ("0.0.0.0:9000", "off")
+    assert str(settings.grpc_data) == "[::]:9001"
+    assert [str(path) for path in settings.model_roots] == ["/opt/ml/models", "/srv/more"]
+    assert settings.memory_limit == 8 * 2**30
+    assert settings.memory_reserve.percent == 7
+    assert settings.memory_source == "off"
+    assert settings.oom_patterns == ("arena .* exhausted", "no room, {{ sorry }}")
+    assert settings.passthrough == ("trace", "log")
+    assert settings.modelmesh_model_concurrency == "instances"
+    assert settings.drain_min_seconds == 0
+    assert settings.drain_timeout_seconds == 60.5
+
+
+def test_ports_follow_the_doors():
+    adapter = containers(pod_spec(values_of("settings")))["adapter"]
+
+    ports = {port["name"]: port["containerPort"] for port in adapter["ports"]}
+    assert ports == {"http": 9000, "grpc-data": 9001, "admin": 9002}
+
+
+@pytest.mark.parametrize("path", CASES, ids=case)
+def test_the_settings_agree_with_what_the_pod_has(path):
+    values = values_of(case(path))
+    settings = loaded(values).settings
+    if values.get("mode") == "servingRuntime":
+        [runtime] = objects(values)
+        both = containers(runtime["spec"])
+        arguments = both["triton"]["args"][1].split()
+    else:
+        both = containers(pod_spec(values))
+        arguments = both["triton"]["args"]
+        mounted = {mount["mountPath"] for mount in both["adapter"]["volumeMounts"]}
+        assert {str(settings.repository), str(settings.model_roots[0])} <= mounted
+
+    assert settings.triton == "external"
+    assert f"--model-repository={settings.repository}" in arguments
+    assert (str(settings.triton_http), str(settings.triton_grpc)) == (
+        "127.0.0.1:8000",
+        "127.0.0.1:8001",
+    )
+
+
+def test_a_pod_goes_on_accepting_for_five_seconds_but_no_longer_than_it_drains():
+    assert loaded({}).settings.drain_min_seconds == 5
+    assert loaded({"settings": {"drain_timeout_seconds": 3}}).settings.drain_min_seconds == 3
+
+
+@pytest.mark.parametrize("path", CASES, ids=case)
+def test_the_grace_period_covers_hook_drain_and_tritons_end(path):
+    values = values_of(case(path))
+    if values.get("mode") == "servingRuntime":
+        return
+    spec = pod_spec(values)
+    drain = loaded(values).settings.drain_timeout_seconds
+    hook = values.get("adapter", {}).get("preStopSeconds", 0)
+    [ending] = [
+        int(argument.partition("=")[2])
+        for argument in containers(spec)["triton"]["args"]
+        if argument.startswith("--exit-timeout-secs=")
+    ]
+
+    assert spec["terminationGracePeriodSeconds"] >= hook + drain + ending
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ({}, 53),
+        ({"settings": {"drain_timeout_seconds": 60.5}}, 96),
+        ({"triton": {"exitTimeoutSeconds": 5}}, 28),
+        ({"triton": {"nativeSidecar": False}}, 55),
+        ({"terminationGracePeriodSeconds": 48}, 48),
+        ({"terminationGracePeriodSeconds": 600}, 600),
+    ],
+)
+def test_the_grace_period_is_added_up_unless_it_is_given(values, seconds):
+    assert pod_spec(values)["terminationGracePeriodSeconds"] == seconds
+
+
+def test_triton_in_a_plain_container_is_held_back_longer_than_the_adapter_drains():
+    values = {"triton": {"nativeSidecar": False}, "settings": {"drain_timeout_seconds": 40}}
+    triton = containers(pod_spec(values))["triton"]
+
+    assert triton["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "42"]
+    assert "restartPolicy" not in triton
+    assert "lifecycle" not in containers(pod_spec({}))["triton"]
+
+
+def test_the_startup_probe_waits_for_triton_and_for_a_single_model():
+    values = {"settings": {"start_timeout_seconds": 600, "load_timeout_seconds": 900}}
+    probe = containers(pod_spec(values))["adapter"]["startupProbe"]
+
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1500
