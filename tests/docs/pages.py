@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 FOLDERS = ("docs", "examples", "charts", "deploy")
 RUNNABLE = frozenset({"sh", "bash", "console", "python"})
 # Languages of what is there to be read.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from adapter.backend.tritonserver import RunFolder, prepare
 from adapter.probe import why_not_ready
-from tests.docs.pages import ROOT, Block
+from tests.docs.pages import ROOT, Block, blocks
 from tests.running import wait_until
 
 SECONDS = 90
@@ -103,6 +103,12 @@ class Place:
         if block.language == "python":
             return [sys.executable, "-c", self.text(block)]
         return ["bash", "-eu", "-o", "pipefail", "-c", self.text(block)]
+
+    def paste(self, page: Path) -> None:
+        """Every block of the page that is to be run, in its order."""
+        for block in blocks(page):
+            if block.is_run_here:
+                (self.serve if block.mode == "server" else self.run)(block)
 
     def run(self, block: Block) -> None:
         done = subprocess.run(

@@ -8,12 +8,13 @@ import pytest
 import yaml
 
 from tests.docs.make_stand_in import script
-from tests.docs.pages import DATA, ROOT, RUNNABLE, Block, blocks, blocks_of, pages, shown
+from tests.docs.pages import DATA, README, ROOT, RUNNABLE, Block, blocks, blocks_of, pages, shown
 from tests.docs.place import Place, place
 from tests.running import RunningAdapter, embedded_adapter, unload_all
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 RUN = [page for page in pages() if any(block.is_run_here for block in blocks(page))]
+RUN.remove(README)  # which takes as long as all others: tests/docs/test_readme.py
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +44,17 @@ def here(folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 def test_the_blocks_of_a_page_can_be_pasted(
     page: Path, here: Place, request: pytest.FixtureRequest
 ) -> None:
-    found = [block for block in blocks(page) if block.is_run_here]
-    adapter = None
-    if not any(block.mode == "server" for block in found):
-        adapter = request.getfixturevalue("going")
-        here.doors = {
-            **adapter.doors,
-            "triton_http": adapter.http_address,
-            "triton_grpc": adapter.grpc_address,
-        }
-
-    for block in found:
-        (here.serve if block.mode == "server" else here.run)(block)
-
-    if adapter is not None:
-        unload_all(adapter)
+    if any(block.mode == "server" for block in blocks(page)):
+        here.paste(page)
+        return
+    adapter = request.getfixturevalue("going")
+    here.doors = {
+        **adapter.doors,
+        "triton_http": adapter.http_address,
+        "triton_grpc": adapter.grpc_address,
+    }
+    here.paste(page)
+    unload_all(adapter)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
