@@ -7,6 +7,8 @@ What a fence says behind its language, the first word or two, is what the tests 
     refused              run it; it is there to show a failure, and must fail
     run-by: tests/...    that test runs it
     not-run: REASON      nobody runs it
+
+`json answer` is a line that the block before it must have printed.
 """
 
 import re

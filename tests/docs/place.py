@@ -5,6 +5,7 @@ they call four are stand-ins: `make` sets nothing up, `curl` fails when the answ
 `tritonserver` is that of the wheel, `.venv/bin` has the Python that runs the tests.
 """
 
+import json
 import os
 import random
 import re
@@ -35,7 +36,7 @@ PORTS = {
 }
 # what the Makefile calls them
 _OF_MAKE = {"http": "HTTP", "admin": "ADMIN", "grpc": "GRPC"}
-_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "shared", "tests", "node_modules")
+_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "shared", "tests", "node_modules", "gpu-*")
 
 
 def free_doors() -> dict[str, str]:
@@ -106,11 +107,18 @@ class Place:
 
     def paste(self, page: Path) -> None:
         """Every block of the page that is to be run, in its order."""
+        said = ""
         for block in blocks(page):
-            if block.is_run_here:
-                (self.serve if block.mode == "server" else self.run)(block)
+            if block.mode == "answer":
+                lines = [line for line in said.splitlines() if line.startswith("{")]
+                assert json.loads(block.text) in map(json.loads, lines), f"{block}: {said}"
+            elif block.is_run_here and block.mode == "server":
+                self.serve(block)
+            elif block.is_run_here:
+                said = self.run(block)
 
-    def run(self, block: Block) -> None:
+    def run(self, block: Block) -> str:
+        """What it printed."""
         done = subprocess.run(
             self.command(block),
             cwd=self.folder,
@@ -124,6 +132,7 @@ class Place:
         )
         is_as_shown = (done.returncode != 0) == (block.mode == "refused")
         assert is_as_shown, f"{block}: exit code {done.returncode}\n{done.stdout}{self.said()}"
+        return done.stdout
 
     def serve(self, block: Block) -> None:
         """Start the block and return when the adapter is ready; what ran before is stopped."""
