@@ -8,7 +8,7 @@ What a fence says behind its language, the first word or two, is what the tests 
     run-by: tests/...    that test runs it
     not-run: REASON      nobody runs it
 
-`json answer` is a line that the block before it must have printed.
+`json answer` is what the block before it must have printed, among other things.
 """
 
 import re
