@@ -49,11 +49,31 @@ def settings_page() -> str:
         "error.\n\n"
         "Sizes are bytes or a number with KiB, MiB, GiB or TiB. Flags of settings that take "
         "several values are given once for each; in the file they are lists.\n\n"
+        + EXAMPLE
         + table(["setting", "flag", "environment", "default", "meaning"], rows)
         + "\n## Inherited names\n\n"
         + table(["variable", "sets"], INHERITED)
     )
 
+
+# A test runs it, as every block of the pages.
+EXAMPLE = """\
+A file, and what it comes to together with a variable and a flag:
+
+```sh
+cat > adapter.yaml <<'END'
+http: 127.0.0.1:8080
+grpc: unix:/run/adapter/grpc.sock
+model_roots: [/models, /opt/ml/models]
+memory_limit: 8GiB
+triton: embedded
+triton_args: [--log-verbose=1, --model-load-thread-count=8]
+END
+ADAPTER_LOG_LEVEL=debug .venv/bin/triton-adapter check-config \\
+  --config adapter.yaml --memory-reserve=10%
+```
+
+"""
 
 INHERITED = [
     ["`SAGEMAKER_BIND_TO_PORT`", "the port of `http`"],
@@ -133,7 +153,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     ),
     errors.BackendUnavailable: (
         "Triton cannot be reached; the adapter is starting or stopping",
-        "try again; if it lasts, see [operations.md](operations.md)",
+        "try again; if it lasts, see [troubleshooting.md](troubleshooting.md#it-is-not-ready)",
     ),
     errors.Overloaded: (
         "Triton turns work away: a queue of the model is full",

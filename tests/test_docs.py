@@ -13,14 +13,12 @@ from adapter.frontends.status import HTTP
 from adapter.log import EVENTS
 from adapter.metrics import Metrics
 from adapter.settings import Settings, flag_of, variable_of
+from tests.docs.pages import ROOT, pages, shown, without_blocks
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md")) + [
-    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
-]
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
+PAGES = pages()
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/.]+?)/?`")
 MACHINE = re.compile(r"(?<![\w.])/(?:work|tmp|home|root|Users|mnt|private)/")
 
 
@@ -42,14 +40,19 @@ def has_row(page: str, *cells: str) -> bool:
 
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    text = without_blocks(page.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def links(page: Path) -> list[str]:
-    found = LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
-    return [link for link in found if "://" not in link and not link.startswith("mailto:")]
+    found = LINK.findall(without_blocks(page.read_text(encoding="utf-8")))
+    return [
+        link
+        for pair in found
+        for link in pair
+        if link and "://" not in link and not link.startswith("mailto:")
+    ]
 
 
 def broken(page: Path, link: str) -> bool:
@@ -58,10 +61,6 @@ def broken(page: Path, link: str) -> bool:
     if not target.exists():
         return True
     return bool(anchor) and anchor not in anchors(target)
-
-
-def shown(page: Path) -> str:
-    return str(page.relative_to(ROOT))
 
 
 def test_the_generated_pages_are_current():
@@ -119,6 +118,13 @@ def test_a_state_is_drawn_and_explained(state):
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_every_relative_link_leads_somewhere(page):
     assert [link for link in links(page) if broken(page, link)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_the_tests_that_a_page_cites_exist(page):
+    cited = TEST.findall(page.read_text(encoding="utf-8"))
+
+    assert [path for path in cited if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)

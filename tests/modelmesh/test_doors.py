@@ -108,6 +108,18 @@ async def test_a_message_over_the_limit_is_refused(doors):
         await asked(doors.addresses["grpc"], b"x" * 1001)
 
 
+async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(doors):
+    service = Waiting()
+    service.let_go.set()
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to])
+    packed = grpc.Compression.Gzip
+    async with grpc.aio.insecure_channel(doors.addresses["grpc"], compression=packed) as channel:
+        call = channel.unary_unary("/test.Service/Wait")
+        assert await call(b"x" * 1000, timeout=5) == b"x" * 1000
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
+            await call(b"x" * 100_000, timeout=5)
+
+
 async def test_a_door_that_is_off_is_not_opened(doors):
     await doors.open_grpc("grpc_data", parse_door("off"), [])
     assert doors.addresses == {}

@@ -19,9 +19,20 @@ pytestmark = pytest.mark.triton
         b"POST /models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"POST /models HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"POST /models HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01",
     ],
-    ids=["words", "long header", "chunk size", "negative length", "two lengths", "TLS"],
+    ids=[
+        "words",
+        "long header",
+        "chunk size",
+        "negative length",
+        "two lengths",
+        "length and chunks",
+        "unknown coding",
+        "TLS",
+    ],
 )
 def test_malformed_http_gets_the_same_json_as_any_other_bad_request(
     adapter: RunningAdapter, client: Client, junk: bytes
@@ -32,6 +43,7 @@ def test_malformed_http_gets_the_same_json_as_any_other_bad_request(
         reply = HTTPResponse(connection)
         reply.begin()
         body = json.loads(reply.read())
+        assert connection.recv(1) == b"", "what follows must not be taken for another request"
 
     assert (reply.status, reply.headers["Content-Type"]) == (400, "application/json")
     assert body["code"] == "InvalidRequest"

@@ -1,0 +1,94 @@
+"""Every block of a page that claims to be runnable is run, or says why it is not."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docs.make_stand_in import script
+from tests.docs.pages import DATA, README, ROOT, RUNNABLE, Block, blocks, blocks_of, pages, shown
+from tests.docs.place import Place, place
+from tests.running import RunningAdapter, embedded_adapter, unload_all
+
+BLOCKS = [block for page in pages() for block in blocks(page)]
+RUN = [page for page in pages() if any(block.is_run_here for block in blocks(page))]
+RUN.remove(README)  # which takes as long as all others: tests/docs/test_readme.py
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The copies are made in here."""
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def going(folder: Path) -> Iterator[RunningAdapter]:
+    """What pages that start no adapter take for given: `make run` is going."""
+    with embedded_adapter(
+        "--examples", f"--model-roots={folder}", "--grpc-data=127.0.0.1:0"
+    ) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def here(folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    with place(folder / str(id(request))) as made:
+        yield made
+
+
+@pytest.mark.triton
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", RUN, ids=shown)
+def test_the_blocks_of_a_page_can_be_pasted(
+    page: Path, here: Place, request: pytest.FixtureRequest
+) -> None:
+    if any(block.mode == "server" for block in blocks(page)):
+        here.paste(page)
+        return
+    adapter = request.getfixturevalue("going")
+    here.doors = {
+        **adapter.doors,
+        "triton_http": adapter.http_address,
+        "triton_grpc": adapter.grpc_address,
+    }
+    here.paste(page)
+    unload_all(adapter)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_says_what_it_is_and_whether_it_is_run(block: Block) -> None:
+    assert block.language in RUNNABLE | DATA
+    if block.language in DATA:
+        assert block.note in {"", "answer"}
+        return
+    assert block.mode in {"", "server", "refused", "run-by", "not-run"}
+    assert bool(block.reason) == (block.mode in {"run-by", "not-run"})
+    if block.mode == "run-by":
+        assert (ROOT / block.reason).is_file()
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in {"json", "yaml"}], ids=str)
+def test_a_block_of_data_can_be_read(block: Block) -> None:
+    assert list(yaml.safe_load_all(block.text))  # what is JSON is YAML as well
+    if block.language == "json":
+        json.loads(block.text)
+
+
+def test_blocks_are_found_by_their_fences() -> None:
+    text = "a\n```sh not-run: why\nb\n```\n1. c\n\n   ~~~text\n   d\n   ~~~\n```console\n$ e\n```\n"
+
+    found = [(b.line, b.language, b.mode, b.reason, b.text) for b in blocks_of(ROOT, text)]
+
+    assert found == [
+        (2, "sh", "not-run", "why", "b\n"),
+        (7, "text", "", "", "d\n"),
+        (10, "console", "", "", "$ e\n"),
+    ]
+
+
+def test_the_stand_in_for_make_takes_recipe_and_variables_of_the_makefile() -> None:
+    makefile = "A ?= one\nB ?= two\n\nrun: setup  ## runs\n\t@exec run $(A) \\\n\t  $(B)\n\ntest:\n"
+
+    assert script(makefile, "run", {"B": "2"}).split() == ["exec", "run", "one", "2"]
