@@ -113,6 +113,7 @@ class ServerProcess:
         # another session.
         await asyncio.wait([self._logging], timeout=_LOG_END_SECONDS)
         self._log_pipe.close()
+        _reap_orphans()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     async def stop(self) -> None:
@@ -144,6 +145,17 @@ class ServerProcess:
             _log.log(
                 _LEVELS[prefix[1]] if prefix else logging.INFO, "triton.log", extra={"line": line}
             )
+
+
+def _reap_orphans() -> None:
+    """As the first process of a container we are given what the server leaves behind, dead.
+
+    There is one server at a time and asyncio has had its end: nobody else waits for these.
+    """
+    if os.getpid() == 1:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 async def _lines(log: asyncio.StreamReader) -> AsyncIterator[str]:
