@@ -73,7 +73,7 @@ RUN --mount=from=wheel,source=/wheel,target=/wheel \
 # given `serve`, as SageMaker says it.
 FROM ${TRITON_IMAGE} AS sagemaker
 COPY --from=sagemaker-packages /opt/adapter /opt/adapter
-COPY --chmod=755 docker/serve /usr/local/bin/
+COPY --chmod=755 deploy/images/serve /usr/local/bin/
 # last on PATH: the python backend takes the first python3 there for the models
 ENV PATH=$PATH:/opt/adapter/bin \
     ADAPTER_TRITON=embedded \
@@ -111,7 +111,7 @@ RUN --mount=type=secret,id=ca --mount=type=bind,source=requirements,target=/requ
     && mv "bin/../python_backend_stubs/$version/triton_python_backend_stub" backends/python/ \
     && rm -rf bin/../python_backend_stubs \
     && chmod +x bin/tritonserver backends/python/triton_python_backend_stub
-COPY --chmod=755 docker/tritonserver /usr/local/bin/
+COPY --chmod=755 deploy/images/tritonserver /usr/local/bin/
 USER 65532:65532
 EXPOSE 8000 8001 8002
 LABEL org.opencontainers.image.title="triton-cpu" \

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from docker import DockerClient
 from docker.models.containers import Container
@@ -149,7 +149,7 @@ class Caller:
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Caller":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -21,7 +21,8 @@ OK, UNAVAILABLE = "OK", "StatusCode.UNAVAILABLE"
 def identity(stack: Stack) -> Iterator[str]:
     with closing(stack.client()) as client:
         assert client.load("identity", "/models/local/identity").status == 200
-        yield "identity"
+    yield "identity"
+    with closing(stack.client()) as client:
         assert client.delete("/models/identity").status == 200
 
 

@@ -80,5 +80,3 @@ def test_a_mesh_finds_its_runtime(stack):
 def test_prometheus_finds_its_metrics_at_the_admin_door(stack):
     with closing(Client(stack.admin)) as client:
         assert b"adapter_triton_live 1.0" in client.get("/metrics").body
-
-

@@ -14,7 +14,15 @@ from tests.e2e.stack import HEAL_SECONDS, free_ports
 from tests.running import EXAMPLES, Client, wait_until
 
 SAMPLE = (EXAMPLES / "digits" / "sample.json").read_bytes()
+# as /proc/net/tcp has them, and tcp6 in the last eight digits
+EVERYWHERE, LOOPBACK = "00000000", "0100007F"
 SIGKILL_COMES_AFTER_SECONDS = 30  # of SIGTERM
+KILL_TRITON = """
+import os, pathlib
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    if (folder / "comm").read_text() == "tritonserver\\n":
+        os.kill(int(folder.name), 9)
+"""
 
 
 @dataclass
@@ -35,7 +43,7 @@ class Served:
         """Command and state of each, Z for a dead one."""
         code = (
             "import pathlib\n"
-            "for f in pathlib.Path('/proc').glob('[0-9]*'): print((f / 'stat').read_text())"
+            "for f in pathlib.Path('/proc').glob('[0-9]*'): print((f / 'stat').read_text(), end='')"
         )
         said = self.container.exec_run(["python3", "-c", code]).output.decode()
         stats = [line.rpartition(")") for line in said.splitlines()]
@@ -106,19 +114,20 @@ def test_nothing_but_the_bound_port_listens_outside(many):
     """Triton's and the admin door's ports are in the safe range, for this container alone."""
     code = (
         "import pathlib\n"
-        "for line in pathlib.Path('/proc/net/tcp').read_text().splitlines()[1:]:\n"
-        "    _, local, _, state = line.split()[:4]\n"
-        "    if state == '0A': print(*[int(part, 16) for part in local.split(':')])"
+        "for table in ('/proc/net/tcp', '/proc/net/tcp6'):\n"
+        "    for line in pathlib.Path(table).read_text().splitlines()[1:]:\n"
+        "        _, local, _, state = line.split()[:4]\n"
+        "        if state == '0A': print(local)"
     )
 
     said = many.container.exec_run(["python3", "-c", code]).output.decode()
 
-    listening = {tuple(map(int, line.split())) for line in said.splitlines()}
-    loopback = int.from_bytes(bytes([1, 0, 0, 127]))
-    assert (0, 8443) in listening
-    others = listening - {(0, 8443)}
-    assert {host for host, _ in others} == {loopback}
-    assert {port for _, port in others} == {8500, 8501, 8502, 8503}
+    listening = {
+        (host[-8:], int(port, 16)) for host, port in (line.split(":") for line in said.split())
+    }
+    others = listening - {(EVERYWHERE, 8443)}
+    assert len(others) == len(listening) - 1
+    assert others == {(LOOPBACK, port) for port in (8500, 8501, 8502, 8503)}
 
 
 def test_sigterm_ends_it_with_0_before_sigkill_comes(many):
@@ -133,14 +142,7 @@ def test_sigterm_ends_it_with_0_before_sigkill_comes(many):
 def test_a_triton_that_dies_is_started_again_and_leaves_no_dead_process(many):
     for name in ("digits", "identity"):
         many.client.load(name, f"/opt/ml/models/{name}/model")
-    many.container.exec_run(
-        [
-            *("python3", "-c"),
-            "import os, pathlib\n"
-            "for f in pathlib.Path('/proc').glob('[0-9]*'):\n"
-            "    if (f / 'comm').read_text() == 'tritonserver\\n': os.kill(int(f.name), 9)",
-        ]
-    )
+    many.container.exec_run(["python3", "-c", KILL_TRITON])
 
     wait_until(lambda: many.answers(503), HEAL_SECONDS, "/ping tells that Triton is gone")
     many.wait_well()
