@@ -45,17 +45,24 @@ _IGNORED = {
     "SAGEMAKER_NUM_MODEL_WORKERS": "how many instances a model has is for its config.pbtxt to say",
     "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "Accept is not read",
 }
+_INFERENCE_TYPE = f"{_TRITON}INFERENCE_TYPE"
 _OTHER_SERVERS = ("SAGEMAKER_GUNICORN_", "SAGEMAKER_TFS_")
 _CHOICES = {
     f"{_TRITON}OVERRIDE_PING_MODE": ("ready", "live"),
     f"{_TRITON}PING_MODE": ("ready", "live"),
-    f"{_TRITON}INFERENCE_TYPE": ("infer",),
     _ALLOW_GRPC: tuple(_SWITCH),
     _ALLOW_METRICS: tuple(_SWITCH),
 }
 _KNOWN = frozenset(
     {*_AS_THEY_ARE, *_OPTIONS, *_IGNORED, *_CHOICES}
-    | {_GRPC_PORT, _METRICS_PORT, _GPU_LIMIT, _MORE_ARGUMENTS, f"{_TRITON}DEFAULT_MODEL_NAME"}
+    | {
+        _INFERENCE_TYPE,
+        _GRPC_PORT,
+        _METRICS_PORT,
+        _GPU_LIMIT,
+        _MORE_ARGUMENTS,
+        f"{_TRITON}DEFAULT_MODEL_NAME",
+    }
 )
 
 
@@ -83,6 +90,9 @@ def problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str]:
             found.append(_said(environ, variable, f"write {' or '.join(choices)}"))
     if environ.get(_GPU_LIMIT) and _share(environ) is None:
         found.append(_said(environ, _GPU_LIMIT, "write a share above 0 and up to 1"))
+    if environ.get(_INFERENCE_TYPE) not in {None, "", "infer"}:
+        rule = "/invocations does infer alone; generate and generate_stream are calls of /v2"
+        found.append(_said(environ, _INFERENCE_TYPE, rule))
     return found + _port_problems(environ, is_embedded=is_embedded)
 
 

@@ -23,7 +23,7 @@ HEAL_SECONDS = 60
 
 # What a builder may need here to reach its packages; compose.yaml and the Dockerfile name them.
 PYTHON_IMAGE = os.environ.get("PYTHON_IMAGE", "python:3.12-slim-bookworm")
-BUILD_CA = os.environ.get("PIP_CERT", "/dev/null")
+BUILD_CA = os.environ.get("PIP_CERT") or "/dev/null"
 
 # Kills what runs under the container's init, as a crash would: a kill through the engine counts as
 # asked for, and is not followed by a restart.
