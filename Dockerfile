@@ -32,10 +32,11 @@ RUN --mount=from=wheel,source=/wheel,target=/wheel \
     /opt/adapter/bin/python -m pip install --no-cache-dir --no-deps --no-index /wheel/*.whl
 
 FROM ${PYTHON_IMAGE} AS adapter
-# No pip in the image. The folders are where packages and Triton's repository are mounted by
+# No pip and no program that gives privileges in the image. The folders are where packages and Triton's repository are mounted by
 # default; a new volume takes its owner and mode from them, and any user may have to write there.
 RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/pip* \
       /usr/local/lib/python3*/ensurepip /usr/lib/python3*/ensurepip /usr/share/python-wheels \
+    && find / -xdev -type f -perm /6000 -exec chmod a-s {} + \
     && install -d /opt/ml/models && install -d -m 1777 /models /models/_triton_models
 COPY --from=packages /opt/adapter /opt/adapter
 ENV PATH=/opt/adapter/bin:$PATH
