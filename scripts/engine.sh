@@ -11,6 +11,8 @@ cd "$(dirname "$0")/.."
 skip() { echo "engine: no container engine can be started here: $1; skipped: ${command[*]}" >&2; exit 0; }
 works() { docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1; }
 
+installed() { command -v dockerd >/dev/null && command -v mmdebstrap >/dev/null && docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1; }
+
 pip_setting() { python3 -m pip config get "global.$1" 2>/dev/null || true; }
 adopt() { [ -n "${!1:-}" ] || { value="$(pip_setting "$2")"; [ -z "$value" ] || export "$1=$value"; }; }
 
@@ -49,7 +51,7 @@ stop_engine() {
     while kill -0 "$pid" 2>/dev/null; do sleep .2; done
   fi
   umount "$folder"/run/netns/* 2>/dev/null || true
-  rm -rf "$folder"
+  rm -rf "$folder" || true
   [ -z "$made_bridge" ] || ip link del docker0 2>/dev/null || true
 }
 
@@ -71,7 +73,7 @@ if ! works; then
   grep -q '^VERSION_CODENAME=bookworm$' /etc/os-release || skip "this is not Debian 12"
   folder="$(mktemp -d)"
   trap stop_engine EXIT
-  if ! command -v dockerd mmdebstrap >/dev/null || ! docker compose version >/dev/null 2>&1; then
+  if ! installed; then
     install_engine > "$folder/apt.log" 2>&1 || skip "$(tail -n 1 "$folder/apt.log")"
   fi
   works || start_engine || skip "$(tail -n 1 "$folder/log")"

@@ -2,11 +2,12 @@
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from docker import DockerClient
-from docker.errors import DockerException
+from docker.errors import DockerException, ImageNotFound
 
 from tests.e2e.stack import BUILD_CA, PYTHON_IMAGE, ROOT, Stack, running
 from tests.running import EXAMPLES
@@ -38,11 +39,14 @@ def engine() -> Iterator[DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def images(engine: DockerClient) -> dict[str, str]:
-    """As compose.yaml builds them; the variables that name them there."""
+def images(engine: DockerClient) -> Iterator[dict[str, str]]:
+    """As compose.yaml builds them; the variables that name them there. Gone in the end."""
     environ = {"ADAPTER_IMAGE": ADAPTER, "TRITON_CPU_IMAGE": TRITON, "PYTHON_IMAGE": PYTHON_IMAGE}
     Stack(engine, environ).compose("build")
-    return environ
+    yield environ
+    for name in (SAGEMAKER, ADAPTER, TRITON):
+        with suppress(ImageNotFound):
+            engine.images.remove(name, force=True)
 
 
 @pytest.fixture(scope="session")

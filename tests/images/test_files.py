@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from adapter.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -130,6 +132,9 @@ def test_the_adapter_starts_after_triton_and_so_stops_before_it():
 def test_triton_and_the_adapter_see_the_models_at_the_same_paths():
     assert SERVICES["adapter"]["volumes"] == SERVICES["triton"]["volumes"]
     assert SERVICES["adapter"]["volumes"] == SERVICES["triton-cpu"]["volumes"]
+    path = Settings().repository
+    assert f"repository:{path}" in SERVICES["adapter"]["volumes"]
+    assert f"--model-repository={path}" in SERVICES["triton"]["command"]
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -161,10 +166,9 @@ def test_grafana_finds_its_prometheus_and_its_dashboards():
     assert provider["options"]["path"] in targets
 
 
-@pytest.mark.parametrize("service", ["prometheus", "grafana"])
-def test_what_monitoring_mounts_is_in_the_tree(service):
-    sources = [v["source"] for v in SERVICES[service]["volumes"] if isinstance(v, dict)]
-    assert len(sources) == 2
-    assert {source for source in sources if source.startswith("deploy/")} <= {
-        source for source in sources if (ROOT / source).exists()
-    }
+def test_what_deploy_gives_to_compose_is_there():
+    volumes = [v for one in SERVICES.values() for v in one.get("volumes", [])]
+    sources = {v["source"] for v in volumes if isinstance(v, dict)}
+    ours = {source for source in sources if source.startswith("deploy/")}
+    assert len(ours) == 2
+    assert {source for source in ours if not (ROOT / source).exists()} == set()
