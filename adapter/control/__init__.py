@@ -109,6 +109,7 @@ class ModelControl:
         try:
             return Lease(self.registry.serving(model_id), self._lease_ended)
         except ModelNotFound:
+            self._refuse_unless_open()  # before it took stock nobody knows
             self._revival.refuse_returning(model_id)
             raise
 

@@ -92,6 +92,17 @@ async def test_what_was_half_done_or_is_no_longer_served_is_taken_down(is_loaded
     await house.close()
 
 
+async def test_before_stock_is_taken_no_model_is_called_not_found():
+    """To a platform that would say that it has to load it."""
+    house = House(1000 * MIB, QUICK)
+    with pytest.raises(BackendUnavailable, match="starting or stopping"):
+        house.control.lease(ModelId("m"))
+    await house.open()
+    with pytest.raises(ModelNotFound):
+        house.control.lease(ModelId("m"))
+    await house.close()
+
+
 async def test_what_triton_is_stuck_with_does_not_keep_the_adapter_from_starting():
     house = House(limits=TimeLimits(load=10, unload=0, stall=0, recovery=1, alone=5))
     house.packages.folders[TritonName("m")] = left_over("m", is_loaded=False)
