@@ -4,10 +4,10 @@ HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 GRPC ?= 127.0.0.1:8085
 
-.PHONY: help setup run demo test soak test-gpu check fix lock docs clean
+.PHONY: help setup run demo test soak test-gpu e2e check fix lock docs clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## make .venv with the locked packages (done by every other target)
 	@scripts/setup.sh
@@ -21,13 +21,16 @@ demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction 
 	@exec .venv/bin/triton-adapter demo
 
 test: setup  ## the whole test suite, against a real Triton; a file of tests stays in one process
-	$(PYTEST) -n 3 --dist loadfile --reruns 1 -m 'not soak'
+	$(PYTEST) -n 3 --dist loadfile --reruns 1 -m 'not soak and not e2e'
 
 soak: setup  ## the long tests: hundreds of loads, the adapter and Triton killed at random moments
 	$(PYTEST) -m soak
 
 test-gpu:  ## what needs a GPU; needs no .venv: PYTEST='python3 -m pytest' does
 	$(PYTEST) -m gpu tests/gpu
+
+e2e: setup  ## build the images, run compose.yaml and play with it; needs a container engine
+	$(PYTEST) -m e2e tests/e2e
 
 check: setup  ## format, lint, types, import layers, docs up to date; writes nothing
 	.venv/bin/ruff format --check .

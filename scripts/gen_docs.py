@@ -78,10 +78,57 @@ ADAPTER_LOG_LEVEL=debug .venv/bin/triton-adapter check-config \\
 INHERITED = [
     ["`SAGEMAKER_BIND_TO_PORT`", "the port of `http`"],
     [
+        "`SAGEMAKER_SAFE_PORT_RANGE`",
+        "the ports of `admin`, `grpc`, `grpc_data` and of an embedded Triton: the first free ones",
+    ],
+    [
         "`SAGEMAKER_TRITON_DEFAULT_MODEL_NAME`",
         "`single_model`: that folder of /opt/ml/model, unless `SAGEMAKER_MULTI_MODEL` is `true`",
     ],
     ["`SAGEMAKER_MULTI_MODEL`", "`false` alone: `single_model` is /opt/ml/model"],
+    ["`SAGEMAKER_TRITON_ALLOW_GRPC`", "`grpc` and `grpc_data`: `false` is off"],
+    ["`SAGEMAKER_TRITON_GRPC_PORT`", "the port of `grpc`"],
+    ["`SAGEMAKER_TRITON_ALLOW_METRICS`", "the address of `admin`: `false` is 127.0.0.1"],
+    ["`SAGEMAKER_TRITON_METRICS_PORT`", "the port of `admin`, which has /metrics"],
+    ["`SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT`", "`memory_reserve`: 0.8 leaves 20%"],
+    *(
+        [f"`SAGEMAKER_TRITON_{name}`", f"`triton_args`: `{option}`"]
+        for name, option in (
+            ("THREAD_COUNT", "--http-thread-count"),
+            ("BUFFER_MANAGER_THREAD_COUNT", "--buffer-manager-thread-count"),
+            ("LOG_VERBOSE", "--log-verbose"),
+            ("LOG_INFO", "--log-info"),
+            ("LOG_WARNING", "--log-warning"),
+            ("LOG_ERROR", "--log-error"),
+            ("SHM_DEFAULT_BYTE_SIZE", "--backend-config=python,shm-default-byte-size"),
+            ("SHM_GROWTH_BYTE_SIZE", "--backend-config=python,shm-growth-byte-size"),
+            ("TENSORFLOW_VERSION", "--backend-config=tensorflow,version"),
+        )
+    ),
+    ["`SAGEMAKER_TRITON_ADDITIONAL_ARGS`", "`triton_args`, behind those above"],
+    [
+        "`SAGEMAKER_TRITON_INFERENCE_TYPE`",
+        "nothing: `infer` is what /invocations does, others are refused",
+    ],
+    [
+        "`SAGEMAKER_TRITON_OVERRIDE_PING_MODE`, `SAGEMAKER_TRITON_PING_MODE`",
+        "nothing: ignored with a warning, /ping waits for the single model alone",
+    ],
+    [
+        "`SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING`",
+        "nothing: ignored with a warning, packages never share names",
+    ],
+    ["`SAGEMAKER_MAX_PAYLOAD_IN_MB`", "`max_body_bytes`, in MiB"],
+    ["`SAGEMAKER_MAX_REQUEST_SIZE`", "`max_body_bytes`"],
+    [
+        "`SAGEMAKER_MODEL_SERVER_TIMEOUT`, `SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS`",
+        "`infer_timeout_seconds`",
+    ],
+    ["`SAGEMAKER_STARTUP_TIMEOUT`", "`start_timeout_seconds`"],
+    *(
+        [f"`SAGEMAKER_{name}`", "nothing: ignored with a warning"]
+        for name in ("NUM_MODEL_WORKERS", "DEFAULT_INVOCATIONS_ACCEPT", "GUNICORN_...", "TFS_...")
+    ),
     ["`RUNTIME_PORT`", "the port of `triton_grpc`"],
     ["`ADAPTER_PORT`", "the port of `grpc`"],
     ["`CONTAINER_MEM_REQ_BYTES`", "`modelmesh_memory`"],

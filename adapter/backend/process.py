@@ -19,6 +19,7 @@ _log = logging.getLogger("adapter.triton")
 
 _STOP_SECONDS = 10.0
 _LOG_END_SECONDS = 1.0
+_ORPHANS_SECONDS, _ORPHANS_POLL_SECONDS = 1.0, 0.02
 _KEPT_LINES = 40
 _SHOWN_LINES = 20
 _MAX_LINE_BYTES = 8192
@@ -113,6 +114,7 @@ class ServerProcess:
         # another session.
         await asyncio.wait([self._logging], timeout=_LOG_END_SECONDS)
         self._log_pipe.close()
+        await _reap_orphans()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     async def stop(self) -> None:
@@ -144,6 +146,20 @@ class ServerProcess:
             _log.log(
                 _LEVELS[prefix[1]] if prefix else logging.INFO, "triton.log", extra={"line": line}
             )
+
+
+async def _reap_orphans() -> None:
+    """As the first process of a container we are given what the server leaves behind, dying.
+
+    There is one server at a time and asyncio has had its end: nobody else waits for these. What a
+    model has moved to another session may live on, so this does not wait for all.
+    """
+    if os.getpid() == 1:
+        with suppress(ChildProcessError, TimeoutError):
+            async with asyncio.timeout(_ORPHANS_SECONDS):
+                while True:
+                    if os.waitpid(-1, os.WNOHANG)[0] == 0:  # noqa: ASYNC222 - does not block
+                        await asyncio.sleep(_ORPHANS_POLL_SECONDS)
 
 
 async def _lines(log: asyncio.StreamReader) -> AsyncIterator[str]:

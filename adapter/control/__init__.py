@@ -106,7 +106,12 @@ class ModelControl:
     # -- what callers ask -------------------------------------------------------------------
 
     def lease(self, model_id: ModelId) -> Lease:
-        return Lease(self.registry.serving(model_id), self._lease_ended)
+        try:
+            return Lease(self.registry.serving(model_id), self._lease_ended)
+        except ModelNotFound:
+            self._refuse_unless_open()  # before it took stock nobody knows
+            self._revival.refuse_returning(model_id)
+            raise
 
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
         """A lease; a load of this model that is under way is waited for, so long at most."""
@@ -198,10 +203,10 @@ class ModelControl:
         # what looked like a lack of memory may be a death as well, and then says so by its cause
         if isinstance(error, StubDied) or (error and isinstance(error.__cause__, StubDied)):
             self.registry.died(record)
-        elif isinstance(error, ModelNotFound) and (
-            self._reconciling is None or self._reconciling.done()
-        ):
-            self._reconciling = self.operations.start(self.reconcile())
+        elif isinstance(error, ModelNotFound):
+            if self._reconciling is None or self._reconciling.done():
+                self._reconciling = self.operations.start(self.reconcile())
+            self._revival.refuse_returning(record.id, record)
 
     # -- operations -------------------------------------------------------------------------
 

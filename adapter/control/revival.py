@@ -11,7 +11,7 @@ from adapter.control.teardown import Teardown
 from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
-from adapter.errors import AdapterError, BackendTimeout
+from adapter.errors import AdapterError, BackendTimeout, ModelNotReady
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Revival:
         self._loads_again = loads_again
         self._load_threads = load_threads
         self._is_restarting = False
+        self._returning: set[ModelId] = set()
 
     async def take_stock(self) -> None:
         """Before the first load: take over what an earlier run of ours had loaded and Triton still
@@ -90,6 +91,8 @@ class Revival:
             for r in before
             if self._registry.get(r.id) is r and r.state in _SETTLED and r.name not in ready
         ]
+        again = [r for r in lost if self._comes_back(r)]
+        self._returning |= {r.id for r in again}
         for record in lost:
             self._registry.vanished(record)
             self._memory.gone(record.id)
@@ -99,8 +102,20 @@ class Revival:
             async with self._turn(record.id):
                 if record.id not in self._registry:
                     await self._clear_away(record)
-            if (self._loads_again or self._is_restarting) and record.can_load_again:
+            if record in again:
                 self._begin_load(record.id, record.source)
+                self._returning.discard(record.id)
+
+    def _comes_back(self, record: ModelRecord) -> bool:
+        return (self._loads_again or self._is_restarting) and record.can_load_again
+
+    def refuse_returning(self, model_id: ModelId, found_gone: ModelRecord | None = None) -> None:
+        """ModelNotReady where Triton lost a model that is about to be loaded again: to be told
+        "not found" would make the caller load it as well. `found_gone`: an inference just saw it.
+        """
+        is_back_soon = found_gone is not None and self._comes_back(found_gone)
+        if is_back_soon or model_id in self._returning:
+            raise ModelNotReady(f"model {model_id!r} is being loaded again", model_id=model_id)
 
     async def triton_restarted(self) -> None:
         await self.free_stuck(restarted=True)

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from adapter.errors import InvalidSettings
-from adapter.settings import modelmesh
+from adapter.settings import modelmesh, sagemaker
 from adapter.settings.model import Settings, flag_of, variable_of
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE = "ADAPTER_CONFIG"
 _PREFIX = "ADAPTER_"
-_SAGEMAKER_MODEL = (
-    "/opt/ml/model"  # where SageMaker unpacks the one model of a single-model endpoint
-)
 # What Kubernetes sets in every container of a namespace with a Service named adapter or adapter-*.
 _SERVICE_LINK = re.compile(
     r"\w+_(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|\w+_PORT=\w+://.*"
@@ -56,11 +53,13 @@ def load_settings(
     """
     problems = modelmesh.problems(environ)
     given = {
-        **_inherited(environ),
         **_from_file(environ, file, problems),
         **_from_environment(environ, problems),
         **_from_flags(flags),
     }
+    is_embedded = "triton" in given and given["triton"].value == "embedded"
+    problems += sagemaker.problems(environ, is_embedded=is_embedded)
+    given = {**_inherited(environ, is_embedded=is_embedded), **given}
     try:
         settings = Settings.model_validate({name: item.value for name, item in given.items()})
     except ValidationError as error:
@@ -69,7 +68,7 @@ def load_settings(
     if problems:
         raise InvalidSettings(problems)
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
-    return Loaded(settings, origins, modelmesh.warnings(environ))
+    return Loaded(settings, origins, modelmesh.warnings(environ) + sagemaker.warnings(environ))
 
 
 def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
@@ -122,23 +121,16 @@ def _from_file(
     return found
 
 
-def _inherited(environ: Mapping[str, str]) -> dict[str, _Given]:
-    """Names that SageMaker (its container contract, Triton's serve script) and ModelMesh set."""
-    found = {}
-
-    def take(variable: str, name: str, value: object) -> None:
-        found[name] = _Given(value, variable, variable, environ[variable])
-
-    if port := environ.get("SAGEMAKER_BIND_TO_PORT"):
-        take("SAGEMAKER_BIND_TO_PORT", "http", f"0.0.0.0:{port}")
-    for variable, name, value in modelmesh.inherited(environ):
-        take(variable, name, value)
-    many = environ.get("SAGEMAKER_MULTI_MODEL")
-    if many != "true" and (model := environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")):
-        take("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "single_model", f"{_SAGEMAKER_MODEL}/{model}")
-    elif many == "false":
-        take("SAGEMAKER_MULTI_MODEL", "single_model", _SAGEMAKER_MODEL)
-    return found
+def _inherited(environ: Mapping[str, str], *, is_embedded: bool) -> dict[str, _Given]:
+    """Names that SageMaker and ModelMesh set; a value that several of them make is shown whole."""
+    names = (
+        *sagemaker.inherited(environ, is_embedded=is_embedded),
+        *modelmesh.inherited(environ),
+    )
+    return {
+        name: _Given(value, variable, variable, environ.get(variable, value))
+        for variable, name, value in names
+    }
 
 
 def _no_such(name: str, known: list[str]) -> str:

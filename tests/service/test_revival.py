@@ -14,6 +14,7 @@ from adapter.errors import (
     BackendUnavailable,
     LoadFailed,
     ModelNotFound,
+    ModelNotReady,
     StubDied,
 )
 from tests.fakes.house import House
@@ -91,6 +92,17 @@ async def test_what_was_half_done_or_is_no_longer_served_is_taken_down(is_loaded
     await house.close()
 
 
+async def test_before_stock_is_taken_no_model_is_called_not_found():
+    """To a platform that would say that it has to load it."""
+    house = House(1000 * MIB, QUICK)
+    with pytest.raises(BackendUnavailable, match="starting or stopping"):
+        house.control.lease(ModelId("m"))
+    await house.open()
+    with pytest.raises(ModelNotFound):
+        house.control.lease(ModelId("m"))
+    await house.close()
+
+
 async def test_what_triton_is_stuck_with_does_not_keep_the_adapter_from_starting():
     house = House(limits=TimeLimits(load=10, unload=0, stall=0, recovery=1, alone=5))
     house.packages.folders[TritonName("m")] = left_over("m", is_loaded=False)
@@ -141,6 +153,42 @@ async def test_what_triton_has_lost_is_loaded_again_where_that_is_wanted(reloadi
     await reloading.control.triton_restarted()
     await reloading.quiet()
     reloading.check("m", "n")
+
+
+async def test_the_request_that_finds_the_loss_is_told_to_try_again(reloading):
+    await reloading.load("m")
+    reloading.triton.models.clear()
+    with pytest.raises(ModelNotReady), reloading.control.lease(ModelId("m")):
+        raise ModelNotFound("Triton does not have the model")
+    await reloading.until_state("m", None)
+    await reloading.until_state("m", ModelState.READY)
+    await reloading.quiet()
+    reloading.check("m")
+
+
+async def test_until_the_load_begins_again_requests_are_told_to_try_again(reloading):
+    await reloading.load("m")
+    reloading.triton.models.clear()
+    removal = reloading.steps.hold("remove m")
+    coming = asyncio.create_task(reloading.control.triton_restarted())
+    await removal.reached.wait()
+    with pytest.raises(ModelNotReady):
+        reloading.control.lease(ModelId("m"))
+    removal.open()
+    await coming
+    await reloading.quiet()
+    reloading.check("m")
+
+
+async def test_what_nobody_loads_again_is_not_found(house, reloading):
+    for one, can_load_again in ((house, True), (reloading, False)):
+        record = await one.load("m")
+        record.can_load_again = can_load_again
+        one.triton.models.clear()
+        with pytest.raises(ModelNotFound), one.control.lease(ModelId("m")):
+            raise ModelNotFound("Triton does not have the model")
+        await one.quiet()
+        one.check()
 
 
 async def test_a_dead_model_is_loaded_again_too(reloading):

@@ -1,0 +1,195 @@
+"""What SageMaker brings along: the names of its container contract, of Triton's own serve script
+there, and of the toolkits of other containers. docs/sagemaker-container.md has what each does.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+# where SageMaker unpacks the one model of a single-model endpoint
+_ONE_MODEL = "/opt/ml/model"
+_TRITON = "SAGEMAKER_TRITON_"
+_ALL, _HERE = "0.0.0.0", "127.0.0.1"  # noqa: S104 - SageMaker calls from outside
+_BOUND, _RANGE = "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_SAFE_PORT_RANGE"
+_ALLOW_GRPC, _GRPC_PORT = f"{_TRITON}ALLOW_GRPC", f"{_TRITON}GRPC_PORT"
+_ALLOW_METRICS, _METRICS_PORT = f"{_TRITON}ALLOW_METRICS", f"{_TRITON}METRICS_PORT"
+_GPU_LIMIT = f"{_TRITON}MODEL_LOAD_GPU_LIMIT"
+_PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"
+_MORE_ARGUMENTS = f"{_TRITON}ADDITIONAL_ARGS"
+
+_AS_THEY_ARE = {
+    "SAGEMAKER_MAX_REQUEST_SIZE": "max_body_bytes",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT": "infer_timeout_seconds",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "infer_timeout_seconds",
+    "SAGEMAKER_STARTUP_TIMEOUT": "start_timeout_seconds",
+}
+_OPTIONS = {
+    f"{_TRITON}BUFFER_MANAGER_THREAD_COUNT": "--buffer-manager-thread-count=",
+    f"{_TRITON}THREAD_COUNT": "--http-thread-count=",
+    f"{_TRITON}LOG_VERBOSE": "--log-verbose=",
+    f"{_TRITON}LOG_INFO": "--log-info=",
+    f"{_TRITON}LOG_WARNING": "--log-warning=",
+    f"{_TRITON}LOG_ERROR": "--log-error=",
+    f"{_TRITON}SHM_DEFAULT_BYTE_SIZE": "--backend-config=python,shm-default-byte-size=",
+    f"{_TRITON}SHM_GROWTH_BYTE_SIZE": "--backend-config=python,shm-growth-byte-size=",
+    f"{_TRITON}TENSORFLOW_VERSION": "--backend-config=tensorflow,version=",
+}
+# What Triton itself would take for true and false.
+_SWITCH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
+
+_PING = "/ping waits for the single model and depends on no other"
+_IGNORED = {
+    f"{_TRITON}OVERRIDE_PING_MODE": _PING,
+    f"{_TRITON}PING_MODE": _PING,
+    f"{_TRITON}DISABLE_MODEL_NAMESPACING": "packages never share names here",
+    "SAGEMAKER_NUM_MODEL_WORKERS": "how many instances a model has is for its config.pbtxt to say",
+    "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "Accept is not read",
+}
+_INFERENCE_TYPE = f"{_TRITON}INFERENCE_TYPE"
+_OTHER_SERVERS = ("SAGEMAKER_GUNICORN_", "SAGEMAKER_TFS_")
+_CHOICES = {
+    f"{_TRITON}OVERRIDE_PING_MODE": ("ready", "live"),
+    f"{_TRITON}PING_MODE": ("ready", "live"),
+    _ALLOW_GRPC: tuple(_SWITCH),
+    _ALLOW_METRICS: tuple(_SWITCH),
+}
+_KNOWN = frozenset(
+    {*_AS_THEY_ARE, *_OPTIONS, *_IGNORED, *_CHOICES}
+    | {
+        _INFERENCE_TYPE,
+        _GRPC_PORT,
+        _METRICS_PORT,
+        _GPU_LIMIT,
+        _MORE_ARGUMENTS,
+        f"{_TRITON}DEFAULT_MODEL_NAME",
+    }
+)
+
+
+def inherited(
+    environ: Mapping[str, str], *, is_embedded: bool
+) -> Iterator[tuple[str, str, object]]:
+    """The variables that are given: name, the setting it stands for, and the value of that."""
+    yield from _doors(environ, is_embedded=is_embedded)
+    yield from _single_model(environ)
+    yield from _triton_arguments(environ)
+    for variable, setting in _AS_THEY_ARE.items():
+        if value := environ.get(variable):
+            yield variable, setting, value
+    if value := environ.get(_PAYLOAD):
+        yield _PAYLOAD, "max_body_bytes", f"{value}MiB"
+    if (limit := _share(environ)) is not None:
+        yield _GPU_LIMIT, "memory_reserve", f"{100 * (1 - limit):g}%" if limit < 1 else 0
+
+
+def problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str]:
+    found = []
+    for variable, choices in _CHOICES.items():
+        value = environ.get(variable)
+        if value and value not in choices:
+            found.append(_said(environ, variable, f"write {' or '.join(choices)}"))
+    if environ.get(_GPU_LIMIT) and _share(environ) is None:
+        found.append(_said(environ, _GPU_LIMIT, "write a share above 0 and up to 1"))
+    if environ.get(_INFERENCE_TYPE) not in {None, "", "infer"}:
+        rule = "/invocations does infer alone; generate and generate_stream are calls of /v2"
+        found.append(_said(environ, _INFERENCE_TYPE, rule))
+    return found + _port_problems(environ, is_embedded=is_embedded)
+
+
+def warnings(environ: Mapping[str, str]) -> list[str]:
+    found = []
+    for variable in sorted(environ):
+        if not environ[variable]:
+            continue
+        if reason := _IGNORED.get(variable):
+            found.append(f"environment {variable}: ignored: {reason}")
+        elif variable.startswith(_OTHER_SERVERS):
+            found.append(f"environment {variable}: ignored: it is for another server")
+        elif variable.startswith(_TRITON) and variable not in _KNOWN:
+            found.append(f"environment {variable}: ignored: no such name is known here")
+    return found
+
+
+def _doors(environ: Mapping[str, str], *, is_embedded: bool) -> Iterator[tuple[str, str, object]]:
+    """One platform may put several containers side by side, each with ports of its own."""
+    placed: dict[str, tuple[str, str]] = {}
+    if port := environ.get(_BOUND):
+        placed["http"] = _BOUND, f"{_ALL}:{port}"
+    if _SWITCH.get(environ.get(_ALLOW_GRPC, "")) is False:
+        placed |= {"grpc": (_ALLOW_GRPC, "off"), "grpc_data": (_ALLOW_GRPC, "off")}
+    elif port := environ.get(_GRPC_PORT):
+        placed["grpc"] = _GRPC_PORT, f"{_ALL}:{port}"
+    is_seen = _SWITCH.get(environ.get(_ALLOW_METRICS, ""), True)
+    hosts = {"admin": _ALL if is_seen else _HERE, "grpc": _ALL, "grpc_data": _ALL}
+    if port := environ.get(_METRICS_PORT):
+        placed["admin"] = _METRICS_PORT, f"{hosts['admin']}:{port}"
+    waiting = [setting for setting in _wanted(is_embedded) if setting not in placed]
+    for setting, free in zip(waiting, _free_ports(environ), strict=False):
+        placed[setting] = _RANGE, f"{hosts.get(setting, _HERE)}:{free}"
+    if not is_seen:
+        placed.setdefault("admin", (_ALLOW_METRICS, f"{_HERE}:8081"))
+    for setting, (variable, door) in placed.items():
+        yield variable, setting, door
+
+
+def _wanted(is_embedded: bool) -> tuple[str, ...]:
+    """The doors beside `http`, and where our own Triton is told to listen."""
+    triton = ("triton_http", "triton_grpc", "triton_metrics") if is_embedded else ()
+    return ("admin", "grpc", "grpc_data", *triton)
+
+
+def _range(environ: Mapping[str, str]) -> range | None:
+    found = re.fullmatch("([0-9]{1,5})-([0-9]{1,5})", environ.get(_RANGE, ""))
+    return range(int(found[1]), int(found[2]) + 1) if found else None
+
+
+def _free_ports(environ: Mapping[str, str]) -> list[int]:
+    taken = {environ.get(name) for name in (_BOUND, _GRPC_PORT, _METRICS_PORT)}
+    return [port for port in _range(environ) or () if str(port) not in taken]
+
+
+def _port_problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str]:
+    if not environ.get(_RANGE):
+        return []
+    if (safe := _range(environ)) is None:
+        return [_said(environ, _RANGE, "write two ports, as in 8081-9000")]
+    needed = len(_wanted(is_embedded))
+    if len(_free_ports(environ)) < needed:
+        return [_said(environ, _RANGE, f"too narrow: {needed} free ports are needed")]
+    return [
+        _said(environ, variable, f"lies outside of {_RANGE}, {environ[_RANGE]}")
+        for variable in (_GRPC_PORT, _METRICS_PORT)
+        if (port := environ.get(variable, "")).isdecimal() and int(port) not in safe
+    ]
+
+
+def _single_model(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+    many = environ.get("SAGEMAKER_MULTI_MODEL")
+    variable = f"{_TRITON}DEFAULT_MODEL_NAME"
+    if many != "true" and (model := environ.get(variable)):
+        yield variable, "single_model", f"{_ONE_MODEL}/{model}"
+    elif many == "false":
+        yield "SAGEMAKER_MULTI_MODEL", "single_model", _ONE_MODEL
+
+
+def _triton_arguments(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+    given = {name: option for name, option in _OPTIONS.items() if environ.get(name)}
+    arguments = [shlex.quote(option + environ[name]) for name, option in given.items()]
+    if more := environ.get(_MORE_ARGUMENTS):
+        given[_MORE_ARGUMENTS] = more
+        arguments.append(more)
+    if arguments:
+        yield ", ".join(given), "triton_args", " ".join(arguments)
+
+
+def _share(environ: Mapping[str, str]) -> float | None:
+    """How much of each GPU may be in use; None when that is not said, or is no share."""
+    try:
+        share = float(environ.get(_GPU_LIMIT, ""))
+    except ValueError:
+        return None
+    return share if 0 < share <= 1 else None
+
+
+def _said(environ: Mapping[str, str], variable: str, rule: str) -> str:
+    return f"environment {variable}: {environ[variable]!r}: {rule}"

@@ -1,0 +1,89 @@
+"""The image of the adapter: what it holds, and that it asks nothing of where it runs."""
+
+import json
+from contextlib import closing
+
+import pytest
+from docker.errors import ContainerError
+
+from tests.e2e.stack import running
+
+
+def run(engine, image: str, *command: str, **options: object) -> str:
+    """What it wrote, in a container with nothing to write to and no privilege."""
+    said = engine.containers.run(
+        image,
+        list(command),
+        remove=True,
+        read_only=True,
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        network_disabled=True,
+        **options,
+    )
+    return said.decode()
+
+
+@pytest.fixture
+def image(images):
+    return images["ADAPTER_IMAGE"]
+
+
+@pytest.mark.parametrize("user", ["65532", "0", "1000730000:4242"])
+def test_any_user_can_run_it(engine, image, user):
+    assert run(engine, image, "version", user=user).startswith("triton-adapter ")
+
+
+def test_the_default_user_is_a_number_that_is_not_root(engine, image):
+    assert engine.images.get(image).attrs["Config"]["User"] == "65532:65532"
+
+
+def test_there_is_no_pip(engine, image):
+    with pytest.raises(ContainerError, match="No module named pip"):
+        run(engine, image, "-m", "pip", entrypoint="/opt/adapter/bin/python")
+    code = "import importlib.util as u; print(u.find_spec('pip'), u.find_spec('ensurepip'))"
+    assert run(engine, image, "-I", "-c", code, entrypoint="python3") == "None None\n"
+
+
+def test_only_the_locked_packages_are_there(engine, image):
+    code = (
+        "import importlib.metadata as m, json;"
+        "print(json.dumps(sorted(d.metadata['Name'].lower() for d in m.distributions())))"
+    )
+
+    names = json.loads(run(engine, image, "-c", code, entrypoint="/opt/adapter/bin/python"))
+
+    assert "triton-adapter" in names
+    assert "opentelemetry-sdk" in names
+    assert not {"pytest", "hatchling", "nvidia-pytriton", "pip", "setuptools"} & set(names)
+
+
+def test_wrong_settings_end_it_with_2(engine, image):
+    with pytest.raises(ContainerError) as caught:
+        run(engine, image, environment={"ADAPTER_HTPP": "x"}, stderr=True)
+    assert caught.value.exit_status == 2
+    assert b"did you mean ADAPTER_HTTP" in caught.value.stderr
+
+
+def test_labels_say_what_it_is(engine, image):
+    labels = engine.images.get(image).labels
+
+    assert labels["org.opencontainers.image.title"] == "triton-adapter"
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    said = run(engine, image, "version").split()[1]
+    assert labels["org.opencontainers.image.version"] == said
+
+
+def test_it_serves_as_a_user_that_nobody_knows(engine, images, models, tmp_path):
+    """In the place of compose.yaml's own, which is 65532."""
+    override = tmp_path / "user.yaml"
+    override.write_text("services: {adapter: {user: '1000730000:4242'}}")
+
+    with (
+        running(engine, images | {"MODELS_DIR": str(models)}, override) as stack,
+        closing(stack.client()) as client,
+    ):
+        host = stack.container("adapter").attrs["HostConfig"]
+        assert (host["ReadonlyRootfs"], host["CapDrop"]) == (True, ["ALL"])
+        assert client.load("identity", "/models/local/identity").status == 200
+        assert client.delete("/models/identity").status == 200

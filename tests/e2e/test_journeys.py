@@ -1,0 +1,82 @@
+"""What users do, through the published ports of the containers."""
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from tests.e2e.stack import ROOT
+from tests.running import EXAMPLES, Client
+
+SAMPLE = (EXAMPLES / "digits" / "sample.json").read_bytes()
+
+
+def run_example(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def client(stack):
+    with closing(stack.client()) as one:
+        yield one
+
+
+def test_sagemaker_loads_lists_invokes_and_unloads(client):
+    assert client.get("/ping").status == 200
+    assert client.load("abc", "/models/local/digits").status == 200
+    assert client.load("abc", "/models/local/digits").status == 409
+    assert client.get("/models").json()["models"] == [
+        {"modelName": "abc", "modelUrl": "/models/local/digits"}
+    ]
+
+    reply = client.post("/models/abc/invoke", SAMPLE)
+
+    assert reply.status == 200
+    labels = next(one for one in reply.json()["outputs"] if one["name"] == "LABEL")
+    assert labels["data"] == json.loads(SAMPLE)["labels"]
+    assert client.delete("/models/abc").status == 200
+    assert client.post("/models/abc/invoke", SAMPLE).status == 404
+
+
+def test_a_model_that_does_not_fit_is_507_until_another_is_unloaded(client):
+    for name in ("one", "two"):
+        assert client.load(name, "/models/local/hungry_declared").status == 200
+
+    refused = client.load("three", "/models/local/hungry_declared")
+
+    assert refused.status == 507
+    assert refused.json()["code"] == "InsufficientMemory"
+    assert client.delete("/models/one").status == 200
+    assert client.load("three", "/models/local/hungry_declared").status == 200
+    for name in ("two", "three"):
+        assert client.delete(f"/models/{name}").status == 200
+
+
+def test_tritons_own_client_finds_v2_over_grpc(stack):
+    said = run_example("examples/clients/grpc_client.py", stack.grpc)
+
+    assert "unloaded: StatusCode.NOT_FOUND" in said
+
+
+def test_tritons_own_client_finds_v2_over_http(stack):
+    assert "labels" in run_example("examples/clients/http_client.py", stack.http)
+
+
+def test_a_mesh_finds_its_runtime(stack):
+    said = run_example(
+        "examples/modelmesh/client.py", stack.grpc, "identity", "/models/local/identity"
+    )
+
+    assert "identity answers [1.0, 2.5]" in said
+    assert "identity is unloaded" in said
+
+
+def test_prometheus_finds_its_metrics_at_the_admin_door(stack):
+    with closing(Client(stack.admin)) as client:
+        assert b"adapter_triton_live 1.0" in client.get("/metrics").body

@@ -1,0 +1,174 @@
+"""Dockerfile, compose.yaml and what stands around them, as far as no engine is needed."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from adapter.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES = COMPOSE["services"]
+SCRIPTS = sorted(
+    path
+    for folder in ("scripts", "deploy/images", ".ci")
+    for path in (ROOT / folder).iterdir()
+    if path.read_text(encoding="utf-8").startswith("#!") and path.suffix != ".py"
+)
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]+)\}")
+
+
+def tool(name: str, *arguments: str) -> None:
+    program = Path(sys.executable).with_name(name)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def default(text: str) -> str:
+    """What a value with variables in it is when none of them is set."""
+    return VARIABLE.sub(r"\2", text)
+
+
+def published(service: str) -> list[str]:
+    return [default(port) for port in SERVICES[service].get("ports", [])]
+
+
+def argument(name: str) -> str:
+    found = re.findall(rf"^ARG {name}=(.+)$", DOCKERFILE, re.MULTILINE)
+    assert len(set(found)) == 1
+    return found[0]
+
+
+def test_hadolint_has_nothing_to_say():
+    tool("hadolint", str(ROOT / "Dockerfile"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say(path):
+    tool("shellcheck", str(path))
+
+
+def test_no_file_needs_a_frontend_from_a_registry():
+    assert "# syntax" not in DOCKERFILE
+
+
+def test_the_version_on_the_label_is_the_projects():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert argument("VERSION") == project["project"]["version"]
+
+
+@pytest.mark.parametrize("name", ["adapter", "build", "triton-cpu"])
+def test_what_an_image_installs_is_locked_with_hashes(name):
+    assert f"--require-hashes -r /requirements/{name}.txt" in DOCKERFILE
+    locked = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    for package in re.split(r"\n(?=\w)", locked.strip()):
+        assert "--hash=sha256:" in package, package
+
+
+def test_the_adapters_lock_has_what_tracing_needs():
+    locked = (ROOT / "requirements" / "adapter.txt").read_text(encoding="utf-8")
+    assert "\nopentelemetry-sdk==" in locked
+    assert "\nopentelemetry-exporter-otlp-proto-http==" in locked
+
+
+def test_the_builder_is_sent_whatever_the_dockerfile_copies_and_nothing_else():
+    copied = {
+        path
+        for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
+        for path in line.split()[:-1]
+        if not path.startswith("--")
+    }
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    sent = {line[1:] for line in lines if line.startswith("!")}
+    assert {path for path in copied if not path.startswith(tuple(sent))} == set()
+    assert sent - {"requirements", "deploy/images"} <= copied
+
+
+def test_the_images_and_compose_have_the_same_defaults():
+    build = SERVICES["adapter"]["build"]
+    assert default(build["args"]["PYTHON_IMAGE"]) == argument("PYTHON_IMAGE")
+    assert default(SERVICES["triton"]["image"]) == argument("TRITON_IMAGE")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_image_can_be_another(service):
+    assert VARIABLE.fullmatch(SERVICES[service]["image"])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_port_can_be_another_and_is_on_loopback(service):
+    for written, port in zip(SERVICES[service].get("ports", []), published(service), strict=True):
+        assert VARIABLE.search(written)
+        assert re.fullmatch(r"127\.0\.0\.1:(\d+):\d+", port)
+
+
+def test_the_adapters_doors_are_published_as_they_are_and_tritons_are_not():
+    ports = {port.split(":")[2]: port.split(":")[1] for port in published("adapter")}
+    assert ports == {port: port for port in ("8080", "8081", "8085", "8086")}
+    assert published("triton") == published("triton-cpu") == []
+
+
+def test_each_profile_has_one_triton_under_one_name():
+    for service, profile in (("triton", "gpu"), ("triton-cpu", "cpu")):
+        assert SERVICES[service]["profiles"] == [profile]
+        assert SERVICES[service]["networks"]["default"]["aliases"] == ["triton"]
+    assert SERVICES["adapter"]["profiles"] == ["cpu", "gpu"]
+    only_gpu = SERVICES["triton"].keys() - SERVICES["triton-cpu"].keys()
+    assert only_gpu == {"ulimits", "deploy"}
+
+
+def test_the_adapter_starts_after_triton_and_so_stops_before_it():
+    needs = SERVICES["adapter"]["depends_on"]
+    assert needs.keys() == {"triton", "triton-cpu"}
+    assert all(one == {"condition": "service_healthy", "required": False} for one in needs.values())
+
+
+def test_triton_and_the_adapter_see_the_models_at_the_same_paths():
+    assert SERVICES["adapter"]["volumes"] == SERVICES["triton"]["volumes"]
+    assert SERVICES["adapter"]["volumes"] == SERVICES["triton-cpu"]["volumes"]
+    path = Settings().repository
+    assert f"repository:{path}" in SERVICES["adapter"]["volumes"]
+    assert f"--model-repository={path}" in SERVICES["triton"]["command"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_service_has_a_privilege(service):
+    assert SERVICES[service]["cap_drop"] == ["ALL"]
+    assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_prometheus_asks_the_admin_door_and_triton():
+    config = yaml.safe_load((ROOT / "deploy/monitoring/prometheus.yml").read_text(encoding="utf-8"))
+    targets = {
+        target
+        for job in config["scrape_configs"]
+        for group in job["static_configs"]
+        for target in group["targets"]
+    }
+    assert targets == {"adapter:8081", "triton:8002"}
+    [rules] = config["rule_files"]
+    [chart] = [v for v in SERVICES["prometheus"]["volumes"] if "chart" in str(v)]
+    assert rules == f"{chart['target']}/alerts.yaml"
+
+
+def test_grafana_finds_its_prometheus_and_its_dashboards():
+    folder = ROOT / "deploy/monitoring/grafana"
+    [source] = yaml.safe_load((folder / "datasources/prometheus.yaml").read_text())["datasources"]
+    [provider] = yaml.safe_load((folder / "dashboards/files.yaml").read_text())["providers"]
+    assert source["url"] == "http://prometheus:9090"
+    targets = [v["target"] for v in SERVICES["grafana"]["volumes"] if isinstance(v, dict)]
+    assert provider["options"]["path"] in targets
+
+
+def test_what_deploy_gives_to_compose_is_there():
+    volumes = [v for one in SERVICES.values() for v in one.get("volumes", [])]
+    sources = {v["source"] for v in volumes if isinstance(v, dict)}
+    ours = {source for source in sources if source.startswith("deploy/")}
+    assert len(ours) == 2
+    assert {source for source in ours if not (ROOT / source).exists()} == set()
