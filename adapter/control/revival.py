@@ -86,7 +86,7 @@ class Revival:
         lost = [
             r
             for r in before
-            if self._registry.get(r.id) is r and r.state in _SETTLED and r.name not in ready
+            if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED
         ]
         for record in lost:
             self._registry.vanished(record)

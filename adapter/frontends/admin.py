@@ -3,15 +3,19 @@
 Liveness never depends on Triton: killing the adapter does not mend a Triton that is down.
 """
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from adapter.control import ModelControl
+from adapter.core.memory import MemoryReading
 from adapter.metrics import Metrics
+
+_AT_ONCE = 50  # models: half a millisecond
 
 
 class Admin:
@@ -59,10 +63,16 @@ class Admin:
 
     async def _state(self, _: web.Request) -> web.Response:
         reading = await self._control.memory.read()
-        ledger, registry = self._control.memory.ledger, self._control.registry
-        book, used = ledger.snapshot(), reading.used if reading else {}
-        state = self._about | {
-            "models": [
+        head = json.dumps(self._about | {"memory": self._memory(reading)})
+        lines = [line async for line in self._models()]
+        text = f'{head[:-1]}, "models": [\n' + ",\n".join(lines) + "\n]}\n"
+        return web.Response(text=text, content_type="application/json")
+
+    async def _models(self) -> AsyncIterator[str]:
+        """Each as a line of JSON. Others have their turn in between: there may be thousands."""
+        ledger, memory = self._control.memory.ledger, self._control.memory
+        for number, record in enumerate(self._control.registry.records(), 1):
+            yield json.dumps(
                 {
                     "model_id": record.id,
                     "triton_name": record.name,
@@ -70,27 +80,29 @@ class Admin:
                     "state": record.state.value,
                     "in_flight": record.in_flight,
                     "bytes": ledger.of(record.id),
-                    "is_measured": self._control.memory.is_measured(record.id),
+                    "is_measured": memory.is_measured(record.id),
                 }
-                for record in registry.records()
-            ],
-            "memory": {
-                "source": reading.source if reading else None,
-                "devices": {
-                    device: {
-                        "limit_bytes": figures.limit_bytes,
-                        "used_bytes": used.get(device),
-                        "free_bytes": figures.free_bytes(used.get(device)),
-                        "baseline_bytes": figures.baseline_bytes,
-                        "reserved_bytes": figures.reserved_bytes,
-                        "held_bytes": figures.held_bytes,
-                        "headroom_bytes": figures.headroom_bytes,
-                    }
-                    for device, figures in book.devices.items()
-                },
+            )
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _memory(self, reading: MemoryReading | None) -> dict[str, Any]:
+        used = reading.used if reading else {}
+        return {
+            "source": reading.source if reading else None,
+            "devices": {
+                device: {
+                    "limit_bytes": figures.limit_bytes,
+                    "used_bytes": used.get(device),
+                    "free_bytes": figures.free_bytes(used.get(device)),
+                    "baseline_bytes": figures.baseline_bytes,
+                    "reserved_bytes": figures.reserved_bytes,
+                    "held_bytes": figures.held_bytes,
+                    "headroom_bytes": figures.headroom_bytes,
+                }
+                for device, figures in self._control.memory.ledger.snapshot().devices.items()
             },
         }
-        return web.json_response(state, dumps=lambda value: json.dumps(value, indent=2))
 
 
 def _probe(reason: str | None) -> web.Response:
