@@ -4,7 +4,7 @@ HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 GRPC ?= 127.0.0.1:8085
 
-.PHONY: help setup run demo test soak test-gpu check fix lock docs clean
+.PHONY: help setup run demo test soak test-gpu bench check fix lock docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ soak: setup  ## the long tests: hundreds of loads, the adapter and Triton killed
 
 test-gpu:  ## what needs a GPU; needs no .venv: PYTEST='python3 -m pytest' does
 	$(PYTEST) -m gpu tests/gpu
+
+bench: setup  ## measure against the targets, 20 minutes; BENCH='--quick' 3; BENCH='start churn' some
+	.venv/bin/python -m tests.benchmarks $(BENCH)
 
 check: setup  ## format, lint, types, import layers, docs up to date; writes nothing
 	.venv/bin/ruff format --check .

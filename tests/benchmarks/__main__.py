@@ -12,6 +12,8 @@ from pathlib import Path
 from tests.benchmarks import beside, control, lanes
 from tests.benchmarks.page import page
 from tests.benchmarks.place import (
+    FULL,
+    QUICK,
     NotMeasuredError,
     Scale,
     busy_share,
@@ -35,6 +37,7 @@ MEASURES: Mapping[str, Callable[[Scale], Json]] = {
     "churn": beside.churn,
     "many_models": control.many_models,
     "storms": control.storms,
+    "log_storm": beside.log_storm,
     "beside_builtin": beside.beside_builtin,
 }
 
@@ -54,7 +57,7 @@ def main() -> int:
     path = args.out / "benchmarks.json"
     results = json.loads(path.read_text()) if path.exists() else {"measures": {}}
     if not args.page:
-        for _ in measured(results, args.names or list(MEASURES), Scale.of(is_quick=args.quick)):
+        for _ in measured(results, args.names or list(MEASURES), QUICK if args.quick else FULL):
             path.write_text(json.dumps(results, indent=1) + "\n")
     notes = tomllib.loads(_NOTES.read_text())
     plots = draw(results, args.out / "benchmarks")

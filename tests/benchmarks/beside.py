@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ import pytest
 
 from adapter.backend.tritonserver import prepare
 from tests.benchmarks.figures import Json, compared, ratios, spread
-from tests.benchmarks.lanes import CONNECTIONS
 from tests.benchmarks.place import (
     IDENTITY,
     MIB,
@@ -35,7 +34,7 @@ from tests.running import Client, RunningAdapter, wait_until
 
 _MODEL_HEADER = "X-Amzn-SageMaker-Target-Model"
 _HEADER = f"--header={_MODEL_HEADER}: {{model}}"
-_CHURN_RATE = 100
+_STEADY_RATE = 100
 _CHURN_PAUSE = 0.05
 
 
@@ -122,7 +121,7 @@ def beside_builtin(scale: Scale) -> Json:
         pids = {"adapter": adapter.process.pid, "builtin": server.pid}
         idle = {name: share_bytes(pid) / MIB for name, pid in pids.items()}
         found: Json = {"by_connections": {}}
-        for number in CONNECTIONS:
+        for number in scale.connections:
             result = load(
                 f"http://{adapter.http}",
                 "--model=identity",
@@ -193,31 +192,76 @@ def _past_adapter(adapter: RunningAdapter) -> tuple[str, ...]:
 
 
 def _churned(at: tuple[str, ...], package: str, scale: Scale) -> Json:
-    pace = (
-        "--model=identity",
-        f"--rate={_CHURN_RATE}",
-        f"--duration={scale.seconds * 1.5}",
-        "--warmup=0.3",
-    )
-    quiet_at = tuple(arg for arg in at if not arg.startswith("--churn"))
     quiet, busy, changes = [], [], []
-    for _ in range(scale.rounds):
-        quiet.append(_p99(load(*quiet_at, *pace)))
-        result = load(*at, *pace, f"--churn={package}", f"--churn-every={_CHURN_PAUSE}")
-        busy.append(_p99(result))
+    for _ in range(scale.slow_rounds):
+        quiet.append(_p99(*(arg for arg in at if not arg.startswith("--churn")), *_pace(scale)))
+        result = load(*at, *_pace(scale), f"--churn={package}", f"--churn-every={_CHURN_PAUSE}")
+        busy.append(float(result["targets"][0]["latency"]["p99"]))
         changes += result["targets"][0]["churn"]
-    of: Callable[[str], Json | None] = lambda kind: spread(  # noqa: E731
-        each["seconds"] for each in changes if each["operation"] == kind and not each["error"]
-    )
+    seconds = {
+        kind: spread(
+            each["seconds"] for each in changes if each["operation"] == kind and not each["error"]
+        )
+        for kind in ("load", "unload")
+    }
     return {
         "quiet_p99": spread(quiet),
         "churn_p99": spread(busy),
         "ratio": ratios(busy, quiet),
-        "load_seconds": of("load"),
-        "unload_seconds": of("unload"),
+        "load_seconds": seconds["load"],
+        "unload_seconds": seconds["unload"],
         "failed": sum(bool(each["error"]) for each in changes),
     }
 
 
-def _p99(result: Json) -> float:
-    return float(result["targets"][0]["latency"]["p99"])
+def _pace(scale: Scale) -> tuple[str, ...]:
+    seconds = max(4.0, scale.seconds * 1.5)  # a load and an unload at least
+    return (
+        "--model=identity",
+        f"--rate={_STEADY_RATE}",
+        f"--duration={seconds}",
+        "--warmup=0.3",
+    )
+
+
+def _p99(*args: str) -> float:
+    return float(load(*args)["targets"][0]["latency"]["p99"])
+
+
+# -- a talkative Triton ---------------------------------------------------------------------
+
+
+def log_storm(scale: Scale) -> Json:
+    """The p99 at a steady rate, quiet and while Triton logs each step of each request."""
+    with stack() as adapter:
+        places = {"adapter": _at_adapter(adapter), "triton": _past_adapter(adapter)[:2]}
+        seen: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in places}
+        lines, seconds = 0, 0.0
+        for _ in range(scale.slow_rounds):
+            for level in (0, 1):
+                _set_verbosity(adapter, level)
+                for name, at in places.items():
+                    before, begun = len(adapter.lines), time.perf_counter()
+                    seen[name][level].append(_p99(*at, *_pace(scale)))
+                    if level:
+                        lines += len(adapter.lines) - before
+                        seconds += time.perf_counter() - begun
+        return {
+            "lines_per_second": lines / seconds,
+            **{
+                name: {
+                    "quiet_p99": spread(quiet),
+                    "storm_p99": spread(loud),
+                    "ratio": ratios(loud, quiet),
+                }
+                for name, (quiet, loud) in seen.items()
+            },
+        }
+
+
+def _set_verbosity(adapter: RunningAdapter, level: int) -> None:
+    client = Client(adapter.http_address)
+    reply = client.post("/v2/logging", {"log_verbose_level": level})
+    client.close()
+    if reply.status != 200:
+        raise NotMeasuredError(f"Triton's log settings: {reply.status} {reply.body!r}")

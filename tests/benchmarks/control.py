@@ -2,27 +2,22 @@
 
 import http.client
 import json
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from tests.benchmarks.exchange import Exchange
-from tests.benchmarks.figures import Json, p50, p99, ratios, spread
+from tests.benchmarks.figures import Json, p50, ratios, spread
 from tests.benchmarks.place import (
     IDENTITY,
     MIB,
-    NotMeasuredError,
     Scale,
-    call,
     load,
     rss_bytes,
     stack,
@@ -111,7 +106,7 @@ class _Gone:
         self._is_there = threading.Event()
         self._thread = threading.Thread(target=self._ask)
 
-    def __enter__(self) -> "_Gone":
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._is_there.wait(10)
         return self
@@ -228,7 +223,7 @@ def storms(scale: Scale) -> Json:
         storms: dict[str, Callable[[], Storm]] = {
             "list of 1000": lambda: Storm(adapter.http, "GET", "/models?limit=1000"),
             "scrape": lambda: Storm(adapter.admin, "GET", "/metrics"),
-            "inside": lambda: Storm(adapter.admin, "GET", "/debug/state", seconds=0.5),
+            "`/debug/state`": lambda: Storm(adapter.admin, "GET", "/debug/state", seconds=0.5),
             "load and unload": lambda: _LoadStorm(adapter.http),
             "refused calls (a log line each)": lambda: Storm(
                 adapter.http, "GET", "/models/nobody", status=404
@@ -238,7 +233,7 @@ def storms(scale: Scale) -> Json:
         found: Json = {}
         for name, make in storms.items():
             rows = []
-            for _ in range(scale.rounds):
+            for _ in range(scale.slow_rounds):
                 before = _p99_at(adapter, scale)
                 with make() as storm:
                     during = _p99_at(adapter, scale)
@@ -254,7 +249,7 @@ def storms(scale: Scale) -> Json:
 
 def _p99_at(adapter: RunningAdapter, scale: Scale) -> float:
     args = ("--protocol=sagemaker-json", f"--metadata=http://{adapter.started['triton_http']}")
-    pace = (f"--rate={_STORM_RATE}", f"--duration={scale.seconds / 2}", "--warmup=0.2")
+    pace = (f"--rate={_STORM_RATE}", f"--duration={max(2.0, scale.seconds / 2)}", "--warmup=0.2")
     result = load(f"http://{adapter.http}", "--model=m00000", *args, *pace)
     return float(result["targets"][0]["latency"]["p99"])
 
@@ -274,7 +269,7 @@ class Storm:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> "Storm":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -6,7 +6,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-_HALF, _NEARLY_ALL = 0.50, 0.99
+_HALF = 0.50
 
 
 def spread(values: Iterable[float | None]) -> Json | None:
@@ -30,10 +30,6 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 def p50(values: Iterable[float]) -> float:
     return quantile(values, _HALF)
-
-
-def p99(values: Iterable[float]) -> float:
-    return quantile(values, _NEARLY_ALL)
 
 
 def ratios(upper: Iterable[float], lower: Iterable[float]) -> Json | None:

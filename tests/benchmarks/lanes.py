@@ -2,13 +2,12 @@
 
 from tests.benchmarks.figures import Json, compared, side, spread
 from tests.benchmarks.place import MIB, Scale, forget_peak, load, rss_bytes, stack
+from tests.benchmarks.stand_in import running
 from tests.running import RunningAdapter
 
-CONNECTIONS = (1, 8, 32)
 _STREAMS = 8
 _FLOATS_OF_4_MIB = 2**20
 _BIG_CALLERS = 4
-_SMALL_FLOATS, _PAYLOADS = 1, (256, 16_384, 262_144)
 _CALLERS = 32
 _FLOATS_OF_25_MIB = 25 * 2**18
 _ROOM = ("--grpc-max-message-bytes=64MiB",)  # for 25 MiB; the default is 16 MiB
@@ -66,7 +65,7 @@ def rest_small(scale: Scale) -> Json:
                     f"--connections={number}",
                 )
             )
-            for number in CONNECTIONS
+            for number in scale.connections
         }
 
 
@@ -82,7 +81,7 @@ def grpc_small(scale: Scale) -> Json:
                     f"--streams={number}",
                 )
             )
-            for number in CONNECTIONS
+            for number in scale.connections
         }
 
 
@@ -90,7 +89,7 @@ def payloads(scale: Scale) -> Json:
     """Binary tensors at 4 connections, by their size; the largest has a row of its own."""
     with stack() as adapter:
         found: Json = {"rest": {}, "grpc": {}}
-        for floats in (*_PAYLOADS, _FLOATS_OF_4_MIB):
+        for floats in (*scale.floats, _FLOATS_OF_4_MIB):
             shared = (*_timed(scale, 0.5), f"--shape=IN={floats}", f"--connections={_BIG_CALLERS}")
             for lane, at in (("rest", (*_rest(adapter), *_BINARY)), ("grpc", _grpc(adapter))):
                 found[lane][str(4 * floats)] = compared(load(*at, *shared))
@@ -104,7 +103,7 @@ def memory_of_big_bodies(scale: Scale) -> Json:
 
 def _growth(lane: str, scale: Scale) -> Json:
     rounds = []
-    for _ in range(scale.rounds):
+    for _ in range(scale.slow_rounds):
         with stack(*_ROOM) as adapter:
             at = (*_rest(adapter), "--protocol=sagemaker-binary")
             if lane == "grpc":
@@ -115,7 +114,7 @@ def _growth(lane: str, scale: Scale) -> Json:
             idle = rss_bytes(pid)
             forget_peak(pid)
             big = (f"--shape=IN={_FLOATS_OF_25_MIB}", f"--connections={_CALLERS}", "--warmup=0")
-            result = load(*target, *big, f"--count={2 * _CALLERS}", "--timeout=120")
+            result = load(*target, *big, f"--count={scale.slow_rounds * _CALLERS}", "--timeout=120")
             rounds.append(
                 {
                     "idle": idle / MIB,
@@ -134,12 +133,10 @@ def _growth(lane: str, scale: Scale) -> Json:
 
 def generator(scale: Scale) -> Json:
     """The load tester's own ceiling, at a server that answers at once."""
-    from tests.benchmarks.stand_in import running  # noqa: PLC0415 - it is a program as well
-
     with running() as triton:
         shared = ("--model=m0", "--warmup=0.5", f"--duration={scale.seconds}")
         found = {}
-        for number in CONNECTIONS:
+        for number in scale.connections:
             args = (f"--connections={number}", "--protocol=v2-json", *shared)
             found[str(number)] = side(load(f"http://{triton.http}", *args)["targets"][0])
         return found

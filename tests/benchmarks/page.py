@@ -7,15 +7,15 @@ from tests.benchmarks.targets import TARGETS, Json, Target, is_met, number, spre
 _HEAD = """\
 # Benchmarks
 
-<!-- written by `make bench`: figures from benchmarks.json, words from tests/benchmarks/notes.toml -->
+<!-- written by `make bench`: words are in tests/benchmarks/notes.toml -->
 
 `make bench` measures all of this anew on the machine it runs on and writes this page and
 [benchmarks.json](benchmarks.json). Absolute figures are of this one machine; the ratios are of two
-servers that were measured in turn, so that what else the machine does meets both. Each figure is the
-median of its rounds, with the least and the greatest round behind it. The load tester
+servers that were measured in turn, so that what else the machine does meets both. Each figure is
+the median of its rounds, with the least and the greatest round in brackets. The load tester
 ([bench.md](bench.md)) is a process of its own and shares the cores with adapter, Triton and the
 model's python process. The model is `examples/models/identity` on Triton's python backend, the
-leanest that this Triton has.
+only backend that this Triton has.
 """
 
 _BETWEEN = {"rest_small": "connections", "grpc_small": "streams"}
@@ -176,7 +176,8 @@ def _builtin(results: Json, notes: Mapping[str, str]) -> str:
     whole.append(["the adapter alone", "", number(figures["adapter_alone_mib"], "MiB")])
     body = table(head, rows) + "\n"
     body += table(["memory (PSS)", "idle, one model", "after the load"], whole)
-    body += f"\nDELETE of an idle python model at the built-in endpoint: {shown(figures['delete'], 's')}.\n"
+    seconds = shown(figures["delete"], "s")
+    body += f"\nDELETE of an idle python model at the built-in endpoint: {seconds}.\n"
     return _section("Beside Triton's built-in SageMaker endpoint", notes, "builtin", body)
 
 
@@ -230,6 +231,24 @@ def _storms(results: Json, notes: Mapping[str, str]) -> str:
     )
 
 
+def _log_storm(results: Json, notes: Mapping[str, str]) -> str:
+    figures = _figures(results, "log_storm")
+    if not figures:
+        return ""
+    rows = [
+        [
+            name,
+            shown(figures[key]["quiet_p99"], "ms", 1e3),
+            shown(figures[key]["storm_p99"], "ms", 1e3),
+            shown(figures[key]["ratio"], "x"),
+        ]
+        for key, name in (("adapter", "adapter"), ("triton", "its Triton, past it"))
+    ]
+    body = table(["p99 of one model at", "quiet", "talkative", "ratio"], rows)
+    body += f"\nThe adapter logged {figures['lines_per_second']:,.0f} lines a second of Triton's.\n"
+    return _section("While Triton logs each step of each request", notes, "log-storm", body)
+
+
 def _generator(results: Json, notes: Mapping[str, str]) -> str:
     rows = [
         [f"{count} connections", shown(each["rate"]), f"{each['generator_cpu_share']:.2f}"]
@@ -246,5 +265,6 @@ _SECTIONS: Sequence[Callable[[Json, Mapping[str, str]], str]] = (
     _churn,
     _many,
     _storms,
+    _log_storm,
     _generator,
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from adapter.backend.process import descendants
 from tests.builtin.alone import leave_the_network
-from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
+from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
 
 Json = dict[str, Any]
 IDENTITY = EXAMPLES / "identity"
@@ -34,20 +34,43 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How long and how often. `requests` are those to the adapter in one round."""
+    """How long and how often. `requests` are those to the adapter in one round; `floats` the sizes
+    of tensors, beside those of the targets.
+    """
 
     is_quick: bool
     rounds: int
+    slow_rounds: int  # of what takes a server of its own
     requests: int
     seconds: float
     repeats: int
     models: int
+    floats: tuple[int, ...]
+    connections: tuple[int, ...]  # with 1 and 8, which have targets
 
-    @classmethod
-    def of(cls, *, is_quick: bool) -> "Scale":
-        if is_quick:
-            return cls(True, rounds=2, requests=1000, seconds=1.5, repeats=3, models=500)
-        return cls(False, rounds=3, requests=20_000, seconds=6.0, repeats=10, models=10_000)
+
+FULL = Scale(
+    is_quick=False,
+    rounds=3,
+    slow_rounds=3,
+    requests=20_000,
+    seconds=6.0,
+    repeats=10,
+    models=10_000,
+    floats=(256, 16_384, 262_144),
+    connections=(1, 8, 32),
+)
+QUICK = Scale(
+    is_quick=True,
+    rounds=2,
+    slow_rounds=1,
+    requests=2_000,
+    seconds=1.0,
+    repeats=3,
+    models=500,
+    floats=(16_384,),
+    connections=(1, 8),
+)
 
 
 @functools.cache
@@ -127,7 +150,7 @@ def environment() -> Json:
     """The machine as far as it matters for the figures."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    client = subprocess.run(
+    told = subprocess.run(
         (sys.executable, "-m", "adapter", "version", "--all"),
         capture_output=True,
         text=True,
@@ -138,8 +161,7 @@ def environment() -> Json:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": os.uname().release,
-        "versions": client.stdout.split("\n"),
-        "load_before": os.getloadavg()[0],
+        "versions": told.stdout.split("\n"),
     }
 
 
@@ -154,14 +176,3 @@ def busy_share(seconds: float) -> float:
     time.sleep(seconds)
     total, idle = times()[0] - total, times()[1] - idle
     return 1 - idle / total if total else 0.0
-
-
-def call(address: str, method: str, path: str, body: Any = None) -> Json:
-    client = Client(address)
-    try:
-        reply = client.request(method, path, body)
-    finally:
-        client.close()
-    if reply.status != 200:
-        raise NotMeasuredError(f"{method} {path}: {reply.status} {reply.body[:200]!r}")
-    return json.loads(reply.body) if reply.body else {}

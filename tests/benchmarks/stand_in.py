@@ -98,7 +98,8 @@ async def _serve() -> None:
     server.add_generic_rpc_handlers((_Grpc(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(http.sockets[0].getsockname()[1], port, flush=True)
+    sys.stdout.write(f"{http.sockets[0].getsockname()[1]} {port}\n")
+    sys.stdout.flush()
     over = asyncio.Event()
     loop.add_reader(0, over.set)  # the pipe's other end is gone
     await over.wait()

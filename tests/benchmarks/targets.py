@@ -30,13 +30,14 @@ class Target:
 
 
 def number(value: float, unit: str) -> str:
-    """Three digits that say something, and the unit."""
-    if abs(value) >= 100:
+    """Three digits, two below 1, and the unit."""
+    size = abs(value)
+    if size >= 100:
         text = f"{value:,.0f}"
-    elif abs(value) >= 10:
-        text = f"{value:.1f}".removesuffix(".0")
+    elif size >= 1:
+        text = f"{value:.3g}"
     else:
-        text = f"{value:.2f}".removesuffix("0").removesuffix(".0")
+        text = f"{value:.2g}" if size >= 1e-4 else f"{value:.0f}"
     return f"{text} {unit}".strip()
 
 
