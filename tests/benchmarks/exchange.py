@@ -34,11 +34,9 @@ class Exchange:
         answer = bytearray()
         while (end := answer.find(b"\r\n\r\n")) < 0:
             answer += self._more()
-        missing = _content_length(answer[:end]) - (len(answer) - end - 4)
-        while missing > 0:
-            chunk = self._more()
-            answer += chunk
-            missing -= len(chunk)
+        length = _content_length(answer[:end])
+        while not _is_whole(answer, end + 4, length):
+            answer += self._more()
         seconds = time.perf_counter() - begun
         if answer[9:12] != str(status).encode():
             raise ValueError(f"{message[:80]!r}: {bytes(answer[:300])!r}")
@@ -51,9 +49,15 @@ class Exchange:
         return chunk
 
 
-def _content_length(head: bytes) -> int:
+def _is_whole(answer: bytearray, start: int, length: int | None) -> bool:
+    if length is None:  # chunked
+        return answer.endswith(b"\r\n0\r\n\r\n")
+    return len(answer) - start >= length
+
+
+def _content_length(head: bytes) -> int | None:
     for line in head.lower().split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name == b"content-length":
             return int(value)
-    raise ValueError(f"an answer without Content-Length: {bytes(head[:200])!r}")
+    return None
