@@ -4,7 +4,7 @@ HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 GRPC ?= 127.0.0.1:8085
 
-.PHONY: help setup run demo test soak test-gpu e2e check fix lock docs clean
+.PHONY: help setup run demo test soak test-gpu e2e bench check fix lock docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-gpu:  ## what needs a GPU; needs no .venv: PYTEST='python3 -m pytest' does
 
 e2e: setup  ## build the images, run compose.yaml and play with it; needs a container engine
 	$(PYTEST) -m e2e tests/e2e
+
+bench: setup  ## measure against the targets, 20 minutes; BENCH='--quick' 3; BENCH='start churn' some
+	.venv/bin/python -m tests.benchmarks $(BENCH)
 
 check: setup  ## format, lint, types, import layers, docs up to date; writes nothing
 	.venv/bin/ruff format --check .

@@ -89,7 +89,7 @@ class Revival:
         lost = [
             r
             for r in before
-            if self._registry.get(r.id) is r and r.state in _SETTLED and r.name not in ready
+            if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED
         ]
         again = [r for r in lost if self._comes_back(r)]
         self._returning |= {r.id for r in again}

@@ -33,7 +33,6 @@ class Watch:
         self._packages = packages
         self._revival = revival
         self._store = store
-        self._ended: dict[ModelId, int] = {}
         self._were_active: set[ModelId] = set()
         self._peaks_at = self._reconciled_at = time.monotonic()
 
@@ -83,13 +82,16 @@ class Watch:
 
     def _active(self) -> set[ModelId]:
         """Models with requests since the last time."""
-        before = self._ended
-        records = self._registry.records()
-        self._ended = {record.id: record.served - record.in_flight for record in records}
-        return {r.id for r in records if r.in_flight or self._ended[r.id] != before.get(r.id, 0)}
+        active = set()
+        for record in self._registry.records():
+            ended = record.served - record.in_flight
+            if record.in_flight or ended != record.ended_before:
+                active.add(record.id)
+                record.ended_before = ended
+        return active
 
     async def _look_at_triton(self) -> None:
-        now, models = time.monotonic(), len(self._registry.records())
+        now, models = time.monotonic(), len(self._registry)
         pause = max(_RECONCILE_SECONDS, models * _RECONCILE_SECONDS_PER_MODEL)
         if now - self._reconciled_at >= pause:
             self._reconciled_at = now

@@ -5,7 +5,7 @@ Synchronous throughout, hence atomic on the event loop: nobody can decide on a s
 that another is changing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from adapter.core.memory import Bytes, Device, MemoryReading, at_least_zero
@@ -92,8 +92,8 @@ class Ledger:
         self._memory_limit = memory_limit
         self._headroom = headroom
         self._empty: dict[Device, DeviceBook] = {}  # the books as they are without any model
-        self._reserved: dict[ModelId, Bytes] = {}
-        self._held: dict[ModelId, Bytes] = {}
+        self._reserved = _Amounts()
+        self._held = _Amounts()
 
     def __repr__(self) -> str:
         return f"<Ledger [{self.snapshot()}]>"
@@ -111,7 +111,7 @@ class Ledger:
         for device, seen in reading.devices.items():
             if device not in self._empty:
                 self._add(device, seen.limit_bytes, seen.index)
-        if reading.devices and not _on(UNSEEN, (*self._reserved.values(), *self._held.values())):
+        if reading.devices and not self._reserved.on(UNSEEN) + self._held.on(UNSEEN):
             self._empty.pop(UNSEEN, None)
 
     def rebase(self, reading: MemoryReading | None) -> None:
@@ -119,50 +119,52 @@ class Ledger:
 
         Nothing happens while something is reserved: how much of that is in `reading` nobody knows.
         """
-        if reading is None or self._reserved:
+        if reading is None or self._reserved.of:
             return
         for device, book in self._empty.items():
             if (used := reading.used.get(device)) is not None:
-                baseline = max(0, used - _on(device, self._held.values()))
+                baseline = max(0, used - self._held.on(device))
                 self._empty[device] = replace(book, baseline_bytes=baseline)
 
     def reserve(self, model_id: ModelId, needs: Bytes) -> None:
         """Book an estimate for a load that begins."""
-        if model_id in self._reserved or model_id in self._held:
+        if model_id in self._reserved.of or model_id in self._held.of:
             raise ValueError(f"{model_id!r} is in the ledger already")
         if any(count < 0 for count in needs.values()):
             raise ValueError(f"{dict(needs)} cannot be reserved: bytes are not negative")
-        self._reserved[model_id] = dict(needs)
+        self._reserved.put(model_id, dict(needs))
 
     def settle(self, model_id: ModelId, measured: Bytes | None) -> Bytes:
         """The load is done: hold what was measured, or the estimate when nothing could be."""
-        reserved = self._reserved.pop(model_id)
-        held = self._held[model_id] = reserved if measured is None else at_least_zero(measured)
+        reserved = self._reserved.of[model_id]
+        held = reserved if measured is None else at_least_zero(measured)
+        self._reserved.drop(model_id)
+        self._held.put(model_id, held)
         return held
 
     def hold(self, model_id: ModelId, held: Bytes) -> None:
         """What the model takes became known otherwise than by settling its load."""
-        self._reserved.pop(model_id, None)
-        self._held[model_id] = at_least_zero(held)
+        self._reserved.drop(model_id)
+        self._held.put(model_id, at_least_zero(held))
 
     def release(self, model_id: ModelId) -> None:
         """The bytes are free again. Harmless when there are none: undoing may come twice."""
-        self._reserved.pop(model_id, None)
-        self._held.pop(model_id, None)
+        self._reserved.drop(model_id)
+        self._held.drop(model_id)
 
     def of(self, model_id: ModelId) -> Bytes:
-        return self._held.get(model_id, self._reserved.get(model_id, {}))
+        return self._held.of.get(model_id, self._reserved.of.get(model_id, {}))
 
     def snapshot(self) -> LedgerSnapshot:
         books = {
             device: replace(
                 book,
-                reserved_bytes=_on(device, self._reserved.values()),
-                held_bytes=_on(device, self._held.values()),
+                reserved_bytes=self._reserved.on(device),
+                held_bytes=self._held.on(device),
             )
             for device, book in self._empty.items()
         }
-        return LedgerSnapshot(books, models=len(self._reserved) + len(self._held))
+        return LedgerSnapshot(books, models=len(self._reserved.of) + len(self._held.of))
 
     def _add(self, device: Device, limit_bytes: int, index: int | None) -> None:
         if self._memory_limit is not None:
@@ -171,5 +173,23 @@ class Ledger:
         self._empty[device] = DeviceBook(limit_bytes, headroom, 0, 0, 0, index)
 
 
-def _on(device: Device, amounts: Iterable[Bytes]) -> int:
-    return sum(each.get(device, 0) for each in amounts)
+class _Amounts:
+    """Bytes by model. Their sums are kept up to date: a look costs the same for 10 and 10,000."""
+
+    def __init__(self) -> None:
+        self.of: dict[ModelId, Bytes] = {}
+        self._sums: dict[Device, int] = {}
+
+    def on(self, device: Device) -> int:
+        return self._sums.get(device, 0)
+
+    def put(self, model_id: ModelId, amounts: Bytes) -> None:
+        """In place of what there was of the model."""
+        self.drop(model_id)
+        self.of[model_id] = amounts
+        for device, count in amounts.items():
+            self._sums[device] = self._sums.get(device, 0) + count
+
+    def drop(self, model_id: ModelId) -> None:
+        for device, count in self.of.pop(model_id, {}).items():
+            self._sums[device] -= count

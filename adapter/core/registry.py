@@ -12,8 +12,9 @@ from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 class ModelRecord:
     """One model. Only the registry changes `state`; only control changes the rest.
 
-    `served` counts its inferences; `used_at` is when the last of them began (time.monotonic), or
-    when the load ended. `can_load_again`: `source` is all that it takes.
+    `served` counts its inferences, `ended_before` those that had ended at the last look. `used_at`
+    is when the last of them began (time.monotonic), or when the load ended. `can_load_again`:
+    `source` is all that it takes.
     """
 
     id: ModelId
@@ -23,6 +24,7 @@ class ModelRecord:
     in_flight: int = 0
     served: int = 0
     used_at: float = 0.0
+    ended_before: int = 0
     placement: Placement = field(default_factory=lambda: Placement(()))
     package_key: str = ""
     can_load_again: bool = True
@@ -40,7 +42,9 @@ def not_loaded(model_id: ModelId) -> ModelNotFound:
 class Registry:
     def __init__(self) -> None:
         self._records: dict[ModelId, ModelRecord] = {}
-        self._ready: list[ModelId] = []  # sorted, so that a page costs the same for 10 and 10,000
+        # sorted, and counted, so that a page and a scrape cost the same for 10 and 10,000
+        self._ready: list[ModelId] = []
+        self._counts = dict.fromkeys(ModelState, 0)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {state.value.lower()}" for state, n in self.counts().items())
@@ -48,6 +52,9 @@ class Registry:
 
     def __contains__(self, model_id: ModelId) -> bool:
         return model_id in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
 
     def get(self, model_id: ModelId) -> ModelRecord | None:
         return self._records.get(model_id)
@@ -75,10 +82,7 @@ class Registry:
         return list(self._records.values())
 
     def counts(self) -> dict[ModelState, int]:
-        counts = dict.fromkeys(ModelState, 0)
-        for record in self._records.values():
-            counts[record.state] += 1
-        return counts
+        return dict(self._counts)
 
     def idle_seconds(self, now: float) -> float | None:
         """Of the ready model that has been without a request for longest; None without models."""
@@ -90,12 +94,11 @@ class Registry:
             doing = "being loaded" if known.state is ModelState.LOADING else "loaded already"
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         advance(None, ModelEvent.LOAD_BEGUN)
-        record = self._records[model_id] = ModelRecord(model_id, name, source)
-        return record
+        return self._add(ModelRecord(model_id, name, source))
 
     def adopt(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
         """A model that Triton serves already, loaded by an earlier run of ours."""
-        record = self._records[model_id] = ModelRecord(model_id, name, source)
+        record = self._add(ModelRecord(model_id, name, source))
         self._apply(record, ModelEvent.LOADED)
         return record
 
@@ -126,8 +129,14 @@ class Registry:
     def vanished(self, record: ModelRecord) -> None:
         self._apply(record, ModelEvent.VANISHED)
 
+    def _add(self, record: ModelRecord) -> ModelRecord:
+        self._records[record.id] = record
+        self._counts[record.state] += 1
+        return record
+
     def _apply(self, record: ModelRecord, event: ModelEvent) -> None:
         before, after = record.state, advance(record.state, event)
+        self._counts[before] -= 1
         if before is ModelState.READY:
             del self._ready[bisect_left(self._ready, record.id)]
         if after is ModelState.READY:
@@ -136,3 +145,4 @@ class Registry:
             del self._records[record.id]
         else:
             record.state = after
+            self._counts[after] += 1

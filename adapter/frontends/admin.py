@@ -13,9 +13,12 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from adapter.control import ModelControl
+from adapter.core.memory import MemoryReading
+from adapter.core.registry import ModelRecord
 from adapter.frontends.drain import Drain
 from adapter.metrics import Metrics
 
+_AT_ONCE = 20  # models: a tenth of a millisecond
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
@@ -87,41 +90,50 @@ class Admin:
             headers={"Content-Type": CONTENT_TYPE_LATEST},
         )
 
-    async def _state(self, _: web.Request) -> web.Response:
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        """In pieces, between which others have their turn: there may be thousands of models."""
         reading = await self._control.memory.read()
-        ledger, registry = self._control.memory.ledger, self._control.registry
-        book, used = ledger.snapshot(), reading.used if reading else {}
-        state: dict[str, Any] = {
-            **self._about,
-            "models": [
-                {
-                    "model_id": record.id,
-                    "triton_name": record.name,
-                    "url": record.source.url,
-                    "state": record.state.value,
-                    "in_flight": record.in_flight,
-                    "bytes": ledger.of(record.id),
-                    "is_measured": self._control.memory.is_measured(record.id),
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        head = json.dumps(self._about | {"memory": self._memory(reading)})
+        await response.write(f'{head[:-1]}, "models": [\n'.encode())
+        records = self._control.registry.records()
+        for start in range(0, len(records), _AT_ONCE):
+            lines = [json.dumps(self._model(each)) for each in records[start : start + _AT_ONCE]]
+            comma = ",\n" if start else ""
+            await response.write((comma + ",\n".join(lines)).encode())
+            await asyncio.sleep(0)
+        await response.write(b"\n]}\n")
+        return response
+
+    def _model(self, record: ModelRecord) -> dict[str, Any]:
+        return {
+            "model_id": record.id,
+            "triton_name": record.name,
+            "url": record.source.url,
+            "state": record.state.value,
+            "in_flight": record.in_flight,
+            "bytes": self._control.memory.ledger.of(record.id),
+            "is_measured": self._control.memory.is_measured(record.id),
+        }
+
+    def _memory(self, reading: MemoryReading | None) -> dict[str, Any]:
+        used = reading.used if reading else {}
+        return {
+            "source": reading.source if reading else None,
+            "devices": {
+                device: {
+                    "limit_bytes": figures.limit_bytes,
+                    "used_bytes": used.get(device),
+                    "free_bytes": figures.free_bytes(used.get(device)),
+                    "baseline_bytes": figures.baseline_bytes,
+                    "reserved_bytes": figures.reserved_bytes,
+                    "held_bytes": figures.held_bytes,
+                    "headroom_bytes": figures.headroom_bytes,
                 }
-                for record in registry.records()
-            ],
-            "memory": {
-                "source": reading.source if reading else None,
-                "devices": {
-                    device: {
-                        "limit_bytes": figures.limit_bytes,
-                        "used_bytes": used.get(device),
-                        "free_bytes": figures.free_bytes(used.get(device)),
-                        "baseline_bytes": figures.baseline_bytes,
-                        "reserved_bytes": figures.reserved_bytes,
-                        "held_bytes": figures.held_bytes,
-                        "headroom_bytes": figures.headroom_bytes,
-                    }
-                    for device, figures in book.devices.items()
-                },
+                for device, figures in self._control.memory.ledger.snapshot().devices.items()
             },
         }
-        return _shown(state)
 
     async def _configuration(self, _: web.Request) -> web.Response:
         return _shown(self._config)

@@ -52,4 +52,5 @@ async def main(port: int, command: list[str]) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-asyncio.run(main(int(sys.argv[1]), sys.argv[2:]))
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2:]))

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from adapter.backend.process import descendants
-from adapter.backend.tritonserver import prepare
+from adapter.backend.tritonserver import Launch, prepare
 from tests.running import Client, Reply, wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -138,6 +138,23 @@ def error_of(reply: Reply) -> str:
     return reply.json()["error"]
 
 
+def builtin_command(launch: Launch, folder: Path, port: int) -> tuple[str, ...]:
+    """Makes an empty repository in `folder`. The name of `folder` begins those of shared memory."""
+    repository = folder / "repository"
+    repository.mkdir()
+    return (
+        str(launch.binary),
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        "--model-namespacing=true",
+        "--allow-sagemaker=true",
+        f"--sagemaker-port={port}",
+        *("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"),
+        f"--backend-config=python,shm-region-prefix-name={folder.name}",
+        *launch.arguments,
+    )
+
+
 class BuiltinServer:
     """tritonserver as docker/sagemaker/serve starts it for many models, in a network of its own.
 
@@ -149,23 +166,10 @@ class BuiltinServer:
         self.folder = Path(tempfile.mkdtemp(prefix="builtin-"))
         self._log = self.folder / "log"
         launch = prepare(None, self.folder)
-        repository = self.folder / "repository"
-        repository.mkdir()
-        command = (
-            *(sys.executable, str(Path(__file__).with_name("alone.py")), str(_PORT_INSIDE)),
-            str(launch.binary),
-            f"--model-repository={repository}",
-            "--model-control-mode=explicit",
-            "--model-namespacing=true",
-            "--allow-sagemaker=true",
-            f"--sagemaker-port={_PORT_INSIDE}",
-            *("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"),
-            f"--backend-config=python,shm-region-prefix-name={self.folder.name}",
-            *launch.arguments,
-        )
+        alone = (sys.executable, str(Path(__file__).with_name("alone.py")), str(_PORT_INSIDE))
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                (*alone, *builtin_command(launch, self.folder, _PORT_INSIDE)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

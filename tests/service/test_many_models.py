@@ -1,0 +1,124 @@
+"""Thousands of models: what is told of all of them is told in pieces, and nothing gets lost."""
+
+import asyncio
+
+import grpc
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from tritonclient.grpc import service_pb2
+
+from adapter.backend.triton import TritonControl
+from adapter.core.faults import Faults
+from adapter.core.ledger import Ledger
+from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.oom import Classifier
+from adapter.frontends.admin import Admin
+from tests.fakes.house import House
+
+
+def admin_of(house: House) -> TestClient:
+    admin = Admin(
+        house.control,
+        house.metrics,
+        why_not_started=lambda: None,
+        why_not_ready=lambda: None,
+        about={"version": "1"},
+    )
+    return TestClient(TestServer(admin.application()))
+
+
+def adopt(house: House, count: int) -> list[str]:
+    names = [f"m{number:03}" for number in range(count)]
+    for name in names:
+        house.control.registry.adopt(ModelId(name), TritonName(name), ModelSource(f"/{name}"))
+    return names
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 21, 45])
+async def test_the_state_has_every_model(count):
+    house = await House(limit=1000).open()
+    names = adopt(house, count)
+
+    async with admin_of(house) as client:
+        state = await (await client.get("/debug/state")).json()
+
+    assert [model["model_id"] for model in state["models"]] == names
+    assert (state["version"], state["memory"]["devices"].keys()) == ("1", {HOST})
+
+
+async def test_others_have_their_turn_while_the_state_is_told():
+    house = await House().open()
+    adopt(house, 200)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with admin_of(house) as client:
+        await client.get("/metrics")
+        other = house.begin(others())
+        answer = await client.get("/debug/state")
+        first = turns
+        await answer.read()
+        other.cancel()
+
+    assert turns > first
+    assert turns >= 200 // 20
+    await house.close()
+
+
+class _Index(grpc.GenericRpcHandler):
+    def __init__(self, answer: service_pb2.RepositoryIndexResponse) -> None:
+        self._answer = answer
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        async def tell(_request: bytes, _context: object) -> bytes:
+            return self._answer.SerializeToString()
+
+        return grpc.unary_unary_rpc_method_handler(tell)
+
+
+async def test_a_long_index_is_read_to_its_end():
+    index = service_pb2.RepositoryIndexResponse()
+    states = ("READY", "UNLOADING", "LOADING", "UNAVAILABLE", "", "READY")
+    for number in range(1201):
+        index.models.add(name=f"m{number}", version="1", state=states[number % 6])
+    index.models.add(name="m3", version="2", state="READY")
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Index(index),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    triton = TritonControl(Faults(Classifier(())), load_timeout_seconds=10, call_timeout_seconds=10)
+    triton.connect(f"127.0.0.1:{port}")
+    try:
+        ready, present = await triton.ready(), await triton.present()
+    finally:
+        await triton.close()
+        await server.stop(None)
+
+    assert ready == {f"m{n}" for n in range(1201) if n % 6 in {0, 5}} | {"m3"}
+    assert present == ready | {f"m{n}" for n in range(1201) if n % 6 in {1, 2}}
+
+
+def test_the_books_of_many_models_add_up_as_they_come_change_and_go():
+    ledger = Ledger(None, lambda _: 0)
+    ledger.open(MemoryReading({HOST: DeviceReading(10**9, 0)}, source=HOST))
+    for number in range(100):
+        ledger.reserve(ModelId(f"m{number}"), {HOST: number})
+    for number in range(0, 100, 2):
+        ledger.settle(ModelId(f"m{number}"), {HOST: 3})
+    for number in range(0, 100, 4):
+        ledger.hold(ModelId(f"m{number}"), {HOST: 5})
+    for number in range(50):
+        ledger.release(ModelId(f"m{number}"))
+
+    book, models = ledger.snapshot().devices[HOST], ledger.snapshot().models
+
+    held = range(50, 100, 2)
+    assert models == 50
+    assert book.reserved_bytes == sum(range(51, 100, 2))
+    assert book.held_bytes == sum(5 if n % 4 == 0 else 3 for n in held)
