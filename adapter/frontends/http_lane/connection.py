@@ -31,7 +31,7 @@ class Limits:
     body: float = 60
     answer: float = 60
     gone: float = 2
-    linger: float = 2
+    linger: float = 5
 
 
 class Server(Protocol):
@@ -114,7 +114,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._is_over = True
-        self.resume_writing()
+        if self.is_full:
+            self.resume_writing()
         if self._task is not None:
             self._task.cancel()
         self._server.lost(self)
@@ -148,7 +149,10 @@ class Connection(asyncio.Protocol):
             request = Request(self._head, self, time.monotonic())
         except InvalidRequest as error:
             self._refuse(error)
-            return
+        else:
+            self._begin(request, data)
+
+    def _begin(self, request: Request, data: bytes) -> None:
         self._head, self._request = None, request
         if not request.is_whole:
             self._expect_body()
@@ -165,13 +169,16 @@ class Connection(asyncio.Protocol):
 
     async def _run(self) -> None:
         """One task serves all requests: one for each would cost more."""
-        while not self._is_over:
-            if self._is_serving and self._request is not None:
-                await self._serve(self._request)
-            else:
-                self._arrival = self._loop.create_future()
-                await self._arrival
-                self._arrival = None
+        try:
+            while not self._is_over:
+                if self._is_serving and self._request is not None:
+                    await self._serve(self._request)
+                else:
+                    self._arrival = self._loop.create_future()
+                    await self._arrival
+                    self._arrival = None
+        finally:
+            self._is_serving = False
 
     async def _serve(self, request: Request) -> None:
         reply = Reply(self, request)
@@ -182,7 +189,7 @@ class Connection(asyncio.Protocol):
         if not reply.is_over:
             self.abort()  # that is all that can be said of an answer that broke off
         elif reply.is_last or not request.is_soon_over():
-            self._end(gently=not request.is_whole)
+            self._end(gently=not request.is_whole or bool(self._ahead))
         else:
             request.drop()
             if request.is_whole:

@@ -18,9 +18,6 @@ from adapter.settings import Door
 
 log = logging.getLogger(__name__)
 
-# How often time limits are looked at: one timer for all connections costs a request nothing.
-_LOOK_SECONDS = 1
-
 # Callers may come all at once; what does not fit waits a second for its connection.
 _BACKLOG = 1024
 
@@ -28,7 +25,11 @@ _JSON = (("Content-Type", "application/json"),)
 
 
 class HttpLane:
-    """`application` serves what is no inference, and also counts that."""
+    """`application` serves what is no inference, and also counts that.
+
+    `look_seconds`: how often time limits are looked at; one timer for all connections costs a
+    request nothing.
+    """
 
     def __init__(
         self,
@@ -36,10 +37,13 @@ class HttpLane:
         application: Application,
         observer: Observer,
         limits: Limits | None = None,
+        *,
+        look_seconds: float = 1,
     ) -> None:
         self.limits = limits or Limits()
         self.date = formatdate(usegmt=True)
         self.is_closing = False
+        self._look_seconds = look_seconds
         self._inferences = inferences
         self._application = application
         self._observer = observer
@@ -129,4 +133,4 @@ class HttpLane:
         now = loop.time()
         for connection in list(self._connections):
             connection.look(now)
-        self._looker = loop.call_later(_LOOK_SECONDS, self._look)
+        self._looker = loop.call_later(self._look_seconds, self._look)
