@@ -69,12 +69,15 @@ class Caller:
         assert len(headers) == len(lines), "a header twice"
         return Answer(int(first.split()[1]), headers, b"")
 
+    async def chunk(self) -> bytes:
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        return (await self.reader.readexactly(size + 2))[:-2]
+
     async def answer(self) -> Answer:
         found = await self.head()
         if found.headers.get("transfer-encoding") == "chunked":
-            while size := int(await self.reader.readuntil(b"\r\n"), 16):
-                found.body += (await self.reader.readexactly(size + 2))[:-2]
-            assert await self.reader.readexactly(2) == b"\r\n"
+            while chunk := await self.chunk():
+                found.body += chunk
         elif "content-length" in found.headers:
             found.body = await self.reader.readexactly(int(found.headers["content-length"]))
         else:
