@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from adapter.frontends.body import whole_body
 from adapter.frontends.edge import Observer
 from adapter.frontends.http import HttpEdge, answer
 from adapter.frontends.http_lane.behind import Application
-from adapter.frontends.http_lane.connection import Limits
+from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.server import HttpLane
 from adapter.frontends.inference import Inferences
 from adapter.settings.values import parse_door
@@ -37,6 +37,15 @@ def request(path: str, body: bytes = b"{}", *fields: str, version: str = "1.1") 
 
 def head(path: str, *fields: str, method: str = "POST", version: str = "1.1") -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/{version}", "Host: x", *fields, "\r\n"]).encode()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Bounded in turns of the loop, for what no event tells."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came true")
 
 
 @dataclass
@@ -172,8 +181,7 @@ class Door:
 
     async def until_lost(self) -> None:
         """No connection of a caller is left."""
-        while self.lane._connections:
-            await asyncio.sleep(0.001)
+        await until(lambda: not self.lane._connections)
 
 
 @asynccontextmanager
@@ -200,7 +208,9 @@ async def opened(
 
         edge = HttpEdge(application, house.metrics, "sagemaker")
         observer = Observer(house.metrics)
-        lane = HttpLane(inferences, Application(edge.handlers()), observer, limits, look_seconds=0.02)
+        lane = HttpLane(
+            inferences, Application(edge.handlers()), observer, limits, look_seconds=0.02
+        )
         listening = parse_door(where)
         port = await lane.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)

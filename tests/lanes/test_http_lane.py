@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.lanes.http_door import APP, LANE, MIB, PATHS, head, opened, request
+from tests.lanes.http_door import APP, LANE, MIB, PATHS, head, opened, request, until
 from tests.lanes.http_upstream import OK, reads_itself, says
 
 CHUNKED = "Transfer-Encoding: chunked"
@@ -104,8 +104,7 @@ async def test_what_waits_is_bounded(path):
 
         sending = asyncio.create_task(send_on())
         (connection,) = door.lane._connections
-        while not connection._is_held:
-            await asyncio.sleep(0)
+        await until(lambda: connection._is_held)
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(connection._ahead) < MIB
@@ -276,8 +275,7 @@ async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back
         caller = await door.connect(limit=2**16)
         await caller.send(request(path, b"{}" if path == LANE else bytes(size)))
         (connection,) = door.lane._connections
-        while not connection.is_full:
-            await asyncio.sleep(0)
+        await until(lambda: connection.is_full)
         for _ in range(200):
             await asyncio.sleep(0)
         if path == LANE:
@@ -297,11 +295,9 @@ async def test_a_triton_that_does_not_read_holds_the_caller_back():
     async with opened(reads_itself(script)) as door:
         caller = await door.connect()
         sending = asyncio.create_task(caller.send(request(LANE, bytes(48 * MIB))))
-        while not door.lane._connections:
-            await asyncio.sleep(0)
+        await until(lambda: door.lane._connections)
         (connection,) = door.lane._connections
-        while not connection._is_held:
-            await asyncio.sleep(0)
+        await until(lambda: connection._is_held)
         for _ in range(200):
             await asyncio.sleep(0)
         assert connection._request._held < MIB

@@ -5,33 +5,16 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from adapter.errors import InvalidRequest
 from adapter.frontends.http_lane.head import Head
+from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.reply import Reply
 from adapter.frontends.http_lane.request import Request
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds. `idle`: between two requests, longer than proxies keep theirs, so that they close
-    first. `head`: from its first byte to its last. `body` and `answer`: without any progress.
-    `gone`: how long work goes on for a caller who has ended its side, which one that only waits
-    for its answer does as well as one that has left. `linger`: for a caller who still sends what
-    nobody reads, to see its answer before the connection is reset.
-    """
-
-    idle: float = 3630
-    head: float = 30
-    body: float = 60
-    answer: float = 60
-    gone: float = 2
-    linger: float = 5
 
 
 class Server(Protocol):
@@ -116,9 +99,11 @@ class Connection(asyncio.Protocol):
         self._is_over = True
         if self.is_full:
             self.resume_writing()
-        if self._task is not None:
-            self._task.cancel()
-        self._server.lost(self)
+        if self._task is None:
+            self._server.lost(self)
+            return
+        self._task.cancel()
+        self._task.add_done_callback(lambda _: self._server.lost(self))
 
     def pause_writing(self) -> None:
         self.is_full = True

@@ -10,7 +10,8 @@ from typing import Any
 from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
 from adapter.frontends.http_lane.behind import Application
-from adapter.frontends.http_lane.connection import Connection, Limits
+from adapter.frontends.http_lane.connection import Connection
+from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.reply import Reply, last_words
 from adapter.frontends.http_lane.request import Request
 from adapter.frontends.inference import Inferences, Route, route_of
