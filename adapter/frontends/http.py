@@ -4,12 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
 
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends.edge import (
     INTERNAL_ERROR,
     Observer,
@@ -62,6 +63,7 @@ class HttpEdge:
         server = web.Server(self.serve, handler_cancellation=True)
         return lambda: _OneRequest(
             server,
+            self._observer.malformed,
             loop=asyncio.get_running_loop(),
             # the lane has looked at the head already
             max_line_size=HEAD_BYTES,
@@ -93,6 +95,33 @@ class HttpEdge:
 
 class _OneRequest(web.RequestHandler):
     """Its transport is told where the answer ends."""
+
+    __slots__ = ("_refused",)
+
+    def __init__(
+        self, server: web.Server, refused: Callable[[AdapterError], None], **options: Any
+    ) -> None:
+        super().__init__(server, **options)
+        self._refused = refused
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """A target that is no URL gets the same JSON as any other bad request, and no traceback.
+
+        A 500 from here would be a bug in the edge itself: aiohttp logs and answers that.
+        """
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        error = InvalidRequest(f"this is no HTTP request: {' '.join(str(message or exc).split())}")
+        self._refused(error)
+        response = error_answer(error, None)
+        response.force_close()
+        return response
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

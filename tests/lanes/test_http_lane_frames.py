@@ -210,3 +210,12 @@ async def test_what_is_refused_does_not_depend_on_how_it_is_cut(size):
             await asyncio.sleep(0)
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
         assert door.upstream.requests == []
+
+
+@pytest.mark.parametrize("target", ["*", "http://x:99999/models", "http://[/models"])
+async def test_a_target_that_is_no_url_is_refused(target, caplog):
+    async with opened() as door:
+        caller = await door.connect()
+        assert (await caller.ask(request(target))).refusal == (400, "InvalidRequest")
+        assert await caller.rest() == b""
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -92,9 +92,7 @@ async def talk(pieces: list[bytes], *, is_reset: bool) -> None:
                 caller.writer.write_eof()
                 async with asyncio.timeout(3):
                     answers = await caller.rest()
-                assert all(first.startswith(b"HTTP/1.1 ") for first in [answers] if answers), (
-                    answers[:100]
-                )
+                assert not answers or answers.startswith(b"HTTP/1.")
         except ConnectionError:
             pass
         caller.writer.close()
