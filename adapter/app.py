@@ -1,7 +1,6 @@
 """The composition root: builds every object, starts them in order, stops them in reverse."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from adapter import process
 from adapter.assembly import (
     about,
     build_control,
@@ -106,12 +106,13 @@ class Adapter:
             max_body_bytes=self._settings.max_body_bytes,
             default_model=self._single,
         )
-        serve: Handler = HttpEdge(self._route, self._metrics).serve
+        observer = Observer(self._metrics)
+        serve: Handler = HttpEdge(self._route, observer).serve
         span = None
         if self._tracing is not None:
             serve = traced(serve, self._tracing)
             span = traced_inference(self._tracing)
-        application, observer = Application(handlers(serve)), Observer(self._metrics)
+        application = Application(handlers(serve, observer.malformed))
         return HttpLane(inferences, application, observer, drain=self._drain, traced=span)
 
     def _choose_repository(self) -> Path:
@@ -255,15 +256,10 @@ class Adapter:
         return await (self._v2 if is_v2 else self._sagemaker).handle(request)
 
 
-# The threads that look at disk and /proc compute in Python too, and the loop waits so long for one
-# of them to make way. Python's own 5 ms made a call of 0.2 ms one of 5.4 ms; so it takes 0.4.
-_SWITCH_SECONDS = 0.0001
-
-
 async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
     """Run until SIGTERM or SIGINT. 0 when drained, 1 when it could not start."""
     tracing = tracing_of(os.environ, own_version())
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    process.tune()
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
@@ -278,8 +274,7 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
             await asyncio.wait({starting})
         else:
             starting.result()
-            gc.collect()
-            gc.freeze()  # what is there now stays: no collection stops the loop to look at it
+            process.settle()
             if on_started is not None:
                 on_started(adapter)
         await stopping

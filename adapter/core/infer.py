@@ -1,4 +1,4 @@
-"""A call over HTTP on its way from a frontend to a data plane, and its answer: bytes, no tensors."""
+"""A call over HTTP, from a frontend to a data plane, and its answer: bytes, no tensors."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager

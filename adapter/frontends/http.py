@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
 
 from adapter.core.model import ModelId
 from adapter.core.waiting import WAITED, Waited
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends import request_ids
 from adapter.frontends.edge import (
     INTERNAL_ERROR,
@@ -21,7 +22,6 @@ from adapter.frontends.edge import (
 )
 from adapter.frontends.http_lane.behind import Behind
 from adapter.frontends.http_lane.head import HEAD_BYTES
-from adapter.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
 class HttpEdge:
     """Wraps one handler for everything: errors, counts, headers that go back."""
 
-    def __init__(self, handle: Handler, metrics: Metrics) -> None:
+    def __init__(self, handle: Handler, observer: Observer) -> None:
         self._handle = handle
-        self._observer = Observer(metrics)
+        self._observer = observer
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun, waited = time.monotonic(), Waited()
@@ -92,12 +92,15 @@ class HttpEdge:
         return response
 
 
-def handlers(serve: Handler) -> Callable[[], web.RequestHandler]:
-    """Makes a handler for one request each."""
+def handlers(
+    serve: Handler, malformed: Callable[[AdapterError], None]
+) -> Callable[[], web.RequestHandler]:
+    """Makes a handler for one request each; `malformed` is told of what is no request."""
     # who hangs up is not computed for any more; operations of control outlive their callers
     server = web.Server(serve, handler_cancellation=True)
     return lambda: _OneRequest(
         server,
+        malformed,
         loop=asyncio.get_running_loop(),
         # the lane has looked at the head already
         max_line_size=HEAD_BYTES,
@@ -110,6 +113,33 @@ def handlers(serve: Handler) -> Callable[[], web.RequestHandler]:
 
 class _OneRequest(web.RequestHandler):
     """Its transport is told where the answer ends."""
+
+    __slots__ = ("_malformed",)
+
+    def __init__(
+        self, server: web.Server, malformed: Callable[[AdapterError], None], **options: Any
+    ) -> None:
+        super().__init__(server, **options)
+        self._malformed = malformed
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """A target that is no URL gets the same JSON as any other bad request, and no traceback.
+
+        A 500 from here would be a bug in the edge itself: aiohttp logs and answers that.
+        """
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        error = InvalidRequest(f"this is no HTTP request: {' '.join(str(message or exc).split())}")
+        self._malformed(error)
+        response = error_answer(error, None)
+        response.force_close()
+        return response
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -95,9 +95,11 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
         max_body_bytes=2 * MIB,
         default_model=None,
     )
-    application = Application(handlers(HttpEdge(v2.handle, house.metrics).serve))
+    observer = Observer(house.metrics)
+    edge = HttpEdge(v2.handle, observer)
+    application = Application(handlers(edge.serve, observer.malformed))
     drain = Drain(house.control, house.metrics.traffic, 0)
-    lane = HttpLane(inferences, application, Observer(house.metrics), drain=drain)
+    lane = HttpLane(inferences, application, observer, drain=drain)
     port = await lane.open(parse_door("127.0.0.1:0"))
     stack.push_async_callback(lane.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)

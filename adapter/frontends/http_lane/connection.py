@@ -5,33 +5,16 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from adapter.errors import InvalidRequest
 from adapter.frontends.http_lane.head import Head
+from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.reply import Reply
 from adapter.frontends.http_lane.request import Request
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds. `idle`: between two requests, longer than proxies keep theirs, so that they close
-    first. `head`: from its first byte to its last. `body` and `answer`: without any progress.
-    `gone`: how long work goes on for a caller who has ended its side, which one that only waits
-    for its answer does as well as one that has left. `linger`: for a caller who still sends what
-    nobody reads, to see its answer before the connection is reset.
-    """
-
-    idle: float = 3630
-    head: float = 30
-    body: float = 60
-    answer: float = 60
-    gone: float = 2
-    linger: float = 2
 
 
 class Server(Protocol):
@@ -117,10 +100,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._is_over = True
-        self.resume_writing()
-        if self._task is not None:
-            self._task.cancel()
-        self._server.lost(self)
+        if self.is_full:
+            self.resume_writing()
+        if self._task is None:
+            self._server.lost(self)
+            return
+        self._task.cancel()
+        self._task.add_done_callback(lambda _: self._server.lost(self))
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -151,7 +137,10 @@ class Connection(asyncio.Protocol):
             request = Request(self._head, self, time.monotonic())
         except InvalidRequest as error:
             self._refuse(error)
-            return
+        else:
+            self._begin(request, data)
+
+    def _begin(self, request: Request, data: bytes) -> None:
         self._head, self._request = None, request
         if not request.is_whole:
             self._expect_body()
@@ -168,13 +157,16 @@ class Connection(asyncio.Protocol):
 
     async def _run(self) -> None:
         """One task serves all requests: one for each would cost more."""
-        while not self._is_over:
-            if self._is_serving and self._request is not None:
-                await self._serve(self._request)
-            else:
-                self._arrival = self._loop.create_future()
-                await self._arrival
-                self._arrival = None
+        try:
+            while not self._is_over:
+                if self._is_serving and self._request is not None:
+                    await self._serve(self._request)
+                else:
+                    self._arrival = self._loop.create_future()
+                    await self._arrival
+                    self._arrival = None
+        finally:
+            self._is_serving = False
 
     async def _serve(self, request: Request) -> None:
         reply = Reply(self, request)
@@ -185,7 +177,7 @@ class Connection(asyncio.Protocol):
         if not reply.is_over:
             self.abort()  # that is all that can be said of an answer that broke off
         elif reply.is_last or not request.is_soon_over():
-            self._end(gently=not request.is_whole)
+            self._end(gently=not request.is_whole or bool(self._ahead))
         else:
             request.drop()
             if request.is_whole:

@@ -63,7 +63,7 @@ class Chunked:
     def _read_line(self, data: bytes, at: int) -> int:
         end = data.find(b"\n", at, at + _LINE_BYTES) + 1
         is_whole = end > 0
-        self._line += data[at : end if is_whole else at + _LINE_BYTES]
+        self._line += data[at : end if is_whole else at + _LINE_BYTES + 1]
         if len(self._line) > _LINE_BYTES:
             raise InvalidRequest("a line between the chunks of the body is too long")
         if not is_whole:

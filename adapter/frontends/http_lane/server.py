@@ -12,16 +12,14 @@ from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends.drain import Drain
 from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
 from adapter.frontends.http_lane.behind import Application
-from adapter.frontends.http_lane.connection import Connection, Limits
+from adapter.frontends.http_lane.connection import Connection
+from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.reply import Reply, last_words
 from adapter.frontends.http_lane.request import Request
 from adapter.frontends.inference import Inferences, Route, route_of
 from adapter.settings import Door
 
 log = logging.getLogger(__name__)
-
-# How often time limits are looked at: one timer for all connections costs a request nothing.
-_LOOK_SECONDS = 1
 
 # Callers may come all at once; what does not fit waits a second for its connection.
 _BACKLOG = 1024
@@ -35,6 +33,9 @@ _JSON = (("Content-Type", "application/json"),)
 class HttpLane:
     """`application` serves what is no inference, and also counts that. `traced` puts a span around
     an inference.
+
+    `look_seconds`: how often time limits are looked at; one timer for all connections costs a
+    request nothing.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class HttpLane:
         drain: Drain,
         traced: Traced | None = None,
         limits: Limits | None = None,
+        look_seconds: float = 1,
     ) -> None:
         self.limits = limits or Limits()
         self.date = formatdate(usegmt=True)
         self.is_closing = False
+        self._look_seconds = look_seconds
         self._inferences = inferences
         self._application = application
         self._observer = observer
@@ -163,4 +166,4 @@ class HttpLane:
         now = loop.time()
         for connection in list(self._connections):
             connection.look(now)
-        self._looker = loop.call_later(_LOOK_SECONDS, self._look)
+        self._looker = loop.call_later(self._look_seconds, self._look)
