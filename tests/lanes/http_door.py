@@ -12,8 +12,9 @@ from aiohttp import web
 
 from adapter.core.model import ModelId
 from adapter.frontends.body import whole_body
+from adapter.frontends.drain import Drain
 from adapter.frontends.edge import Observer
-from adapter.frontends.http import HttpEdge, answer
+from adapter.frontends.http import HttpEdge, answer, handlers
 from adapter.frontends.http_lane.behind import Application
 from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.server import HttpLane
@@ -206,10 +207,15 @@ async def opened(
         async def application(asked: web.BaseRequest) -> web.StreamResponse:
             return await door.application(asked)
 
-        edge = HttpEdge(application, house.metrics, "sagemaker")
         observer = Observer(house.metrics)
+        edge = HttpEdge(application, observer)
         lane = HttpLane(
-            inferences, Application(edge.handlers()), observer, limits, look_seconds=0.02
+            inferences,
+            Application(handlers(edge.serve, observer.malformed)),
+            observer,
+            drain=Drain(house.control, house.metrics.traffic, 0),
+            limits=limits,
+            look_seconds=0.02,
         )
         listening = parse_door(where)
         port = await lane.open(listening)
