@@ -24,6 +24,8 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
+from adapter.dataplane.relay.links import Site
+from adapter.dataplane.relay.server import RelayServer, connect_to
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors
@@ -47,6 +49,7 @@ class Adapter:
         self._settings = settings
         self._doors = Doors(settings.drain_timeout_seconds, settings.grpc_max_message_bytes)
         self.addresses = self._doors.addresses
+        self._triton_grpc: str | None = None
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
         faults = Faults(Classifier(settings.oom_patterns))
@@ -135,6 +138,7 @@ class Adapter:
                 await asyncio.to_thread(self._repository.mkdir, parents=True, exist_ok=True)
             http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
         self._triton.connect(grpc)
+        self._triton_grpc = grpc
         self._dataplane.connect(http)
         self._rpc.connect(grpc)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
@@ -205,7 +209,19 @@ class Adapter:
         await doors.open_http("http", settings.http, edge.server())
         await doors.open_grpc("grpc", settings.grpc, services.everything)
         if settings.grpc_data != settings.grpc:  # one door serves both
-            await doors.open_grpc("grpc_data", settings.grpc_data, services.inference)
+            await doors.open_lane(
+                "grpc_data", settings.grpc_data, services.inference, self._make_lane
+            )
+
+    def _make_lane(self, server: str) -> RelayServer:
+        site = Site(
+            self._services.gate,
+            connect_to(lambda: self._triton_grpc),
+            connect_to(lambda: server),
+            timeout_seconds=self._settings.infer_timeout_seconds,
+            max_message_bytes=self._settings.grpc_max_message_bytes,
+        )
+        return RelayServer(site)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         is_v2 = path_segments(request)[0] == "v2"

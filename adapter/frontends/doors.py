@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import grpc
 from aiohttp import web
@@ -24,6 +25,11 @@ _GRPC_OPTIONS = (
 )
 
 
+class Lane(Protocol):
+    async def listen(self, host: str | None, port: int, path: str | None) -> int: ...
+    async def close(self, patience_seconds: float) -> None: ...
+
+
 class Doors:
     """`addresses`: where each open door really is, port 0 resolved.
 
@@ -36,6 +42,8 @@ class Doors:
         self._patience = patience_seconds
         self._runners: list[web.BaseRunner] = []
         self._servers: list[grpc.aio.Server] = []
+        self._lanes: list[Lane] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._patience)
@@ -47,11 +55,7 @@ class Doors:
     async def open_grpc(self, name: str, door: Door, services: Iterable[GrpcService]) -> None:
         if door.kind == "off":
             return
-        limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
-        options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
-        server = grpc.aio.server(options=options)
-        for add_to in services:
-            add_to(server)
+        server = self._make_server(services)
         try:
             port = server.add_insecure_port(str(door))
         except RuntimeError as error:
@@ -60,9 +64,35 @@ class Doors:
         self._servers.append(server)
         self._opened(name, door, port)
 
+    async def open_lane(
+        self, name: str, door: Door, services: Iterable[GrpcService], make: Callable[[str], Lane]
+    ) -> None:
+        """`make` gets the address of a server of our own, for what does not go straight."""
+        if door.kind == "off":
+            return
+        self._folder = tempfile.TemporaryDirectory(prefix="triton-adapter-lane-")
+        inner = self._make_server(services)
+        address = f"unix:{self._folder.name}/s"
+        inner.add_insecure_port(address)
+        await inner.start()
+        self._servers.append(inner)
+        lane = make(address)
+        port = await lane.listen(door.host, door.port, door.path if door.kind == "unix" else None)
+        self._lanes.append(lane)
+        self._opened(name, door, port)
+
+    def _make_server(self, services: Iterable[GrpcService]) -> grpc.aio.Server:
+        limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
+        options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
+        server = grpc.aio.server(options=options)
+        for add_to in services:
+            add_to(server)
+        return server
+
     async def close(self) -> None:
         """Take nothing new; what is in flight has its time to end."""
         await asyncio.gather(
+            *(lane.close(self._patience) for lane in self._lanes),
             *(runner.cleanup() for runner in self._runners),  # each waits for its requests
             *(server.stop(self._patience) for server in self._servers),
         )

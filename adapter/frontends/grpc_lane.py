@@ -1,0 +1,143 @@
+"""Which calls of the door for inference go straight to Triton, and what is told of their errors.
+
+ModelInfer does, when Triton knows the model by the caller's own name for it and it is ready. All
+else is served as at the other door, by the same code, behind a socket of our own.
+"""
+
+import logging
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import grpc
+
+from adapter.control import Lease, ModelControl
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
+from adapter.errors import (
+    AdapterError,
+    BackendError,
+    CapacityError,
+    ModelNotFound,
+    ModelNotReady,
+)
+from adapter.frontends.grpc_edge import GrpcEdge
+from adapter.frontends.grpc_v2 import SERVICE
+from adapter.frontends.status import grpc_status
+from adapter.metrics import Metrics
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+FRONTEND, _METHOD = "grpc_data", "ModelInfer"
+
+_PATH = f"/{SERVICE}/{_METHOD}".encode()
+_MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+log = logging.getLogger(__name__)
+__all__ = ["FRONTEND", "LaneGate"]
+
+
+class LaneGate:
+    dropped = frozenset({_MESH, _MESH_BINARY})  # Triton needs them not
+
+    def __init__(self, control: ModelControl, faults: Faults, metrics: Metrics) -> None:
+        self.control = control
+        self.faults = faults
+        self.edge = GrpcEdge(metrics, FRONTEND)
+        self._requests = metrics.requests
+        self._counts: dict[str, Counter] = {}
+        self.seconds = metrics.request_seconds.labels(FRONTEND, _METHOD)
+
+    def count(self, code: str) -> None:
+        if (kept := self._counts.get(code)) is None:
+            kept = self._counts[code] = self._requests.labels(FRONTEND, _METHOD, code)
+        kept.inc()
+
+    def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
+        """May a call with these headers go straight, and for which model by its metadata?"""
+        is_plain = (
+            found[b":path"] == _PATH
+            and found[b":method"] == b"POST"
+            and found.get(b"content-type", b"").startswith(b"application/grpc")
+            and found.get(b"te") == b"trailers"
+            and found.get(b"grpc-encoding", b"identity") == b"identity"
+            and b"content-length" not in found
+        )
+        try:
+            return is_plain, _mesh_id(found)
+        except ValueError:
+            return False, None
+
+    def admit(self, name: bytes, mesh_id: str | None) -> "_Passage | None":
+        try:
+            model_id = ModelId(name.decode())
+            lease = self.control.lease(model_id)
+        except (UnicodeDecodeError, ModelNotFound, ModelNotReady):
+            return None
+        record = self.control.registry.serving(model_id)
+        if record.is_renamed or mesh_id not in {None, str(model_id)}:
+            return None
+        return _Passage(self, lease, record)
+
+
+def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
+    """ValueError when it is none; the binary form wins."""
+    if (binary := found.get(_MESH_BINARY)) is not None:
+        return b64decode(binary + b"=" * (-len(binary) % 4), validate=True).decode()
+    text = found.get(_MESH)
+    return None if text is None else text.decode("ascii")
+
+
+class _Passage:
+    __slots__ = ("_begun", "_gate", "_lease", "_record")
+
+    def __init__(self, gate: LaneGate, lease: Lease, record: ModelRecord) -> None:
+        self._gate = gate
+        self._lease = lease
+        self._record = record
+        self._begun = time.monotonic()
+        lease.__enter__()
+
+    def answered(self) -> None:
+        self._lease.__exit__(None, None, None)
+        self._count("OK")
+
+    def cancelled(self) -> None:
+        self._lease.__exit__(None, None, None)
+        self._count("CANCELLED")
+
+    def fault(self, status: int, text: str) -> AdapterError:
+        code = _CODES.get(status, grpc.StatusCode.UNKNOWN).name
+        record = self._record
+        return self._gate.faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
+
+    async def failed(self, error: AdapterError) -> tuple[int, str]:
+        """A bug on the way is told as one, and lets go of the model too."""
+        error.model_id = error.model_id or self._record.id
+        try:
+            error = await self._judged(error)
+            self._gate.edge.note(_METHOD, error)
+            code, text = grpc_status(error)
+        except Exception:
+            log.exception("request.failed", extra={"method": _METHOD})
+            code, text = grpc.StatusCode.INTERNAL, "InternalError: internal error; see the log"
+        finally:
+            self._lease.__exit__(type(error), error, None)
+        self._count(code.name)
+        return int(code.value[0]), text
+
+    async def _judged(self, error: AdapterError) -> AdapterError:
+        if not isinstance(error, BackendError | CapacityError):
+            return error
+        judged = await self._gate.control.recovery.judged(error, self._record.id)
+        if judged is not error:
+            judged.__cause__ = error
+        return judged
+
+    def _count(self, code: str) -> None:
+        self._gate.count(code)
+        self._gate.seconds.observe(time.monotonic() - self._begun)
