@@ -24,8 +24,8 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
-from adapter.dataplane.relay.links import Site
-from adapter.dataplane.relay.server import RelayServer, connect_to
+from adapter.dataplane.relay.server import RelayServer
+from adapter.dataplane.relay.site import Site, connect_to
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors

@@ -15,8 +15,8 @@ from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.headers import encoded
-from adapter.dataplane.relay.links import Site
-from adapter.dataplane.relay.server import RelayServer, connect_to
+from adapter.dataplane.relay.server import RelayServer
+from adapter.dataplane.relay.site import Site, connect_to
 from adapter.frontends.grpc_lane import FRONTEND, LaneGate
 from adapter.frontends.grpc_v2 import V2Service
 from tests.fakes.house import House

@@ -1,61 +1,69 @@
-"""One request of the caller, from its head until both sides have ended it."""
+"""One request of the caller, from its head until the caller has the end of the answer."""
 
-from adapter.dataplane.relay.message import PREFIX_BYTES, MessageWatch, length_of
+from collections import deque
+from typing import TYPE_CHECKING
+
+from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.ports import Call, Passage
-from adapter.dataplane.relay.streams import Stream
-from adapter.errors import InferenceFailed
+
+if TYPE_CHECKING:
+    from adapter.dataplane.relay.link import Link
+    from adapter.dataplane.relay.message import MessageWatch
 
 
 class Exchange:
-    """`held`: what came before it was known where the request goes. `up` is the stream it went
-    on as; `passage` is there when that one is Triton's.
+    """`held`: what came before it was known where the request goes. `link`: where it went;
+    `passage` is there when that is Triton. `room`: the caller's window for the answer.
     """
 
     __slots__ = (
-        "_answer_bytes",
-        "_watch",
         "call",
-        "caller",
         "deadline",
+        "granted",
+        "has_data",
         "has_head",
         "held",
+        "id",
+        "is_answered",
+        "is_asked",
         "is_over",
+        "link",
         "passage",
-        "up",
+        "room",
+        "upload",
+        "watch",
     )
 
-    def __init__(self, caller: Stream, call: Call, deadline: float) -> None:
-        self.caller = caller
+    def __init__(self, stream_id: int, call: Call, room: int, deadline: float) -> None:
+        self.id = stream_id
         self.call = call
+        self.room = room
         self.deadline = deadline
-        self.held: list[bytes] = []
-        self.up: Stream | None = None
+        self.held = b""
+        self.granted = 0  # window updates that came before there was a link
+        self.link: Link | None = None
         self.passage: Passage | None = None
-        self.has_head = False  # the caller has had the head of the answer
-        self.is_over = False
-        self._answer_bytes = 0
-        self._watch: MessageWatch | None = None
+        self.watch: MessageWatch | None = None
+        self.upload: Upload | None = None
+        self.has_head = self.has_data = False  # of the answer, the caller has
+        self.is_asked = False  # the caller has ended its request
+        self.is_answered = False  # the link has ended its answer
+        self.is_over = False  # nothing passes any more; the caller is told, or has gone
 
-    def start(self, start: bytes, *, end: bool) -> None:
-        """The first bytes of a message that names its model."""
-        watch = MessageWatch(length_of(start))
-        watch.feed(start[PREFIX_BYTES:])
-        if end:
-            watch.end()
-        self._watch = watch
 
-    def check_request(self, piece: bytes, *, end: bool) -> None:
-        if self.passage is not None and self._watch is not None:
-            self._watch.feed(piece)
-            if end:
-                self._watch.end()
+class Upload:
+    """What the server beside us has still to take of a request."""
 
-    def check_answer(self, piece: bytes, most: int) -> None:
-        if self.passage is None:
-            return
-        is_first, self._answer_bytes = not self._answer_bytes, self._answer_bytes + len(piece)
-        size = self._answer_bytes - PREFIX_BYTES
-        if is_first and len(piece) >= PREFIX_BYTES:
-            size = length_of(piece)
-        if size > most:
-            raise InferenceFailed(f"Triton's answer is too large: {size} vs. {most} bytes")
+    __slots__ = ("owed", "queue", "room")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.queue: deque[tuple[bytes | memoryview, bool]] = deque()  # and whether it is the last
+        self.owed = 0  # has gone on, and the caller does not know yet
+
+    def __len__(self) -> int:
+        return sum(len(piece) for piece, _ in self.queue)
+
+
+def data_frame(stream_id: int, piece: bytes | memoryview, *, end: bool) -> bytes:
+    return frames.head(len(piece), frames.DATA, int(end), stream_id) + piece

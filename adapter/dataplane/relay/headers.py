@@ -48,6 +48,7 @@ class HeaderReader(Generic[T]):
     def __init__(self, meanings: Meanings[T], max_bytes: int) -> None:
         self._meanings = meanings
         self._decoder = Decoder(max_header_list_size=max_bytes)
+        self.kept: Callable[[bytes], T | None] = _nothing
 
     def no_table_from_here(self) -> None:
         """The peer has acknowledged our settings. It should say so at the start of its next block
@@ -55,11 +56,11 @@ class HeaderReader(Generic[T]):
         """
         self._decoder.max_allowed_table_size = 0
         self._decoder.header_table_size = 0
+        self.kept = self._meanings.kept.get
 
     def read(self, block: bytes) -> T:
         """StreamFault when the headers are malformed; the connection can go on."""
-        has_no_table = self._decoder.header_table_size == 0
-        if has_no_table and (kept := self._meanings.kept.get(block)) is not None:
+        if (kept := self.kept(block)) is not None:
             return kept
         try:
             found = self._decoder.decode(block, raw=True)
@@ -70,9 +71,13 @@ class HeaderReader(Generic[T]):
         except (IndexError, UnicodeDecodeError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, "not a header block") from error
         meaning = self._meanings.of(tuple((bytes(key), bytes(value)) for key, value in found))
-        if has_no_table:
+        if self.kept is not _nothing:
             self._meanings.keep(block, meaning)
         return meaning
+
+
+def _nothing(_: bytes) -> None:
+    """Until then a block may mean one thing now and another later."""
 
 
 def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -11,6 +11,8 @@ _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _MIN_TAG, _MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
 _MAX_FIELDS = 2**16
 _MAX_NAME_BYTES = 2**10
+# delimited fields 2 to 15: most of what a request is made of
+_PLAIN_TAGS = frozenset(range(0x12, 0x80, 8))
 
 
 class Peek(Enum):
@@ -18,12 +20,14 @@ class Peek(Enum):
     NO = "not a message that names its model first"
 
 
-def length_of(start: bytes) -> int:
+def length_of(start: bytes | memoryview) -> int:
     return int.from_bytes(start[1:PREFIX_BYTES])
 
 
 def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
-    """The name where it comes first, as every client's protobuf writes it."""
+    """The name where it comes first, as every client's protobuf writes it. MORE never comes of as
+    many bytes as a name may have and ten.
+    """
     if len(start) < PREFIX_BYTES + 2:
         return Peek.MORE
     if start[0] != 0 or length_of(start) > max_bytes or start[PREFIX_BYTES] != _NAME_TAG:
@@ -42,41 +46,55 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
 
 class MessageWatch:
     """InvalidRequest for a message in which Triton may read another name than the first, and for
-    more than one message. Fields are looked at, values are not.
+    more than one message. Fields are looked at, values are not: `skip` is what is to come of one.
     """
 
-    __slots__ = ("_fields", "_left", "_names", "_rest", "_skip")
+    __slots__ = ("_fields", "_left", "_names", "_rest", "skip")
 
     def __init__(self, length: int) -> None:
-        self._left = length
-        self._skip = 0
+        self.skip = 0
+        self._left = length  # behind what is to be skipped
         self._rest = b""
         self._fields = 0
         self._names = 0
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, piece: bytes | memoryview) -> None:
         """The next bytes behind the prefix."""
-        self._left -= len(piece)
-        if self._left < 0:
-            raise InvalidRequest("more than one message")
-        if len(piece) <= self._skip:
-            self._skip -= len(piece)
+        size, skip = len(piece), self.skip
+        if size <= skip:
+            self.skip = skip - size
             return
-        piece = self._rest + piece[self._skip :]
-        at, self._skip = 0, 0
+        self.skip = 0
+        self._take(size - skip, "more than one message")
+        piece = piece[skip:]
+        if self._rest:
+            piece = self._rest + piece
+        at, end = 0, len(piece)
         try:
-            while at < len(piece):
-                after = self._field(piece, at)
-                self._skip, at = max(0, after - len(piece)), after
+            while at < end:
+                if piece[at] in _PLAIN_TAGS and piece[at + 1] < 0x80:  # noqa: PLR2004
+                    at += 2 + piece[at + 1]
+                    self._fields += 1
+                else:
+                    at = self._field(piece, at)
             self._rest = b""
         except IndexError:
-            self._rest = piece[at:]
+            self._rest = bytes(piece[at:])
+        self._check_count()
+        if at > end:
+            self._take(at - end, "the message breaks off within a field")
+            self.skip = at - end
 
     def end(self) -> None:
-        if self._left or self._skip or self._rest:
+        if self._left or self.skip or self._rest:
             raise InvalidRequest("the message breaks off within a field")
 
-    def _field(self, piece: bytes, at: int) -> int:
+    def _take(self, size: int, why: str) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise InvalidRequest(why)
+
+    def _field(self, piece: bytes | memoryview, at: int) -> int:
         """Where it ends, in this piece or behind it. IndexError when its head is not here yet."""
         tag, start = _varint(piece, at)
         kind = tag & 7
@@ -88,20 +106,19 @@ class MessageWatch:
             size = _FIXED.get(kind, -1)
         if size < 0 or not _MIN_TAG <= tag <= _MAX_TAG:
             raise InvalidRequest(f"the message is not protobuf: it has a field with tag {tag}")
-        self._count(tag)
-        return start + size
-
-    def _count(self, tag: int) -> None:
         self._fields += 1
-        if self._fields > _MAX_FIELDS:
-            raise InvalidRequest(f"the message has more than {_MAX_FIELDS} fields")
         if tag == _NAME_TAG:
             self._names += 1
             if self._names > 1:
                 raise InvalidRequest("the message names its model more than once")
+        return start + size
+
+    def _check_count(self) -> None:
+        if self._fields > _MAX_FIELDS:
+            raise InvalidRequest(f"the message has more than {_MAX_FIELDS} fields")
 
 
-def _varint(piece: bytes, at: int) -> tuple[int, int]:
+def _varint(piece: bytes | memoryview, at: int) -> tuple[int, int]:
     value = piece[at]
     if value < 0x80:  # noqa: PLR2004
         return value, at + 1

@@ -8,16 +8,21 @@ from urllib.parse import unquote_to_bytes
 from adapter.dataplane.relay.headers import Headers, check_answer, check_request, encoded
 from adapter.errors import AdapterError
 
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_MAX_DIGITS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """The head of a request. `direct` is the block for Triton when the call may go there as it is;
-    `served` the block for the server beside us. `mesh_id` is what the metadata names.
+    `served` the block for the server beside us. `mesh_id` is what the metadata names, `seconds`
+    the caller's own limit.
     """
 
     served: bytes
     direct: bytes | None
     mesh_id: str | None
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,18 @@ class Gate(Protocol):
 
 def read_call(gate: Gate, headers: Headers) -> Call:
     check_request(headers)
-    may_go, mesh_id = gate.route(dict(headers))
+    found = dict(headers)
+    may_go, mesh_id = gate.route(found)
     direct = encoded((k, v) for k, v in headers if k not in gate.dropped) if may_go else None
-    return Call(encoded(headers), direct, mesh_id)
+    return Call(encoded(headers), direct, mesh_id, _seconds(found.get(b"grpc-timeout", b"")))
+
+
+def _seconds(text: bytes) -> float | None:
+    """As gRPC writes it: at most eight digits, and a unit. What is odd is for who serves it."""
+    number, unit = text[:-1], _UNITS.get(text[-1:])
+    if unit is None or not number.isdigit() or len(number) > _MAX_DIGITS:
+        return None
+    return int(number) * unit
 
 
 def read_answer(headers: Headers) -> Answer:

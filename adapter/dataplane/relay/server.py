@@ -1,14 +1,13 @@
 """The door of the relay: it listens, looks after its connections, and drains them."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 
-from adapter.dataplane.relay.connection import Relay
-from adapter.dataplane.relay.links import Connect, Site
-from adapter.dataplane.relay.peer import Peer
+from adapter.dataplane.relay.caller import Caller
+from adapter.dataplane.relay.relay import Relay
+from adapter.dataplane.relay.site import Site
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS, _LOOKS_A_SECOND = 0.1, 10
 
 
 class RelayServer:
@@ -28,17 +27,23 @@ class RelayServer:
         self._looking = asyncio.create_task(self._look())
         return 0 if path is not None else int(self._server.sockets[0].getsockname()[1])
 
-    def _accept(self) -> Peer:
+    def _accept(self) -> Caller:
         relay = Relay(self._site)
         self._relays.add(relay)
         return relay.caller
 
     async def _look(self) -> None:
+        looks = 0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            self._relays = {relay for relay in self._relays if not relay.ended.is_set()}
+            looks += 1
             for relay in self._relays:
-                relay.look()
+                if relay.caller.exchanges:
+                    relay.look()
+            if looks % _LOOKS_A_SECOND == 0:
+                self._relays = {relay for relay in self._relays if not relay.ended.is_set()}
+                for relay in self._relays:
+                    relay.look_closely()
 
     async def close(self, patience_seconds: float) -> None:
         """Take nothing new; what is open has its time to end."""
@@ -46,7 +51,7 @@ class RelayServer:
             return
         self._server.close()
         for relay in self._relays:
-            relay.drain()
+            relay.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_seconds):
                 for relay in self._relays:
@@ -55,20 +60,3 @@ class RelayServer:
             relay.caller.close()
         self._looking.cancel()
         await asyncio.wait({self._looking, *self._site.tasks}, timeout=1)
-
-
-def connect_to(address: Callable[[], str | None]) -> Connect:
-    """`host:port` or `unix:/path`, None while there is none; OSError when nobody is there."""
-
-    async def connect(peer: Peer) -> None:
-        found = address()
-        if found is None:
-            raise ConnectionRefusedError("not up yet")
-        loop = asyncio.get_running_loop()
-        if found.startswith("unix:"):
-            await loop.create_unix_connection(lambda: peer, found.removeprefix("unix:"))
-        else:
-            host, _, port = found.rpartition(":")
-            await loop.create_connection(lambda: peer, host.strip("[]"), int(port))
-
-    return connect
