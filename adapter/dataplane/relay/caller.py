@@ -79,8 +79,9 @@ class Caller(CallerWindows):
             after = at + frames.HEAD_BYTES + size
             if after > end:
                 break
-            is_plain = kind == frames.DATA and not flags and not self.is_amid_block
-            watch = watches.get(stream_id) if is_plain else None
+            watch = None
+            if kind == frames.DATA and not flags and self.is_plain:
+                watch = watches.get(stream_id)
             if watch is not None and 0 < size <= watch.skip:
                 watch.skip -= size
                 passed += size

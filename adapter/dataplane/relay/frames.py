@@ -113,9 +113,17 @@ def header_block(stream_id: int, block: bytes, *, end: bool) -> bytes:
     return b"".join(made)
 
 
-def without_padding(payload: bytes, flags: int) -> bytes:
-    if not flags & PADDED:
-        return payload
+def without_padding(payload: bytes) -> bytes:
     if not payload or payload[0] >= len(payload):
         raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
     return payload[1 : len(payload) - payload[0]]
+
+
+def without_padding_and_priority(payload: bytes, flags: int) -> bytes:
+    if flags & PADDED:
+        payload = without_padding(payload)
+    if not flags & HAS_PRIORITY:
+        return payload
+    if len(payload) < 5:  # noqa: PLR2004 - a stream and a weight
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "no room for the priority")
+    return payload[5:]

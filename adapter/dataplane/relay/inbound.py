@@ -38,6 +38,7 @@ class Inbound(Wire):
         self.left = 0  # to come of a DATA frame that goes on in pieces, and where to
         self._sink: Sink = _dropped
         self._has_settings = False
+        self.is_plain = False  # any frame may come
         self._block: tuple[int, int, list[bytes]] | None = None  # stream, flags, fragments
         self._acts: tuple[Callable[[int, int, bytes], None], ...] = (
             *(self._on_data, self._on_headers, self._on_priority, self._on_reset),
@@ -75,10 +76,6 @@ class Inbound(Wire):
 
     def window_update(self, stream_id: int, increment: int) -> None:
         raise NotImplementedError
-
-    @property
-    def is_amid_block(self) -> bool:
-        return self._block is not None
 
     # -- pieces -----------------------------------------------------------------------------
 
@@ -137,7 +134,8 @@ class Inbound(Wire):
         """A whole one."""
         if len(payload) > frames.FRAME_BYTES:
             self._check_size(kind, len(payload))
-        self._check_order(kind, flags, stream_id)
+        if not self.is_plain:
+            self._check_order(kind, flags, stream_id)
         if kind < len(self._acts):
             self._acts[kind](flags, stream_id & frames.MAX_STREAM, payload)
         else:
@@ -156,25 +154,24 @@ class Inbound(Wire):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that move nothing")
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        piece = frames.without_padding(payload, flags)
+        piece = payload
+        if flags & frames.PADDED:
+            piece = frames.without_padding(payload)
+            self.padding(stream_id, len(payload) - len(piece))
         if not piece and not flags & frames.END_STREAM:
             self.chore()
-        if len(piece) < len(payload):
-            self.padding(stream_id, len(payload) - len(piece))
         self.data(flags & frames.END_STREAM, stream_id, len(piece), piece)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        payload = frames.without_padding(payload, flags)
-        if flags & frames.HAS_PRIORITY:
-            if len(payload) < 5:  # noqa: PLR2004 - a stream and a weight
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "no room for the priority")
-            payload = payload[5:]
+        if flags & (frames.PADDED | frames.HAS_PRIORITY):
+            payload = frames.without_padding_and_priority(payload, flags)
         if stream_id == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream")
         if flags & frames.END_HEADERS:
             self.block(flags, stream_id, payload)
         else:
             self._block = (stream_id, flags, [payload])
+            self.is_plain = False
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is None:
@@ -184,7 +181,7 @@ class Inbound(Wire):
         if len(parts) > _MAX_CONTINUATIONS or sum(map(len, parts)) > self._max_block:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block over the limit")
         if flags & frames.END_HEADERS:
-            self._block = None
+            self._block, self.is_plain = None, True
             self.block(first_flags, stream_id, b"".join(parts))
 
     def _on_priority(self, _: int, stream_id: int, payload: bytes) -> None:
@@ -205,7 +202,7 @@ class Inbound(Wire):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
         self.chore()
         if not flags & frames.ACK:
-            self._has_settings = True
+            self._has_settings = self.is_plain = True
             self.settings(frames.read_settings(payload))
             return
         if payload:
@@ -241,13 +238,14 @@ class Inbound(Wire):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of an odd length")
         self.chore()
         increment = frames.read_number(payload)[0] & frames.MAX_WINDOW
-        if stream_id == 0:
-            self.room += increment
-            if not increment:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
-            if self.room > frames.MAX_WINDOW:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window beyond 2^31 - 1")
+        if not stream_id and not increment:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
         self.window_update(stream_id, increment)
+
+    def more_room(self, increment: int) -> None:
+        self.room += increment
+        if self.room > frames.MAX_WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window beyond 2^31 - 1")
 
 
 def _dropped(_: Piece, __: bool) -> None:

@@ -48,9 +48,11 @@ class Relay:
         self._begun = self._heard = self._busy = self._clock()
 
     def flush(self) -> None:
-        for wire in (self.caller, *self.links):
-            if wire.out:
-                wire.flush()
+        if self.caller.out:
+            self.caller.flush()
+        for link in self.links:
+            if link.out:
+                link.flush()
 
     # -- requests ---------------------------------------------------------------------------
 

@@ -104,4 +104,6 @@ class Served(Link):
             exchange.upload.room += increment
             if exchange.upload.room > frames.MAX_WINDOW:
                 raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window beyond 2^31 - 1")
+        else:
+            self.more_room(increment)
         self._send_on()

@@ -145,6 +145,7 @@ class CallerWindows(Inbound):
                     one.link.credit(one.size)
 
     def connection_window_update(self, increment: int) -> None:
+        self.more_room(increment)
         paid = min(increment, self.debt)
         self.debt -= paid
         if increment > paid:

@@ -105,12 +105,9 @@ class Wire(asyncio.Protocol):
             self._later.clear()
 
     def flush(self) -> None:
-        if self.out and self._transport is not None:
+        if self._transport is not None:
             out, self.out = self.out, []
-            if len(out) == 1:
-                self._transport.write(out[0])
-            else:
-                self._transport.writelines(out)
+            self._transport.writelines(out)
 
     def is_flooded(self) -> bool:
         """The peer makes us answer, and reads nothing."""
