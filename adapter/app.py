@@ -208,7 +208,7 @@ class Adapter:
         await doors.open_probes("admin", settings.admin, admin.application())
         await doors.open_http("http", settings.http, edge.server())
         await doors.open_grpc("grpc", settings.grpc, services.everything)
-        if settings.grpc_data != settings.grpc:  # one door serves both
+        if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
             await doors.open_lane(
                 "grpc_data", settings.grpc_data, services.inference, self._make_lane
             )
