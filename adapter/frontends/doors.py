@@ -43,6 +43,7 @@ class Doors:
         self._runners: list[web.BaseRunner] = []
         self._servers: list[grpc.aio.Server] = []
         self._lanes: list[Lane] = []
+        self._beside: list[grpc.aio.Server] = []  # each serves a lane
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
@@ -75,9 +76,13 @@ class Doors:
         address = f"unix:{self._folder.name}/s"
         inner.add_insecure_port(address)
         await inner.start()
-        self._servers.append(inner)
+        self._beside.append(inner)
         lane = make(address)
-        port = await lane.listen(door.host, door.port, door.path if door.kind == "unix" else None)
+        try:
+            path = door.path if door.kind == "unix" else None
+            port = await lane.listen(door.host, door.port, path)
+        except OSError as error:
+            raise OSError(f"cannot listen at {door}: {error}") from error
         self._lanes.append(lane)
         self._opened(name, door, port)
 
@@ -96,6 +101,10 @@ class Doors:
             *(runner.cleanup() for runner in self._runners),  # each waits for its requests
             *(server.stop(self._patience) for server in self._servers),
         )
+        for server in self._beside:  # what its lane had has ended
+            await server.stop(None)
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def _open(self, name: str, door: Door, runner: web.BaseRunner) -> None:
         if door.kind == "off":

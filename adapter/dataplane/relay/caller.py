@@ -51,6 +51,9 @@ class Caller(CallerWindows):
     def lost(self) -> None:
         self.relay.caller_lost()
 
+    def gone(self) -> None:
+        self.relay.ended.set()
+
     def paused(self) -> None:
         for link in self.links():
             link.read_on(is_wanted=not self.is_paused)
@@ -64,6 +67,9 @@ class Caller(CallerWindows):
     def triton_window(self, increment: int) -> None:
         if self.relay.triton is not None:
             self.relay.triton.control(frames.window_update(0, increment))
+
+    def all_sent(self) -> None:
+        self.relay.close_if_done()
 
     def going(self, last_stream_id: int) -> None:
         """It sends no new ones; what is open goes on."""

@@ -54,9 +54,11 @@ class Link(Inbound):
     def lost(self) -> None:
         self.relay.link_lost(self)
 
+    def gone(self) -> None:
+        """Nobody waits for that."""
+
     def paused(self) -> None:
-        is_wanted = not any(link.is_paused for link in self.relay.links)
-        self.caller.read_on(is_wanted=is_wanted)
+        self.caller.read_on(is_wanted=self.relay.may_read())
 
     def last_stream(self) -> int:
         return 0

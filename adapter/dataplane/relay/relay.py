@@ -29,7 +29,7 @@ from adapter.errors import (
 )
 
 _GREETING_SECONDS, _SILENT_SECONDS, _PONG_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
-_UNAVAILABLE, _DEADLINE_EXCEEDED, _UNKNOWN = 14, 4, 2
+_UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
 L = TypeVar("L", bound=Link)
 
 _NAME_AT_MOST = 2**11  # bytes in which the name is found, if it is
@@ -42,7 +42,7 @@ class Relay:
         self.triton: Triton | None = None
         self.server: Served | None = None
         self.links: list[Link] = []
-        self.is_leaving = False
+        self.is_leaving = self._has_lost_triton = False
         self.ended = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._begun = self._heard = self._busy = self._clock()
@@ -73,11 +73,7 @@ class Relay:
         if name is Peek.MORE and not end:
             return None
         block = exchange.call.direct
-        if (
-            not isinstance(name, bytes)
-            or block is None
-            or not self._admits(exchange, name, start, end=end)
-        ):
+        if block is None or not self._admits(exchange, name, start, end=end):
             self._go_slow(exchange, end=False)
             return False
         if self.triton is None:
@@ -87,7 +83,10 @@ class Relay:
             self.caller.watches[exchange.id] = exchange.watch
         return True
 
-    def _admits(self, exchange: Exchange, name: bytes, start: Piece, *, end: bool) -> bool:
+    def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
+        """A new connection to Triton would know nothing of the windows that the caller has."""
+        if not isinstance(name, bytes) or self._has_lost_triton:
+            return False
         watch = MessageWatch(length_of(start))
         try:
             watch.feed(start[PREFIX_BYTES:])
@@ -143,6 +142,8 @@ class Relay:
         self._release(exchange, Code.CANCEL)
         if exchange.passage is not None:
             self.site.begin(self._tell(exchange, error))
+        else:
+            self._refuse(exchange, _INTERNAL, str(error))
 
     async def _tell(self, exchange: Exchange, error: AdapterError) -> None:
         passage = exchange.passage
@@ -181,7 +182,10 @@ class Relay:
     def _forget(self, exchange: Exchange) -> None:
         self._busy = self._clock()
         self.caller.forget(exchange)
-        if self.is_leaving and not self.caller.exchanges:
+        self.close_if_done()
+
+    def close_if_done(self) -> None:
+        if self.is_leaving and not self.caller.exchanges and not self.caller.has_waiting:
             asyncio.get_running_loop().call_soon(self.caller.close)
 
     def drop(self, exchange: Exchange, code: int) -> None:
@@ -210,12 +214,17 @@ class Relay:
     def link_lost(self, link: Link) -> None:
         self.links.remove(link)
         link.take_all_settings()
+        self.caller.read_on(is_wanted=self.may_read())
         if link is self.triton:
-            self.triton = None
+            self.triton, self._has_lost_triton = None, True
         elif link is self.server:
             self.server = None
         why = "the connection to Triton broke" if link.was_connected else "Triton cannot be reached"
         self._abandon(link, -1, why, delivered=link.was_connected)
+
+    def may_read(self) -> bool:
+        """What the caller sends has to wait where a link takes it too slowly."""
+        return not any(link.is_paused for link in self.links)
 
     def link_going(self, link: Link, last_stream_id: int) -> None:
         self._abandon(link, last_stream_id, "Triton is going away", delivered=False)
@@ -232,7 +241,8 @@ class Relay:
 
     def link_reset(self, exchange: Exchange, code: int) -> None:
         if exchange.passage is None:
-            self.caller.end_stream(exchange.id, code)
+            self.caller.send(exchange.id, frames.reset(exchange.id, code), 0)
+            self.caller.note_reset(exchange.id)
             self.drop(exchange, code)
         elif code == Code.REFUSED_STREAM:
             self.fail(exchange, BackendUnavailable("Triton refused the stream", delivered=False))
@@ -246,7 +256,6 @@ class Relay:
             self.drop(exchange, Code.CANCEL)
         for link in list(self.links):
             link.close()
-        self.ended.set()
 
     def leave(self) -> None:
         """Take nothing new; close when what is open has ended."""
@@ -254,8 +263,7 @@ class Relay:
             self.is_leaving = True
             self.caller.say_goodbye()
             self.flush()
-            if not self.caller.exchanges:
-                asyncio.get_running_loop().call_soon(self.caller.close)
+            self.close_if_done()
 
     def look(self) -> None:
         """Again and again: what takes too long?"""

@@ -2,8 +2,10 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
 from adapter.dataplane.relay.caller import Caller
+from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.relay import Relay
 from adapter.dataplane.relay.site import Site
 
@@ -15,11 +17,13 @@ class RelayServer:
         self._site = site
         self._server: asyncio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._path: str | None = None
         self._relays: set[Relay] = set()
 
     async def listen(self, host: str | None, port: int, path: str | None) -> int:
         """The port, 0 for a unix socket. OSError when it is taken."""
         loop = asyncio.get_running_loop()
+        self._path = path
         if path is not None:
             self._server = await loop.create_unix_server(self._accept, path)
         else:
@@ -50,6 +54,8 @@ class RelayServer:
         if self._server is None or self._looking is None:
             return
         self._server.close()
+        if self._path is not None:
+            Path(self._path).unlink(missing_ok=True)
         for relay in self._relays:
             relay.leave()
         with suppress(TimeoutError):
@@ -57,6 +63,6 @@ class RelayServer:
                 for relay in self._relays:
                     await relay.ended.wait()
         for relay in self._relays:
-            relay.caller.close()
+            relay.caller.close(Code.CANCEL)
         self._looking.cancel()
         await asyncio.wait({self._looking, *self._site.tasks}, timeout=1)

@@ -63,6 +63,10 @@ class CallerWindows(Inbound):
     def links(self) -> "list[Link]":
         raise NotImplementedError
 
+    def all_sent(self) -> None:
+        """Nothing waits any more."""
+        raise NotImplementedError
+
     def triton_window(self, increment: int) -> None:
         """The caller takes so much more of Triton."""
         raise NotImplementedError
@@ -88,13 +92,17 @@ class CallerWindows(Inbound):
     # -- what it takes ----------------------------------------------------------------------
 
     @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting) or self.is_within
+
+    @property
     def is_strained(self) -> bool:
         """Whether Triton may send more than fits."""
         return bool(self.debt or self._waiting)
 
     def send(self, stream_id: int, frame: bytes, size: int, link: "Link | None" = None) -> None:
         """`size` of `frame` is DATA. In order; at once if it fits."""
-        if self._waiting or self.is_within or size > self.room:
+        if self._waiting or self.is_within or size > max(self.room, 0):
             self._waiting.append(Waiting(stream_id, frame, size, link))
             self._send_waiting()
         else:
@@ -117,11 +125,13 @@ class CallerWindows(Inbound):
     def _send_waiting(self) -> None:
         while self._waiting and not self.is_within:
             first = self._waiting[0]
-            if first.size > self.room:
+            if first.size > max(self.room, 0):
                 self._send_a_part(first)
                 return
             self._waiting.popleft()
             self._send(first.frame, first.size, first.link)
+        if not self._waiting:
+            self.all_sent()
 
     def _send_a_part(self, first: Waiting) -> None:
         room, at = self.room, frames.HEAD_BYTES

@@ -14,7 +14,7 @@ Piece: TypeAlias = bytes | memoryview
 _PAUSE_BYTES = 2**18
 # that wait to be sent; what is relayed stops at the mark above, so the rest are answers of ours
 _MAX_UNSENT_BYTES = 2**21
-_ABORT_SECONDS = 2.0
+_LAST_WORDS_SECONDS, _LAST_ANSWER_SECONDS = 2.0, 30.0
 _SMALL_BYTES = 2**12
 
 
@@ -30,6 +30,7 @@ class Wire(asyncio.Protocol):
         self.is_within = False
         self._later: list[Piece] = []
         self._transport: asyncio.Transport | None = None
+        self._abort: asyncio.TimerHandle | None = None
 
     # -- for subclasses ---------------------------------------------------------------------
 
@@ -43,7 +44,11 @@ class Wire(asyncio.Protocol):
         raise NotImplementedError
 
     def lost(self) -> None:
-        """Told once."""
+        """It is of no use any more; what has been written may still be on its way. Told once."""
+        raise NotImplementedError
+
+    def gone(self) -> None:
+        """Nothing is on its way any more."""
         raise NotImplementedError
 
     def paused(self) -> None:
@@ -66,7 +71,10 @@ class Wire(asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, _: Exception | None) -> None:
+        if self._abort is not None:
+            self._abort.cancel()
         self._lose()
+        self.gone()
         self.flush_all()
 
     def pause_writing(self) -> None:
@@ -137,8 +145,11 @@ class Wire(asyncio.Protocol):
             self.flush()
             self.is_open = False
             transport.close()
-            asyncio.get_running_loop().call_later(_ABORT_SECONDS, transport.abort)
+            seconds = _LAST_WORDS_SECONDS if code else _LAST_ANSWER_SECONDS
+            self._abort = asyncio.get_running_loop().call_later(seconds, transport.abort)
         self._lose()
+        if transport is None:
+            self.gone()
 
     def _lose(self) -> None:
         self.is_open = False
