@@ -37,6 +37,7 @@ class RelayDoor:
     server: RelayServer
     address: str
     triton: str
+    methods: set[str] = field(default_factory=set)  # that Triton was asked for
 
     def in_flight(self, name: str) -> int:
         return self.house.control.registry.serving(name).in_flight
@@ -51,6 +52,28 @@ class RelayDoor:
             while self.in_flight(name):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
 
+    async def until_at_rest(self) -> None:
+        """No inference, no connection, no task is left; bounded."""
+        for name in ("m", "team/a"):
+            await self.until_free(name)
+        async with asyncio.timeout(SECONDS):
+            for relay in list(self.server._relays):
+                await relay.ended.wait()
+                assert relay.caller.exchanges == {}
+                assert relay.links == []
+            while self.server._site.tasks:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+class _Recorded(_Echo):
+    def __init__(self, act: Any) -> None:
+        super().__init__(act)
+        self.methods: set[str] = set()
+
+    def service(self, details: Any) -> Any:
+        self.methods.add(details.method.rsplit("/", 1)[-1])
+        return super().service(details)
+
 
 @asynccontextmanager
 async def relay_before(
@@ -61,7 +84,8 @@ async def relay_before(
     for name in ("m", "team/a"):
         await house.load(name)
     triton = grpc.aio.server(options=NO_LIMITS)
-    triton.add_generic_rpc_handlers((_Echo(act),))
+    echo = _Recorded(act)
+    triton.add_generic_rpc_handlers((echo,))
     port = triton.add_insecure_port("127.0.0.1:0")
     await triton.start()
     faults = Faults(Classifier(()))
@@ -84,7 +108,7 @@ async def relay_before(
     folder = tempfile.mkdtemp(prefix="lane-")
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
-    door = RelayDoor(house, None, "", f"127.0.0.1:{port}")
+    door = RelayDoor(house, None, "", f"127.0.0.1:{port}", echo.methods)
     site = Site(
         LaneGate(house.control, faults, house.metrics),
         connect_to(lambda: door.triton),

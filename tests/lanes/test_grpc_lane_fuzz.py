@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import os
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,8 @@ from adapter.errors import InvalidRequest
 from adapter.frontends.protobuf_field import read_field
 from tests.lanes.grpc_lane_door import (
     INFER,
+    SERVICE,
+    STREAM,
     channel_to,
     frame,
     head_of,
@@ -24,7 +28,14 @@ from tests.lanes.grpc_lane_door import (
 )
 from tests.lanes.test_grpc_lane import echo
 
-BLOCKS = st.sampled_from([head_of(), head_of("/x/y"), b"", b"\xbe"]) | st.binary(max_size=20)
+# how many of each are played, and how long the long form plays
+EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "10"))
+SOAK_SECONDS = float(os.environ.get("LANE_FUZZ_SECONDS", "60"))
+MAY_BE_ASKED = {"ModelInfer", "ModelStreamInfer"}
+
+EVIL = f"/{SERVICE}/RepositoryModelUnload"
+HEADS = [head_of(), head_of()[1:], head_of(STREAM), head_of("/x/y"), head_of(EVIL), b"", b"\xbe"]
+BLOCKS = st.sampled_from(HEADS) | st.binary(max_size=20)
 MESSAGES = st.sampled_from([prefixed(request_of()), prefixed(request_of("team/a"))])
 PAYLOADS = st.binary(max_size=12) | st.builds(bytes, st.sampled_from([4, 5, 8, 300])) | MESSAGES
 FRAMES = (
@@ -57,7 +68,7 @@ FRAMES = (
     | st.binary(max_size=10)
 )
 SETTINGS = settings(
-    max_examples=10,
+    max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -84,8 +95,8 @@ def test_a_client_that_sends_anything(sessions):
             await asyncio.gather(*(one(session) for session in sessions))
             async with channel_to(door.address) as channel:
                 await channel.unary_unary(INFER)(request_of())
-            await door.until_free("m")
-            await door.until_free("team/a")
+            await door.until_at_rest()
+            assert door.methods <= MAY_BE_ASKED
 
     with_no_bug(play)
 
@@ -119,7 +130,7 @@ def test_a_triton_that_sends_anything(sessions):
                                 break
 
             await asyncio.gather(*(one() for _ in sessions))
-            await door.until_free("m")
+            await door.until_at_rest()
             server.close()
 
     with_no_bug(play)
@@ -161,3 +172,18 @@ def test_a_message_in_pieces_is_judged_as_in_one(data, message):
     elif "more than once" not in verdict:
         with pytest.raises(InvalidRequest):
             read_field(message, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SOAK_SECONDS + 600)
+def test_hours_of_it():
+    """LANE_FUZZ_SECONDS=3600 for one hour; other examples each time."""
+    end = time.monotonic() + SOAK_SECONDS
+    tests = (
+        test_a_client_that_sends_anything,
+        test_a_triton_that_sends_anything,
+        test_a_message_in_pieces_is_judged_as_in_one,
+    )
+    while time.monotonic() < end:
+        for test in tests:
+            test()

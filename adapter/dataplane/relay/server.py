@@ -55,7 +55,7 @@ class RelayServer:
             return
         self._server.close()
         if self._path is not None:
-            Path(self._path).unlink(missing_ok=True)
+            await asyncio.to_thread(Path(self._path).unlink, missing_ok=True)
         for relay in self._relays:
             relay.leave()
         with suppress(TimeoutError):
