@@ -15,7 +15,6 @@ import grpc
 from adapter.control import Lease, ModelControl
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
 from adapter.errors import (
     AdapterError,
     BackendError,
@@ -74,14 +73,13 @@ class LaneGate:
 
     def admit(self, name: bytes, mesh_id: str | None) -> "_Passage | None":
         try:
-            model_id = ModelId(name.decode())
-            lease = self.control.lease(model_id)
+            text = name.decode()
+            lease = self.control.lease(ModelId(text))
         except (UnicodeDecodeError, ModelNotFound, ModelNotReady):
             return None
-        record = self.control.registry.serving(model_id)
-        if record.is_renamed or mesh_id not in {None, str(model_id)}:
+        if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
-        return _Passage(self, lease, record)
+        return _Passage(self, lease)
 
 
 def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
@@ -95,12 +93,11 @@ def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
 class _Passage:
     __slots__ = ("_begun", "_gate", "_lease", "_record")
 
-    def __init__(self, gate: LaneGate, lease: Lease, record: ModelRecord) -> None:
+    def __init__(self, gate: LaneGate, lease: Lease) -> None:
         self._gate = gate
         self._lease = lease
-        self._record = record
+        self._record = lease.__enter__()
         self._begun = time.monotonic()
-        lease.__enter__()
 
     def answered(self) -> None:
         self._lease.__exit__(None, None, None)

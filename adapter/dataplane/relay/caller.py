@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _RESETS_KEPT = 1000
 _CHORES_OF_A_FAULT = 10
+_SMALL = frames.FRAME_BYTES
 
 
 class Caller(CallerWindows):
@@ -95,7 +96,7 @@ class Caller(CallerWindows):
                 if start < at:
                     self._straight(part(data, start, at))
                 start = after
-                self.frame(kind, flags, stream_id, data[at + frames.HEAD_BYTES : after])
+                self._stop_at(kind, flags, stream_id, data[at + frames.HEAD_BYTES : after])
             at = after
         if start < at:
             self._straight(part(data, start, at))
@@ -104,28 +105,44 @@ class Caller(CallerWindows):
         if at < end:
             self.keep(data, at)
 
+    def _stop_at(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """The short way for what a small request is made of."""
+        if not self.is_plain or kind > frames.HEADERS:
+            self.frame(kind, flags, stream_id, payload)
+        elif kind == frames.HEADERS and flags == frames.END_HEADERS:
+            self.block(flags, stream_id, payload)
+        elif kind == frames.DATA and flags == frames.END_STREAM and len(payload) <= _SMALL:
+            self.data(flags, stream_id, len(payload), payload)
+        else:
+            self.frame(kind, flags, stream_id, payload)
+
     def _straight(self, piece: Piece) -> None:
         if self.relay.triton is not None:
             self.relay.triton.out.append(piece)
 
-    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> Sink:
+    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> None:
         self.use(size)
-        exchange, is_last = self.exchanges.get(stream_id), len(piece) == size
+        exchange = self.exchanges.get(stream_id)
         if exchange is None:
             self._check_closed(stream_id)
             self.credit(len(piece))
-            return self._drop
-        if exchange.is_asked:
+        elif exchange.is_asked:
+            self.credit(len(piece))
             self.refuse(stream_id, Code.STREAM_CLOSED)
-        elif exchange.link is None and not exchange.is_over:
+        elif exchange.is_over:
+            self._more(exchange, flags, piece, len(piece) == size)
+        elif exchange.link is None:
             self._hold(exchange, flags, size, piece)
-            return partial(self._more, exchange, flags)
-        elif exchange.watch is not None and not exchange.is_over:
+        elif exchange.watch is not None:
             head = frames.head(size, frames.DATA, flags, stream_id)
+            is_last = len(piece) == size
             self._pass(exchange, exchange.watch, head, piece, end=bool(flags), is_last=is_last)
-            return partial(self._more, exchange, flags)
-        self._more(exchange, flags, piece, is_last)
-        return partial(self._more, exchange, flags)
+        else:
+            self._more(exchange, flags, piece, len(piece) == size)
+
+    def rest(self, flags: int, stream_id: int) -> Sink:
+        exchange = self.exchanges.get(stream_id)
+        return self._drop if exchange is None else partial(self._more, exchange, flags)
 
     def _hold(self, exchange: Exchange, flags: int, size: int, piece: Piece) -> None:
         """Until it is known which model is meant."""

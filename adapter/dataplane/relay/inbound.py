@@ -52,8 +52,12 @@ class Inbound(Wire):
         """Take all whole frames of `data` from there on; `keep` what remains."""
         raise NotImplementedError
 
-    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> Sink:
-        """The first piece of a frame of that size; where the others go."""
+    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> None:
+        """The first piece of a frame of that size, most often all of it."""
+        raise NotImplementedError
+
+    def rest(self, flags: int, stream_id: int) -> Sink:
+        """Where its other pieces go."""
         raise NotImplementedError
 
     def padding(self, stream_id: int, size: int) -> None:
@@ -109,8 +113,9 @@ class Inbound(Wire):
         piece = part(data, at + frames.HEAD_BYTES, len(data))
         size = high << 8 | low
         self.left = size - len(piece)
-        end = flags & frames.END_STREAM
-        self._sink = self.data(end, stream_id & frames.MAX_STREAM, size, piece)
+        flags, stream_id = flags & frames.END_STREAM, stream_id & frames.MAX_STREAM
+        self.data(flags, stream_id, size, piece)
+        self._sink = self.rest(flags, stream_id)
 
     def _needed(self, data: bytes | bytearray, at: int) -> int:
         """That much of the frame must be here before it is looked at."""

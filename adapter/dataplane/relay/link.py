@@ -122,13 +122,17 @@ class Link(Inbound):
             return None
         return exchange
 
-    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> Sink:
+    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> None:
         exchange = self.exchange_of(stream_id)
         if exchange is None or not self._is_good(exchange, flags, piece):
             self.credit(len(piece))
-            return self._drop
-        exchange.has_data = True
-        return self._answer_begins(exchange, flags, size, piece)
+        else:
+            exchange.has_data = True
+            self.answer_begins(exchange, flags, size, piece)
+
+    def rest(self, flags: int, stream_id: int) -> Sink:
+        exchange = self.exchange_of(stream_id)
+        return self._drop if exchange is None else partial(self._answer_data, exchange, flags)
 
     def _is_good(self, exchange: Exchange, flags: int, piece: Piece) -> bool:
         if exchange.passage is None:
@@ -144,9 +148,8 @@ class Link(Inbound):
         self.relay.fail(exchange, InferenceFailed(text))
         return False
 
-    def _answer_begins(self, exchange: Exchange, flags: int, size: int, piece: Piece) -> Sink:
+    def answer_begins(self, exchange: Exchange, flags: int, size: int, piece: Piece) -> None:
         self._answer_data(exchange, flags, piece, len(piece) == size)
-        return partial(self._answer_data, exchange, flags)
 
     def _answer_data(self, exchange: Exchange, flags: int, piece: Piece, is_last: bool) -> None:
         if exchange.is_over:

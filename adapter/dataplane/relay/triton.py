@@ -113,16 +113,19 @@ class Triton(Link):
         self.relay.answered(exchange)
         return True
 
-    def _answer_begins(self, exchange: Exchange, flags: int, size: int, piece: Piece) -> Sink:
+    def answer_begins(self, exchange: Exchange, flags: int, size: int, piece: Piece) -> None:
         """A frame that is not all here goes on in pieces, if all of it fits."""
         caller = self.caller
         if len(piece) == size or caller.is_strained:
-            return super()._answer_begins(exchange, flags, size, piece)
+            super().answer_begins(exchange, flags, size, piece)
+            return
         exchange.room -= size
         caller.room -= size
         caller.out += (frames.head(size, frames.DATA, flags, exchange.id), piece)
         caller.is_within = True
-        return self._rest_of_frame
+
+    def rest(self, flags: int, stream_id: int) -> Sink:
+        return self._rest_of_frame if self.caller.is_within else super().rest(flags, stream_id)
 
     def _rest_of_frame(self, piece: Piece, is_last: bool) -> None:
         self.caller.go_on(piece, is_last=is_last)
