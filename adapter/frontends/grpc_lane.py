@@ -41,8 +41,6 @@ __all__ = ["FRONTEND", "LaneGate"]
 
 
 class LaneGate:
-    dropped = frozenset({_MESH, _MESH_BINARY})  # Triton needs them not
-
     def __init__(self, control: ModelControl, faults: Faults, metrics: Metrics) -> None:
         self.control = control
         self.faults = faults
@@ -50,6 +48,10 @@ class LaneGate:
         self._requests = metrics.requests
         self._counts: dict[str, Counter] = {}
         self.seconds = metrics.request_seconds.labels(FRONTEND, _METHOD)
+
+    def is_for_triton(self, header: bytes) -> bool:
+        """A mesh's own metadata end here."""
+        return not header.startswith(b"mm-")
 
     def count(self, code: str) -> None:
         if (kept := self._counts.get(code)) is None:

@@ -1,6 +1,6 @@
 """What the relay asks others: which calls may go straight to Triton, and what is told of errors."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
@@ -48,9 +48,8 @@ class Passage(Protocol):
 
 
 class Gate(Protocol):
-    @property
-    def dropped(self) -> Collection[bytes]:
-        """Headers that Triton is not sent."""
+    def is_for_triton(self, header: bytes) -> bool:
+        """False for what ends here."""
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """May a call with these headers go straight, and for which model by its metadata?"""
@@ -63,7 +62,7 @@ def read_call(gate: Gate, headers: Headers) -> Call:
     check_request(headers)
     found = dict(headers)
     may_go, mesh_id = gate.route(found)
-    direct = encoded((k, v) for k, v in headers if k not in gate.dropped) if may_go else None
+    direct = encoded((k, v) for k, v in headers if gate.is_for_triton(k)) if may_go else None
     return Call(encoded(headers), direct, mesh_id, _seconds(found.get(b"grpc-timeout", b"")))
 
 
