@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -18,6 +19,7 @@ from adapter.assembly import (
     build_memory,
     build_packages,
     build_planes,
+    build_relay,
     build_triton,
     model_roots,
     own_version,
@@ -64,6 +66,7 @@ class Adapter:
         interceptors = [TracedCalls(tracing)] if tracing else []
         self._doors = Doors(patience, settings.grpc_max_message_bytes, interceptors)
         self.addresses = self._doors.addresses
+        self._triton_grpc: str | None = None
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
         faults = Faults(Classifier(settings.oom_patterns))
@@ -141,6 +144,7 @@ class Adapter:
     ) -> GrpcServices:
         return GrpcServices(
             control=self._control,
+            is_traced=self._tracing is not None,
             triton=self._triton,
             dataplane=dataplane,
             faults=faults,
@@ -163,6 +167,7 @@ class Adapter:
                 await asyncio.to_thread(self._repository.mkdir, parents=True, exist_ok=True)
             http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
         self._triton.connect(grpc)
+        self._triton_grpc = grpc
         self._dataplane.connect(http)
         self._rpc.connect(grpc)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
@@ -248,8 +253,9 @@ class Adapter:
         await doors.open_probes("admin", settings.admin, admin.application())
         await doors.open_http("http", settings.http, self._lane)
         await doors.open_grpc("grpc", settings.grpc, services.everything)
-        if settings.grpc_data != settings.grpc:  # one door serves both
-            await doors.open_grpc("grpc_data", settings.grpc_data, services.inference)
+        if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
+            relay = partial(build_relay, settings, services.gate, lambda: self._triton_grpc)
+            await doors.open_lane("grpc_data", settings.grpc_data, services.inference, relay)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         is_v2 = path_segments(request.raw_path)[0] == "v2"

@@ -22,6 +22,9 @@ from adapter.core.registry import Registry
 from adapter.core.sizing import Sizes
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
+from adapter.dataplane.relay.ports import Gate
+from adapter.dataplane.relay.server import RelayServer
+from adapter.dataplane.relay.site import Site, connect_to
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.examples import examples_folder
 from adapter.metrics import Metrics, State
@@ -174,6 +177,21 @@ def watched(
         ready=is_well,
         idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
         about=about(settings),
+    )
+
+
+def build_relay(
+    settings: Settings, gate: Gate, triton: Callable[[], str | None], server: str
+) -> RelayServer:
+    """`triton` tells where that is, once it is known; `server` is where all else is served."""
+    return RelayServer(
+        Site(
+            gate,
+            connect_to(triton),
+            connect_to(lambda: server),
+            timeout_seconds=settings.infer_timeout_seconds,
+            max_message_bytes=settings.grpc_max_message_bytes,
+        )
     )
 
 

@@ -18,7 +18,8 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_adapter(model_root: Path) -> Iterator[RunningAdapter]:
     """One adapter with an embedded Triton for all tests that do not hurt it."""
-    with embedded_adapter(f"--model-roots={model_root}", "--unload-stall-seconds=8") as adapter:
+    flags = (f"--model-roots={model_root}", "--unload-stall-seconds=8", "--grpc-data=127.0.0.1:0")
+    with embedded_adapter(*flags) as adapter:
         yield adapter
 
 

@@ -13,23 +13,23 @@ class Lease:
     A class with __enter__ costs a sixth of a @contextmanager, and this is on the hot path.
     """
 
-    __slots__ = ("_ended", "_record")
+    __slots__ = ("_ended", "record")
 
     def __init__(
         self, record: ModelRecord, ended: Callable[[ModelRecord, BaseException | None], None]
     ) -> None:
-        self._record = record
+        self.record = record
         self._ended = ended
 
     def __enter__(self) -> ModelRecord:
-        self._record.in_flight += 1
-        self._record.served += 1
-        self._record.used_at = monotonic()
-        return self._record
+        self.record.in_flight += 1
+        self.record.served += 1
+        self.record.used_at = monotonic()
+        return self.record
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._record.in_flight -= 1
-        if self._record.in_flight == 0 or error is not None:
-            self._ended(self._record, error)
+        self.record.in_flight -= 1
+        if self.record.in_flight == 0 or error is not None:
+            self._ended(self.record, error)

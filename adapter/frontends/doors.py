@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import grpc
 from aiohttp import web
@@ -25,6 +26,11 @@ _GRPC_OPTIONS = (
 )
 
 
+class Lane(Protocol):
+    async def listen(self, host: str | None, port: int, path: str | None) -> int: ...
+    async def close(self, patience_seconds: float) -> None: ...
+
+
 class Doors:
     """`addresses`: where each open door really is, port 0 resolved.
 
@@ -42,8 +48,11 @@ class Doors:
         self._interceptors = interceptors
         self._patience = patience_seconds
         self._probes: list[web.AppRunner] = []
-        self._lanes: list[HttpLane] = []
+        self._http: list[HttpLane] = []
+        self._lanes: list[Lane] = []
         self._servers: list[grpc.aio.Server] = []
+        self._beside: list[grpc.aio.Server] = []  # each serves a lane
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
         if door.kind == "off":
@@ -62,17 +71,13 @@ class Doors:
         if door.kind == "off":
             return
         port = await lane.open(door)
-        self._lanes.append(lane)
+        self._http.append(lane)
         self._opened(name, door, port)
 
     async def open_grpc(self, name: str, door: Door, services: Iterable[GrpcService]) -> None:
         if door.kind == "off":
             return
-        limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
-        options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
-        server = grpc.aio.server(options=options, interceptors=self._interceptors)
-        for add_to in services:
-            add_to(server)
+        server = self._make_server(services)
         try:
             port = server.add_insecure_port(str(door))
         except RuntimeError as error:
@@ -81,12 +86,46 @@ class Doors:
         self._servers.append(server)
         self._opened(name, door, port)
 
+    async def open_lane(
+        self, name: str, door: Door, services: Iterable[GrpcService], make: Callable[[str], Lane]
+    ) -> None:
+        """`make` gets the address of a server of our own, for what does not go straight."""
+        if door.kind == "off":
+            return
+        self._folder = tempfile.TemporaryDirectory(prefix="triton-adapter-lane-")
+        inner = self._make_server(services)
+        address = f"unix:{self._folder.name}/s"
+        inner.add_insecure_port(address)
+        await inner.start()
+        self._beside.append(inner)
+        lane = make(address)
+        try:
+            path = door.path if door.kind == "unix" else None
+            port = await lane.listen(door.host, door.port, path)
+        except OSError as error:
+            raise OSError(f"cannot listen at {door}: {error}") from error
+        self._lanes.append(lane)
+        self._opened(name, door, port)
+
+    def _make_server(self, services: Iterable[GrpcService]) -> grpc.aio.Server:
+        limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
+        options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
+        server = grpc.aio.server(options=options, interceptors=self._interceptors)
+        for add_to in services:
+            add_to(server)
+        return server
+
     async def close(self) -> None:
         """Take nothing new but probes; what is in flight has its time to end."""
         await asyncio.gather(
+            *(lane.close(self._patience) for lane in self._http),
             *(lane.close(self._patience) for lane in self._lanes),
             *(server.stop(self._patience) for server in self._servers),
         )
+        for server in self._beside:  # what its lane had has ended
+            await server.stop(None)
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def close_probes(self) -> None:
         await asyncio.gather(*(runner.cleanup() for runner in self._probes))

@@ -11,6 +11,7 @@ from adapter.core.rpc import RpcDataPlane
 from adapter.frontends import modelmesh
 from adapter.frontends.doors import GrpcService
 from adapter.frontends.grpc_health import Health, add_reflection
+from adapter.frontends.grpc_lane import FRONTEND, LaneGate
 from adapter.frontends.grpc_v2 import SERVICE, V2Service
 from adapter.frontends.modelmesh_sizes import MeshSizes
 from adapter.frontends.repository import Repository
@@ -31,6 +32,7 @@ class GrpcServices:
         self,
         *,
         control: ModelControl,
+        is_traced: bool,
         triton: Triton,
         dataplane: RpcDataPlane,
         faults: Faults,
@@ -51,6 +53,7 @@ class GrpcServices:
             load_wait_seconds=settings.load_wait_seconds,
             passthrough=settings.passthrough,
         )
+        self.gate = LaneGate(control, faults, metrics, is_traced=is_traced)
         sizes = MeshSizes(control, settings, roots, learned)
         runtime = modelmesh.ModelRuntime(control, triton, sizes, settings, metrics, is_well=is_well)
         names = [SERVICE, modelmesh.SERVICE]
@@ -61,7 +64,7 @@ class GrpcServices:
             partial(add_reflection, services=names),
         )
         self.inference = _services(
-            v2(repository=None).add_to,
+            v2(repository=None, frontend=FRONTEND).add_to,
             Health([SERVICE], is_well).add_to,
             partial(add_reflection, services=[SERVICE]),
         )

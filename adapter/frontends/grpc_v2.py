@@ -62,13 +62,14 @@ class V2Service(grpc.GenericRpcHandler):
         is_ready: Callable[[], bool],
         load_wait_seconds: float,
         passthrough: Collection[str],
+        frontend: str = "grpc",
     ) -> None:
         self._control = control
         self._dataplane = dataplane
         self._is_live = is_live
         self._is_ready = is_ready
         self._load_wait_seconds = load_wait_seconds
-        edge = GrpcEdge(metrics, "grpc")
+        edge = GrpcEdge(metrics, frontend)
         stream = StreamInfer(control, dataplane, faults, edge, load_wait_seconds)
         handlers = {"ModelStreamInfer": edge.stream("ModelStreamInfer", stream.serve)}
         handlers |= {name: edge.unary(name, act) for name, act in self._acts().items()}

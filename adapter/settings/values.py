@@ -28,6 +28,11 @@ class Door:
     def host_port(self) -> tuple[str, int]:
         return self.host, self.port
 
+    @property
+    def is_any_port(self) -> bool:
+        """Then two doors that say the same are not at the same address."""
+        return self.kind == "tcp" and self.port == 0
+
     def __str__(self) -> str:
         if self.kind == "tcp":
             return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -10,6 +10,12 @@ from tests.running import Client, RunningAdapter, unload_all
 from tests.v2.calls import Repository, uploading_adapter
 
 
+@pytest.fixture(params=["grpc", "grpc_data"])
+def door(request: pytest.FixtureRequest) -> str:
+    """Inferences are the same at both doors of gRPC."""
+    return request.param
+
+
 @pytest.fixture
 def repository(client: Client) -> Repository:
     return Repository(client)

@@ -40,23 +40,31 @@ class Pair:
         return expected
 
 
-def paired(served: RunningAdapter, client: str) -> Iterator[Pair]:
+def paired(served: RunningAdapter, client: str, door: str) -> Iterator[Pair]:
     is_grpc = client.startswith("grpc")
     theirs = served.grpc_address if is_grpc else served.http_address
-    ours = served.grpc if is_grpc else served.http
+    ours = served.doors[door]
     with closing(Talk(client, theirs)) as one, closing(Talk(client, ours)) as other:
         yield Pair(one, other)
 
 
-@pytest.fixture(scope="module", params=CLIENTS)
+# the doors that each client can be pointed at
+REPOSITORY_DOORS = [(client, client.split(".")[0]) for client in CLIENTS]
+GRPC_DOORS = [
+    (client, door) for client in CLIENTS if "grpc" in client for door in ("grpc", "grpc_data")
+]
+ALL_DOORS = list(dict.fromkeys([*REPOSITORY_DOORS, *GRPC_DOORS]))
+
+
+@pytest.fixture(scope="module", params=ALL_DOORS, ids=" at ".join)
 def pair(served: RunningAdapter, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    yield from paired(served, request.param)
+    yield from paired(served, *request.param)
 
 
-@pytest.fixture(scope="module", params=[client for client in CLIENTS if "grpc" in client])
+@pytest.fixture(scope="module", params=GRPC_DOORS, ids=" at ".join)
 def grpc_pair(served: RunningAdapter, request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Streams and deadlines are gRPC's."""
-    yield from paired(served, request.param)
+    yield from paired(served, *request.param)
 
 
 ABOUT = [
@@ -306,6 +314,7 @@ def test_a_stream_of_other_models(grpc_pair):
     assert [result[0]["id"] for result in grpc_pair.same(call)] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.parametrize("pair", REPOSITORY_DOORS, indirect=True, scope="module", ids=" at ".join)
 def test_loading_and_unloading(pair, identity):
     talk, name = pair.ours, identity.name
     assert not talk.call("is_model_ready", name)

@@ -18,8 +18,8 @@ MIB = 2**20
 
 
 @pytest.fixture
-def calls(adapter):
-    with calls_to(adapter.grpc) as found:
+def calls(adapter, door):
+    with calls_to(adapter.doors[door]) as found:
         yield found
 
 
@@ -159,7 +159,7 @@ def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
         assert {f.result() for f in ours} - {"OK"} == {"RESOURCE_EXHAUSTED"}
 
 
-def test_out_of_memory_is_resource_exhausted(calls, triton_calls, loaded, adapter):
+def test_out_of_memory_is_resource_exhausted(calls, triton_calls, loaded, adapter, door):
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
     name = loaded("an oom", answer=f"raise RuntimeError({text!r})")
     assert calls.refused_infer(name, 1.0)[0] == "RESOURCE_EXHAUSTED"
@@ -168,8 +168,8 @@ def test_out_of_memory_is_resource_exhausted(calls, triton_calls, loaded, adapte
         admin.address = adapter.admin
         page = admin.get("/metrics").body.decode()
     assert 'adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"} ' in page
-    line = 'adapter_requests_total{code="RESOURCE_EXHAUSTED",frontend="grpc",method="ModelInfer"} '
-    assert line in page
+    labels = f'code="RESOURCE_EXHAUSTED",frontend="{door}",method="ModelInfer"'
+    assert f"adapter_requests_total{{{labels}}} " in page
 
 
 def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
@@ -194,12 +194,16 @@ def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter,
         f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
     )
     write_python_model(package, imports="import pathlib, time", initialize=wait, answer=DOUBLING)
-    with closing(adapter.client()) as own, ThreadPoolExecutor(2) as pool:
+    with (
+        closing(adapter.client()) as own,
+        calls_to(adapter.grpc) as control,
+        ThreadPoolExecutor(2) as pool,
+    ):
         try:
             loading = pool.submit(own.load, package.name, package)
             wait_until(started.exists, 30, "the model is being loaded")
             asking = pool.submit(calls.infer, package.name, 4.0)
-            wait_until(lambda: calls.index() == [(package.name, "", "LOADING")], 5, "asked")
+            wait_until(lambda: control.index() == [(package.name, "", "LOADING")], 5, "asked")
         finally:
             gate.touch()
         assert asking.result(30) == [8.0]
@@ -247,25 +251,25 @@ def test_the_callers_deadline_reaches_the_model(calls, patient):
     wait_until(seen.exists, 10, "the model knows")
 
 
-def test_messages_below_the_limit_pass_both_ways(adapter, loaded):
+def test_messages_below_the_limit_pass_both_ways(adapter, door, loaded):
     name = loaded("a big one")
-    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
         values = [1.0] * (3 * MIB)  # 12 MiB
         assert calls.infer(name, *values) == values
 
 
-def test_a_request_over_the_limit_is_refused_with_the_sizes(adapter, loaded):
+def test_a_request_over_the_limit_is_refused_with_the_sizes(adapter, door, loaded):
     name = loaded()
-    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
         _, text = calls.refused_infer(name, *([0.0] * (5 * MIB)))
         assert "larger than max" in text
         assert str(16 * MIB) in text
         assert calls.infer(name, 1.0) == [1.0]
 
 
-def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, loaded):
+def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, door, loaded):
     name = loaded(imports="import numpy as np", answer="values = np.zeros(5 * 2**20, np.float32)")
-    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
         code, text = calls.refused_infer(name, 1.0)
     assert code == "INTERNAL"
     assert "Triton's answer is too large" in text

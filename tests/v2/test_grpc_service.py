@@ -21,8 +21,8 @@ NAME = "team/größe"
 
 
 @pytest.fixture
-def calls(adapter):
-    with calls_to(adapter.grpc) as found:
+def calls(adapter, door):
+    with calls_to(adapter.doors[door]) as found:
         yield found
 
 
@@ -129,13 +129,15 @@ def test_what_reaches_beyond_a_model_is_off_unless_a_setting_allows_it(calls, me
 def open_adapter(triton, model_root):
     """In front of a stock Triton; passes everything on, and does not wait long for loads."""
     flags = [f"--passthrough={word}" for word in ("shared_memory", "trace", "log")]
-    adapter = uploading_adapter(triton, model_root, *flags, "--load-wait-seconds=0.1")
+    adapter = uploading_adapter(
+        triton, model_root, *flags, "--load-wait-seconds=0.1", "--grpc-data=127.0.0.1:0"
+    )
     yield adapter
     assert adapter.stop() == 0, adapter.errors
 
 
-def test_with_the_setting_it_is_passed_on(open_adapter, triton):
-    with calls_to(open_adapter.grpc) as calls, calls_to(triton.grpc_address) as triton_calls:
+def test_with_the_setting_it_is_passed_on(open_adapter, triton, door):
+    with calls_to(open_adapter.doors[door]) as calls, calls_to(triton.grpc_address) as triton_calls:
         for method in ("SystemSharedMemoryStatus", "TraceSetting", "LogSettings"):
             request = getattr(pb, f"{method}Request")()
             assert calls.call(method, request) == triton_calls.call(method, request)
@@ -145,9 +147,9 @@ def test_with_the_setting_it_is_passed_on(open_adapter, triton):
         assert (code, text) == (direct, f"InferenceFailed: {tritons_text}")
 
 
-def test_trace_settings_of_a_model_go_by_the_callers_name(open_adapter, package):
+def test_trace_settings_of_a_model_go_by_the_callers_name(open_adapter, package, door):
     write_python_model(package)
-    with closing(open_adapter.client()) as client, calls_to(open_adapter.grpc) as calls:
+    with closing(open_adapter.client()) as client, calls_to(open_adapter.doors[door]) as calls:
         assert client.load("team/a", package).status == 200
         request = pb.TraceSettingRequest(model_name="team/a")
         request.settings["trace_rate"].value.append("7")
@@ -157,7 +159,7 @@ def test_trace_settings_of_a_model_go_by_the_callers_name(open_adapter, package)
         assert client.delete("/models/team%2Fa").status == 200
 
 
-def test_a_load_that_takes_too_long_is_not_waited_for(open_adapter, package, tmp_path):
+def test_a_load_that_takes_too_long_is_not_waited_for(open_adapter, package, tmp_path, door):
     started, gate = tmp_path / "started", tmp_path / "gate"
     wait = (
         f"pathlib.Path({str(started)!r}).touch()\n"
@@ -166,7 +168,7 @@ def test_a_load_that_takes_too_long_is_not_waited_for(open_adapter, package, tmp
     write_python_model(package, imports="import pathlib, time", initialize=wait)
     with (
         closing(open_adapter.client()) as client,
-        calls_to(open_adapter.grpc) as calls,
+        calls_to(open_adapter.doors[door]) as calls,
         ThreadPoolExecutor(1) as pool,
     ):
         try:
@@ -193,14 +195,18 @@ def test_an_unknown_method_is_unimplemented(calls):
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-@pytest.mark.parametrize("service", ["", SERVICE, "mmesh.ModelRuntime"])
-def test_all_services_are_well(calls, service):
+# beside V2, health and reflection
+BESIDES = {"grpc": ["mmesh.ModelRuntime"], "grpc_data": []}
+
+
+def test_all_services_are_well(calls, door):
     health = health_pb2_grpc.HealthStub(calls.channel)
-    request = health_pb2.HealthCheckRequest(service=service)
-    assert health.Check(request, timeout=5).status == SERVING
-    watching = health.Watch(request, timeout=5)
-    assert next(watching).status == SERVING
-    watching.cancel()
+    for service in ("", SERVICE, *BESIDES[door]):
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(request, timeout=5).status == SERVING
+        watching = health.Watch(request, timeout=5)
+        assert next(watching).status == SERVING
+        watching.cancel()
 
 
 def test_a_service_that_is_not_here_has_no_health(calls):
@@ -215,18 +221,19 @@ def test_a_service_that_is_not_here_has_no_health(calls):
     watching.cancel()
 
 
-def test_the_services_describe_themselves(calls):
+def test_the_services_describe_themselves(calls, door):
     ask = reflection_pb2_grpc.ServerReflectionStub(calls.channel).ServerReflectionInfo
+    services = [SERVICE, *BESIDES[door]]
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol="mmesh.ModelRuntime"),
+        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=of) for of in services),
     ]
     listed, *files = ask(iter(requests), timeout=5)
     names = {service.name for service in listed.list_services_response.service}
-    assert names >= {SERVICE, "mmesh.ModelRuntime", "grpc.health.v1.Health"}
+    assert names >= {*services, "grpc.health.v1.Health"}
+    assert ("mmesh.ModelRuntime" in names) == (door == "grpc")
     described = [
         FileDescriptorProto.FromString(file.file_descriptor_response.file_descriptor_proto[0])
         for file in files
     ]
-    assert [file.package for file in described] == ["inference", "mmesh"]
+    assert [file.package for file in described] == ["inference", "mmesh"][: len(services)]

@@ -35,8 +35,8 @@ class Asking:
 
 
 @pytest.fixture
-def calls(adapter):
-    with calls_to(adapter.grpc) as found:
+def calls(adapter, door):
+    with calls_to(adapter.doors[door]) as found:
         yield found
 
 

@@ -100,14 +100,20 @@ def inferences(adapter: RunningAdapter) -> int:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "more"),
-    [("http", ()), ("grpc", ()), ("grpc", ("--async", "--streaming"))],
-    ids=["http", "grpc", "grpc-streaming"],
+    ("door", "more"),
+    [
+        ("http", ()),
+        ("grpc", ()),
+        ("grpc", ("--async", "--streaming")),
+        ("grpc_data", ()),
+        ("grpc_data", ("--async",)),
+        ("grpc_data", ("--async", "--streaming")),
+    ],
 )
-def test_it_measures_without_a_failure(served, perf_analyzer, tmp_path, protocol, more):
+def test_it_measures_without_a_failure(served, perf_analyzer, tmp_path, door, more):
     report, before = tmp_path / "report.csv", inferences(served)
     done = perf_analyzer.run(
-        *("-m", "echo", "-i", protocol, "-u", served.doors[protocol], "--shape", "IN:16"),
+        *("-m", "echo", "-i", door.split("_")[0], "-u", served.doors[door], "--shape", "IN:16"),
         *("--request-count", str(_REQUESTS), "--concurrency-range", "2", "-f", str(report)),
         *more,
     )

@@ -1,0 +1,305 @@
+"""The caller's connection: requests."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from adapter.dataplane.relay import frames
+from adapter.dataplane.relay.exchange import Exchange, data_frame
+from adapter.dataplane.relay.frames import Code, ConnectionFault, StreamFault
+from adapter.dataplane.relay.headers import HeaderReader
+from adapter.dataplane.relay.inbound import Sink
+from adapter.dataplane.relay.message import MessageWatch
+from adapter.dataplane.relay.windows import MAX_STREAMS, CallerWindows
+from adapter.dataplane.relay.wire import Piece, part
+from adapter.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from adapter.dataplane.relay.link import Link
+    from adapter.dataplane.relay.relay import Relay
+
+_RESETS_KEPT = 1000
+_CHORES_OF_A_FAULT = 10
+_SMALL = frames.FRAME_BYTES
+
+
+class Caller(CallerWindows):
+    """`watches`: of requests that go straight and are not complete."""
+
+    def __init__(self, relay: "Relay") -> None:
+        super().__init__(HeaderReader(relay.site.calls, 2**14))
+        self.relay = relay
+        self.watches: dict[int, MessageWatch] = {}
+        self._last_id = 0
+        self._resets: dict[int, None] = {}
+        self._preface = frames.PREFACE
+
+    # -- of the connection ------------------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        if self._preface:
+            size = min(len(data), len(self._preface))
+            if data[:size] != self._preface[:size]:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2")
+            self._preface, data = self._preface[size:], data[size:]
+        super().received(data)
+
+    def connected(self) -> None:
+        """It is the caller who begins."""
+
+    def flush_all(self) -> None:
+        self.relay.flush()
+
+    def lost(self) -> None:
+        self.relay.caller_lost()
+
+    def gone(self) -> None:
+        self.relay.ended.set()
+
+    def paused(self) -> None:
+        for link in self.links():
+            link.read_on(is_wanted=not self.is_paused)
+
+    def last_stream(self) -> int:
+        return self._last_id
+
+    def links(self) -> "list[Link]":
+        return self.relay.links
+
+    def triton_window(self, increment: int) -> None:
+        if self.relay.triton is not None:
+            self.relay.triton.control(frames.window_update(0, increment))
+
+    def all_sent(self) -> None:
+        self.relay.close_if_done()
+
+    def going(self, last_stream_id: int) -> None:
+        """It sends no new ones; what is open goes on."""
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def walk(self, data: bytes, at: int) -> None:
+        """DATA within a value passes in runs of as many frames as are here."""
+        watches, start, end, passed = self.watches, at, len(data), 0
+        while end - at >= frames.HEAD_BYTES:
+            high, low, kind, flags, stream_id = frames.read_head(data, at)
+            size = high << 8 | low
+            after = at + frames.HEAD_BYTES + size
+            if after > end:
+                break
+            watch = None
+            if kind == frames.DATA and not flags and self.is_plain:
+                watch = watches.get(stream_id)
+            if watch is not None and 0 < size <= watch.skip:
+                watch.skip -= size
+                passed += size
+            else:
+                if start < at:
+                    self._straight(part(data, start, at))
+                start = after
+                self._stop_at(kind, flags, stream_id, data[at + frames.HEAD_BYTES : after])
+            at = after
+        if start < at:
+            self._straight(part(data, start, at))
+        self.chores -= passed >> 13
+        self.use(passed)
+        if at < end:
+            self.keep(data, at)
+
+    def _stop_at(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """The short way for what a small request is made of."""
+        if not self.is_plain or kind > frames.HEADERS:
+            self.frame(kind, flags, stream_id, payload)
+        elif kind == frames.HEADERS and flags == frames.END_HEADERS:
+            self.block(flags, stream_id, payload)
+        elif kind == frames.DATA and flags == frames.END_STREAM and len(payload) <= _SMALL:
+            self.data(flags, stream_id, len(payload), payload)
+        else:
+            self.frame(kind, flags, stream_id, payload)
+
+    def _straight(self, piece: Piece) -> None:
+        if self.relay.triton is not None:
+            self.relay.triton.out.append(piece)
+
+    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> None:
+        self.use(size)
+        exchange = self.exchanges.get(stream_id)
+        if exchange is None:
+            self._check_closed(stream_id)
+            self.credit(len(piece))
+        elif exchange.is_asked:
+            self.credit(len(piece))
+            self.refuse(stream_id, Code.STREAM_CLOSED)
+        elif exchange.is_over:
+            self._more(exchange, flags, piece, len(piece) == size)
+        elif exchange.link is None:
+            self._hold(exchange, flags, size, piece)
+        elif exchange.watch is not None:
+            head = frames.head(size, frames.DATA, flags, stream_id)
+            is_last = len(piece) == size
+            self._pass(exchange, exchange.watch, head, piece, end=bool(flags), is_last=is_last)
+        else:
+            self._more(exchange, flags, piece, len(piece) == size)
+
+    def rest(self, flags: int, stream_id: int) -> Sink:
+        exchange = self.exchanges.get(stream_id)
+        return self._drop if exchange is None else partial(self._more, exchange, flags)
+
+    def _hold(self, exchange: Exchange, flags: int, size: int, piece: Piece) -> None:
+        """Until it is known which model is meant."""
+        held, is_last = exchange.held, len(piece) == size
+        whole = held + piece if held else piece
+        exchange.held = b""
+        if len(whole) > self.stream_window:
+            self.credit(len(whole))
+            self.refuse(exchange.id, Code.FLOW_CONTROL_ERROR)
+            return
+        goes_straight = self.relay.decide(exchange, whole, end=bool(flags) and is_last)
+        if goes_straight is None:
+            exchange.held = bytes(whole)
+        elif not goes_straight:
+            self._more(exchange, flags, whole, is_last)
+        else:
+            if held:
+                self._straight(data_frame(exchange.id, held, end=False))
+            head = frames.head(size, frames.DATA, flags, exchange.id)
+            self._begin(head, piece, is_last=is_last)
+            exchange.is_asked = bool(flags) and is_last
+
+    def _pass(
+        self,
+        exchange: Exchange,
+        watch: MessageWatch,
+        head: bytes,
+        piece: Piece,
+        *,
+        end: bool,
+        is_last: bool,
+    ) -> None:
+        if self._is_good(exchange, watch, piece, end=end and is_last):
+            self._begin(head, piece, is_last=is_last)
+        else:
+            self.credit(len(piece))
+
+    def _begin(self, head: bytes, piece: Piece, *, is_last: bool) -> None:
+        triton = self.relay.triton
+        if triton is not None:
+            triton.out += (head, piece)
+            triton.is_within = not is_last
+
+    def _is_good(self, exchange: Exchange, watch: MessageWatch, piece: Piece, *, end: bool) -> bool:
+        try:
+            watch.feed(piece)
+            if end:
+                watch.end()
+        except InvalidRequest as error:
+            self.relay.fail(exchange, error)
+            return False
+        if end:
+            exchange.is_asked = True
+            self.watches.pop(exchange.id, None)
+        return True
+
+    def _more(self, exchange: Exchange, flags: int, piece: Piece, is_last: bool) -> None:
+        """Of a frame whose first piece is on its way already."""
+        end, triton = bool(flags) and is_last, self.relay.triton
+        if triton is not None and triton.is_within:
+            if exchange.watch is not None and not exchange.is_over:
+                self._is_good(exchange, exchange.watch, piece, end=end)
+            # Triton has the frame's head. Zeros are no field: it cannot take them for a request
+            triton.go_on(bytes(len(piece)) if exchange.is_over else piece, is_last=is_last)
+        elif exchange.is_over or exchange.link is None or exchange.upload is None:
+            self.credit(len(piece))
+        else:
+            exchange.link.upload(exchange, exchange.upload, piece, end=end)
+        exchange.is_asked = exchange.is_asked or end
+
+    def _drop(self, piece: Piece, _: bool) -> None:
+        self.credit(len(piece))
+
+    def padding(self, stream_id: int, size: int) -> None:
+        self.use(size)
+        self.credit(size)
+        if stream_id in self.exchanges:
+            self.control(frames.window_update(stream_id, size))
+
+    # -- streams ----------------------------------------------------------------------------
+
+    def block(self, flags: int, stream_id: int, block: bytes) -> None:
+        if stream_id % 2 == 0:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream of the caller's")
+        is_new = stream_id > self._last_id
+        self._last_id = max(stream_id, self._last_id)
+        try:
+            call = self.reader.read(block)
+            if not is_new and stream_id not in self.exchanges:
+                self._check_closed(stream_id)
+                return
+            self._check_block(stream_id, is_new=is_new)
+        except StreamFault as fault:
+            self.refuse(stream_id, fault.code)
+            return
+        self.relay.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
+
+    def _check_block(self, stream_id: int, *, is_new: bool) -> None:
+        if not is_new:
+            is_asked = self.exchanges[stream_id].is_asked
+            code = Code.STREAM_CLOSED if is_asked else Code.PROTOCOL_ERROR
+            raise StreamFault(code, "gRPC has no trailers of requests")
+        if self.relay.is_leaving or len(self.exchanges) >= MAX_STREAMS:
+            raise StreamFault(Code.REFUSED_STREAM, "no more at once")
+
+    def _check_closed(self, stream_id: int) -> None:
+        """Of a stream that is not there: of what we have reset, more may be in flight."""
+        self._must_have_been(stream_id)
+        if stream_id not in self._resets:
+            raise ConnectionFault(Code.STREAM_CLOSED, "a frame of a stream that has ended")
+        self.chore()
+
+    def _must_have_been(self, stream_id: int) -> None:
+        if stream_id % 2 == 0 or stream_id > self._last_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
+
+    def refuse(self, stream_id: int, code: int) -> None:
+        """For what the caller did."""
+        self.end_stream(stream_id, code)
+        exchange = self.exchanges.get(stream_id)
+        if exchange is not None:
+            self.relay.drop(exchange, code)
+        self.chore(_CHORES_OF_A_FAULT)
+
+    def end_stream(self, stream_id: int, code: int) -> None:
+        self.control(frames.reset(stream_id, code))
+        self.note_reset(stream_id)
+
+    def note_reset(self, stream_id: int) -> None:
+        self._resets[stream_id] = None
+        if len(self._resets) > _RESETS_KEPT:
+            del self._resets[next(iter(self._resets))]
+
+    def forget(self, exchange: Exchange) -> None:
+        self.exchanges.pop(exchange.id, None)
+        self.watches.pop(exchange.id, None)
+
+    def was_reset(self, stream_id: int, code: int) -> None:
+        self._must_have_been(stream_id)
+        exchange = self.exchanges.get(stream_id)
+        if exchange is not None:
+            self.note_reset(stream_id)
+            self.unsend(stream_id)
+            self.relay.drop(exchange, code)
+
+    def window_update(self, stream_id: int, increment: int) -> None:
+        if stream_id == 0:
+            self.connection_window_update(increment)
+            return
+        self._must_have_been(stream_id)
+        exchange = self.exchanges.get(stream_id)
+        if exchange is None:
+            return
+        exchange.room += increment
+        if not increment or exchange.room > frames.MAX_WINDOW:
+            self.refuse(stream_id, Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR)
+        elif exchange.link is None:
+            exchange.granted += increment
+        else:
+            exchange.link.control(frames.window_update(stream_id, increment))

@@ -1,0 +1,129 @@
+"""HTTP/2 frames as bytes: numbers and layouts of RFC 9113 sections 4 to 7."""
+
+from enum import IntEnum
+from struct import Struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
+PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
+
+END_STREAM = ACK = 0x1
+END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
+
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 1, 2, 3
+INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
+
+HEAD_BYTES = 9
+FRAME_BYTES = 2**14  # what everybody takes, and all that we take
+MAX_FRAME_BYTES = 2**24 - 1
+MAX_WINDOW = MAX_STREAM = 2**31 - 1
+DEFAULT_WINDOW = 2**16 - 1
+
+# upper and lower part of the length, type, flags, stream
+_HEAD = Struct(">HBBBL")
+_SETTING = Struct(">HL")
+_NUMBER = Struct(">L")
+
+read_head = _HEAD.unpack_from
+read_number = _NUMBER.unpack_from
+
+
+class Code(IntEnum):
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class ConnectionFault(Exception):
+    """The peer broke the protocol: the connection ends."""
+
+    def __init__(self, code: Code, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class StreamFault(Exception):
+    """The peer broke the protocol on one stream: that one ends."""
+
+    def __init__(self, code: Code, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
+    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
+
+
+def settings(values: dict[int, int]) -> bytes:
+    payload = b"".join(_SETTING.pack(key, value) for key, value in values.items())
+    return head(len(payload), SETTINGS, 0, 0) + payload
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """ConnectionFault for what section 6.5.2 does not allow; unknown settings are left out."""
+    if len(payload) % _SETTING.size:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of an odd length")
+    found = list(_SETTING.iter_unpack(payload))
+    for key, value in found:
+        if key == ENABLE_PUSH and value > 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+        if key == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is too large")
+        if key == MAX_FRAME_SIZE and not FRAME_BYTES <= value <= MAX_FRAME_BYTES:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of bounds")
+    return found
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    return head(4, WINDOW_UPDATE, 0, stream_id) + _NUMBER.pack(increment)
+
+
+def reset(stream_id: int, code: int) -> bytes:
+    return head(4, RST_STREAM, 0, stream_id) + _NUMBER.pack(code)
+
+
+def ping(payload: bytes, flags: int = 0) -> bytes:
+    return head(8, PING, flags, 0) + payload
+
+
+def goaway(last_stream_id: int, code: int, why: str = "") -> bytes:
+    payload = _NUMBER.pack(last_stream_id) + _NUMBER.pack(code) + why.encode()
+    return head(len(payload), GOAWAY, 0, 0) + payload
+
+
+def header_block(stream_id: int, block: bytes, *, end: bool) -> bytes:
+    """HEADERS, and CONTINUATION for what does not fit into one frame."""
+    ending = END_STREAM if end else 0
+    if len(block) <= FRAME_BYTES:
+        return head(len(block), HEADERS, ending | END_HEADERS, stream_id) + block
+    parts = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
+    made = [head(len(parts[0]), HEADERS, ending, stream_id), parts[0]]
+    for part in parts[1:]:
+        flags = END_HEADERS if part is parts[-1] else 0
+        made += (head(len(part), CONTINUATION, flags, stream_id), part)
+    return b"".join(made)
+
+
+def without_padding(payload: bytes) -> bytes:
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def without_padding_and_priority(payload: bytes, flags: int) -> bytes:
+    if flags & PADDED:
+        payload = without_padding(payload)
+    if not flags & HAS_PRIORITY:
+        return payload
+    if len(payload) < 5:  # noqa: PLR2004 - a stream and a weight
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "no room for the priority")
+    return payload[5:]

@@ -1,0 +1,131 @@
+"""Follows one gRPC message with a model's name in it, however it is cut into pieces."""
+
+from enum import Enum
+
+from adapter.errors import InvalidRequest
+
+PREFIX_BYTES = 5  # compressed or not, then the length
+_NAME_TAG = 0x0A  # field 1, delimited
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FIXED = {_FIXED64: 8, _FIXED32: 4}
+_MIN_TAG, _MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
+_MAX_FIELDS = 2**16
+_MAX_NAME_BYTES = 2**10
+# delimited fields 2 to 15: most of what a request is made of
+_PLAIN_TAGS = frozenset(range(0x12, 0x80, 8))
+
+
+class Peek(Enum):
+    MORE = "the name may still come"
+    NO = "not a message that names its model first"
+
+
+def length_of(start: bytes | memoryview) -> int:
+    return int.from_bytes(start[1:PREFIX_BYTES])
+
+
+def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
+    """The name where it comes first, as every client's protobuf writes it. MORE never comes of as
+    many bytes as a name may have and ten.
+    """
+    if len(start) < PREFIX_BYTES + 2:
+        return Peek.MORE
+    if start[0] != 0 or length_of(start) > max_bytes or start[PREFIX_BYTES] != _NAME_TAG:
+        return Peek.NO
+    length, at = start[PREFIX_BYTES + 1], PREFIX_BYTES + 2
+    if length >= 0x80:  # noqa: PLR2004 - the bit that says: more to come
+        if len(start) <= at:
+            return Peek.MORE
+        length, at = length & 0x7F | start[at] << 7, at + 1
+        if length > _MAX_NAME_BYTES:  # or a third byte of the length
+            return Peek.NO
+    if at + length > PREFIX_BYTES + length_of(start):
+        return Peek.NO
+    return start[at : at + length] if len(start) >= at + length else Peek.MORE
+
+
+class MessageWatch:
+    """InvalidRequest for a message in which Triton may read another name than the first, and for
+    more than one message. Fields are looked at, values are not: `skip` is what is to come of one.
+    """
+
+    __slots__ = ("_fields", "_left", "_names", "_rest", "skip")
+
+    def __init__(self, length: int) -> None:
+        self.skip = 0
+        self._left = length  # behind what is to be skipped
+        self._rest = b""
+        self._fields = 0
+        self._names = 0
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """The next bytes behind the prefix."""
+        size, skip = len(piece), self.skip
+        if size <= skip:
+            self.skip = skip - size
+            return
+        self.skip = 0
+        self._take(size - skip, "more than one message")
+        piece = piece[skip:]
+        if self._rest:
+            piece = self._rest + piece
+        at, end = 0, len(piece)
+        try:
+            while at < end:
+                if piece[at] in _PLAIN_TAGS and piece[at + 1] < 0x80:  # noqa: PLR2004
+                    at += 2 + piece[at + 1]
+                    self._fields += 1
+                else:
+                    at = self._field(piece, at)
+            self._rest = b""
+        except IndexError:
+            self._rest = bytes(piece[at:])
+        self._check_count()
+        if at > end:
+            self._take(at - end, "the message breaks off within a field")
+            self.skip = at - end
+
+    def end(self) -> None:
+        if self._left or self.skip or self._rest:
+            raise InvalidRequest("the message breaks off within a field")
+
+    def _take(self, size: int, why: str) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise InvalidRequest(why)
+
+    def _field(self, piece: bytes | memoryview, at: int) -> int:
+        """Where it ends, in this piece or behind it. IndexError when its head is not here yet."""
+        tag, start = _varint(piece, at)
+        kind = tag & 7
+        if kind == _DELIMITED:
+            size, start = _varint(piece, start)
+        elif kind == _VARINT:
+            size, start = 0, _varint(piece, start)[1]
+        else:
+            size = _FIXED.get(kind, -1)
+        if size < 0 or not _MIN_TAG <= tag <= _MAX_TAG:
+            raise InvalidRequest(f"the message is not protobuf: it has a field with tag {tag}")
+        self._fields += 1
+        if tag == _NAME_TAG:
+            self._names += 1
+            if self._names > 1:
+                raise InvalidRequest("the message names its model more than once")
+        return start + size
+
+    def _check_count(self) -> None:
+        if self._fields > _MAX_FIELDS:
+            raise InvalidRequest(f"the message has more than {_MAX_FIELDS} fields")
+
+
+def _varint(piece: bytes | memoryview, at: int) -> tuple[int, int]:
+    value = piece[at]
+    if value < 0x80:  # noqa: PLR2004
+        return value, at + 1
+    value &= 0x7F
+    for i in range(1, _MAX_VARINT_BYTES):
+        byte = piece[at + i]
+        value |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:  # noqa: PLR2004
+            return value, at + i + 1
+    raise InvalidRequest("the message is not protobuf: it has an endless number")

@@ -1,0 +1,86 @@
+"""What the relay asks others: which calls may go straight to Triton, and what is told of errors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import unquote_to_bytes
+
+from adapter.dataplane.relay.headers import Headers, check_answer, check_request, encoded
+from adapter.errors import AdapterError
+
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_MAX_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The head of a request. `direct` is the block for Triton when the call may go there as it is;
+    `served` the block for the server beside us. `mesh_id` is what the metadata names, `seconds`
+    the caller's own limit.
+    """
+
+    served: bytes
+    direct: bytes | None
+    mesh_id: str | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The head of an answer, or its trailers; `status` as gRPC's `grpc-status` has it."""
+
+    block: bytes
+    status: int | None
+    text: str
+    is_alone: bool
+
+
+class Passage(Protocol):
+    """One inference that was let through; it holds its model until one of these."""
+
+    def answered(self) -> None: ...
+    def cancelled(self) -> None: ...
+    def fault(self, status: int, text: str) -> AdapterError:
+        """What Triton's status means. Ends nothing."""
+
+    async def failed(self, error: AdapterError) -> tuple[int, str]:
+        """The status that the caller is told."""
+
+
+class Gate(Protocol):
+    def is_for_triton(self, header: bytes) -> bool:
+        """False for what ends here."""
+
+    def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
+        """May a call with these headers go straight, and for which model by its metadata?"""
+
+    def admit(self, name: bytes, mesh_id: str | None) -> Passage | None:
+        """None: it takes the slow way, where also refusals are spoken."""
+
+
+def read_call(gate: Gate, headers: Headers) -> Call:
+    check_request(headers)
+    found = dict(headers)
+    may_go, mesh_id = gate.route(found)
+    direct = encoded((k, v) for k, v in headers if gate.is_for_triton(k)) if may_go else None
+    return Call(encoded(headers), direct, mesh_id, _seconds(found.get(b"grpc-timeout", b"")))
+
+
+def _seconds(text: bytes) -> float | None:
+    """As gRPC writes it: at most eight digits, and a unit. What is odd is for who serves it."""
+    number, unit = text[:-1], _UNITS.get(text[-1:])
+    if unit is None or not number.isdigit() or len(number) > _MAX_DIGITS:
+        return None
+    return int(number) * unit
+
+
+def read_answer(headers: Headers) -> Answer:
+    check_answer(headers)
+    found = dict(headers)
+    status = found.get(b"grpc-status", b"")
+    return Answer(
+        encoded(headers),
+        int(status) if status.isdigit() and len(status) < 3 else None,  # noqa: PLR2004
+        unquote_to_bytes(found.get(b"grpc-message", b"")).decode("utf-8", "replace"),
+        b":status" in found,
+    )

@@ -1,0 +1,68 @@
+"""The door of the relay: it listens, looks after its connections, and drains them."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from adapter.dataplane.relay.caller import Caller
+from adapter.dataplane.relay.frames import Code
+from adapter.dataplane.relay.relay import Relay
+from adapter.dataplane.relay.site import Site
+
+_LOOK_SECONDS, _LOOKS_A_SECOND = 0.1, 10
+
+
+class RelayServer:
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._server: asyncio.Server | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._path: str | None = None
+        self._relays: set[Relay] = set()
+
+    async def listen(self, host: str | None, port: int, path: str | None) -> int:
+        """The port, 0 for a unix socket. OSError when it is taken."""
+        loop = asyncio.get_running_loop()
+        self._path = path
+        if path is not None:
+            self._server = await loop.create_unix_server(self._accept, path)
+        else:
+            self._server = await loop.create_server(self._accept, host, port)
+        self._looking = asyncio.create_task(self._look())
+        return 0 if path is not None else int(self._server.sockets[0].getsockname()[1])
+
+    def _accept(self) -> Caller:
+        relay = Relay(self._site)
+        self._relays.add(relay)
+        return relay.caller
+
+    async def _look(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            looks += 1
+            for relay in self._relays:
+                if relay.caller.exchanges:
+                    relay.look()
+            if looks % _LOOKS_A_SECOND == 0:
+                self._relays = {relay for relay in self._relays if not relay.ended.is_set()}
+                for relay in self._relays:
+                    relay.look_closely()
+
+    async def close(self, patience_seconds: float) -> None:
+        """Take nothing new; what is open has its time to end."""
+        if self._server is None or self._looking is None:
+            return
+        self._server.close()
+        if self._path is not None:
+            await asyncio.to_thread(Path(self._path).unlink, missing_ok=True)
+        for relay in self._relays:
+            relay.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                for relay in self._relays:
+                    await relay.ended.wait()
+        for relay in self._relays:
+            relay.caller.close(Code.CANCEL)
+        self._looking.cancel()
+        await asyncio.wait({self._looking, *self._site.tasks}, timeout=1)

@@ -1,0 +1,139 @@
+"""Which calls of the door for inference go straight to Triton, and what is told of their errors.
+
+ModelInfer does, when Triton knows the model by the caller's own name for it and it is ready. All
+else is served as at the other door, by the same code, behind a socket of our own.
+"""
+
+import logging
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+
+import grpc
+
+from adapter.control import Lease, ModelControl
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId
+from adapter.errors import (
+    AdapterError,
+    BackendError,
+    CapacityError,
+    ModelNotFound,
+    ModelNotReady,
+)
+from adapter.frontends.grpc_edge import GrpcEdge
+from adapter.frontends.grpc_v2 import SERVICE
+from adapter.frontends.status import grpc_status
+from adapter.metrics import Metrics
+
+FRONTEND, _METHOD = "grpc_data", "ModelInfer"
+
+_PATH = f"/{SERVICE}/{_METHOD}".encode()
+_MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+log = logging.getLogger(__name__)
+__all__ = ["FRONTEND", "LaneGate"]
+
+
+class LaneGate:
+    """`is_traced`: spans are made of every call, and that takes the other way."""
+
+    def __init__(
+        self, control: ModelControl, faults: Faults, metrics: Metrics, *, is_traced: bool
+    ) -> None:
+        self.control = control
+        self.faults = faults
+        self.edge = GrpcEdge(metrics, FRONTEND)
+        self.served = metrics.traffic.served(FRONTEND, _METHOD)
+        self._is_traced = is_traced
+
+    def is_for_triton(self, header: bytes) -> bool:
+        """A mesh's own metadata end here."""
+        return not header.startswith(b"mm-")
+
+    def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
+        """May a call with these headers go straight, and for which model by its metadata?"""
+        is_plain = (
+            not self._is_traced
+            and found[b":path"] == _PATH
+            and found[b":method"] == b"POST"
+            and found.get(b"content-type", b"").startswith(b"application/grpc")
+            and found.get(b"te") == b"trailers"
+            and found.get(b"grpc-encoding", b"identity") == b"identity"
+            and b"content-length" not in found
+        )
+        try:
+            return is_plain, _mesh_id(found)
+        except ValueError:
+            return False, None
+
+    def admit(self, name: bytes, mesh_id: str | None) -> "_Passage | None":
+        try:
+            text = name.decode()
+            lease = self.control.lease(ModelId(text))
+        except (UnicodeDecodeError, ModelNotFound, ModelNotReady):
+            return None
+        if lease.record.name != text or (mesh_id is not None and mesh_id != text):
+            return None
+        return _Passage(self, lease)
+
+
+def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
+    """ValueError when it is none; the binary form wins."""
+    if (binary := found.get(_MESH_BINARY)) is not None:
+        return b64decode(binary + b"=" * (-len(binary) % 4), validate=True).decode()
+    text = found.get(_MESH)
+    return None if text is None else text.decode("ascii")
+
+
+class _Passage:
+    __slots__ = ("_begun", "_gate", "_lease", "_record")
+
+    def __init__(self, gate: LaneGate, lease: Lease) -> None:
+        self._gate = gate
+        self._lease = lease
+        self._record = lease.__enter__()
+        gate.served.flight.count += 1
+        self._begun = time.monotonic()
+
+    def answered(self) -> None:
+        self._lease.__exit__(None, None, None)
+        self._count("OK")
+
+    def cancelled(self) -> None:
+        self._lease.__exit__(None, None, None)
+        self._count("CANCELLED")
+
+    def fault(self, status: int, text: str) -> AdapterError:
+        code = _CODES.get(status, grpc.StatusCode.UNKNOWN).name
+        record = self._record
+        return self._gate.faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
+
+    async def failed(self, error: AdapterError) -> tuple[int, str]:
+        """A bug on the way is told as one, and lets go of the model too."""
+        error.model_id = error.model_id or self._record.id
+        try:
+            error = await self._judged(error)
+            self._gate.edge.note(_METHOD, error)
+            code, text = grpc_status(error)
+        except Exception:
+            log.exception("request.failed", extra={"method": _METHOD})
+            code, text = grpc.StatusCode.INTERNAL, "InternalError: internal error; see the log"
+        finally:
+            self._lease.__exit__(type(error), error, None)
+        self._count(code.name)
+        return int(code.value[0]), text
+
+    async def _judged(self, error: AdapterError) -> AdapterError:
+        if not isinstance(error, BackendError | CapacityError):
+            return error
+        judged = await self._gate.control.recovery.judged(error, self._record.id)
+        if judged is not error:
+            judged.__cause__ = error
+        return judged
+
+    def _count(self, code: str) -> None:
+        served = self._gate.served
+        served.flight.count -= 1
+        served.count(code, time.monotonic() - self._begun)

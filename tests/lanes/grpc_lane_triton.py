@@ -1,0 +1,57 @@
+"""A Triton of frames: it says over HTTP/2 what a test tells it to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from adapter.dataplane.relay import frames
+from adapter.dataplane.relay.headers import encoded
+from tests.lanes.grpc_lane_door import SECONDS, RelayDoor, Wire, frame
+
+HEAD = encoded([(b":status", b"200"), (b"content-type", b"application/grpc")])
+GOOD = encoded([(b"grpc-status", b"0")])
+
+
+def answer(stream_id: int, message: bytes = b"") -> bytes:
+    return (
+        frames.header_block(stream_id, HEAD, end=False)
+        + frame(frames.DATA, 0, stream_id, b"\0" + len(message).to_bytes(4, "big") + message)
+        + frames.header_block(stream_id, GOOD, end=True)
+    )
+
+
+class ScriptedTriton:
+    """`accepted` gives a Wire for each connection, in order; the preface has been read."""
+
+    def __init__(self) -> None:
+        self.writers: list[asyncio.StreamWriter] = []
+        self._wires: asyncio.Queue[Wire] = asyncio.Queue()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        assert await reader.readexactly(len(frames.PREFACE)) == frames.PREFACE
+        self._wires.put_nowait(Wire(reader, writer))
+
+    async def accepted(self, settings: dict[int, int] | None = None) -> Wire:
+        """It has said its settings; nothing else."""
+        async with asyncio.timeout(SECONDS):
+            wire = await self._wires.get()
+        wire.send(frames.settings(settings or {}))
+        return wire
+
+
+@asynccontextmanager
+async def scripted_triton(door: RelayDoor) -> AsyncIterator[ScriptedTriton]:
+    """Behind that door, for connections from now on."""
+    triton = ScriptedTriton()
+    server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
+    before, door.triton = door.triton, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield triton
+    finally:
+        door.triton = before
+        server.close()
+        for writer in triton.writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
