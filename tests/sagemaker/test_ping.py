@@ -90,7 +90,7 @@ def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
                 assert refusal(loaded)[:2] == (503, "BackendUnavailable")
                 assert refusal(client.delete("/models/echo"))[:2] == (503, "BackendUnavailable")
                 assert client.get("/models").json() == {"models": []}
-                assert client.post("/models/echo/invoke", infer_body(1.0)).status == 404
+                assert client.post("/models/echo/invoke", infer_body(1.0)).status == 503
         finally:
             assert adapter.stop() == 0
 
