@@ -91,10 +91,9 @@ class Adapter:
         self._dataplane, self._rpc = build_planes(settings, faults)
         http, rpc = traced_planes(self._dataplane, self._rpc, tracing)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
+        limit = settings.max_control_body_bytes
         self._sagemaker = SageMaker(
-            self._control,
-            is_well=self._is_well,
-            max_control_body_bytes=settings.max_control_body_bytes,
+            self._control, is_well=self._is_well, max_control_body_bytes=limit
         )
         self._lane = self._build_lane(http)
         self._v2 = self._build_v2(http, roots)

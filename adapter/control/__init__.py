@@ -156,11 +156,8 @@ class ModelControl:
         task = self.operations.start(work)
         done, _ = await asyncio.wait({task}, timeout=self._limits.unload + 1)
         if not done:
-            raise BackendTimeout(
-                f"model {model_id!r} was not gone within {self._limits.unload:g} s; "
-                "its unload goes on",
-                model_id=model_id,
-            )
+            why = f"was not gone within {self._limits.unload:g} s; its unload goes on"
+            raise BackendTimeout(f"model {model_id!r} {why}", model_id=model_id)
         task.result()
 
     def why_stuck(self) -> str | None:

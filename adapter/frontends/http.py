@@ -96,10 +96,9 @@ def handlers(
     serve: Handler, malformed: Callable[[AdapterError], None]
 ) -> Callable[[], web.RequestHandler]:
     """Makes a handler for one request each; `malformed` is told of what is no request."""
-    # who hangs up is not computed for any more; operations of control outlive their callers
-    server = web.Server(serve, handler_cancellation=True)
     return lambda: _OneRequest(
-        server,
+        # who hangs up is not computed for any more; operations of control outlive their callers
+        web.Server(serve, handler_cancellation=True),
         malformed,
         loop=asyncio.get_running_loop(),
         # the lane has looked at the head already

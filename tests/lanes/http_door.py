@@ -177,8 +177,9 @@ class Door:
     def in_flight(self) -> int:
         return sum(record.in_flight for record in self.house.control.registry.records())
 
-    def count(self, *labels: str) -> float:
-        return self.house.metrics.requests.labels(*labels)._value.get()
+    def count(self, frontend: str, method: str, code: int) -> int:
+        """Answers counted so far."""
+        return self.house.metrics.traffic.served(frontend, method).codes.get(code, 0)
 
     async def until_lost(self) -> None:
         """No connection of a caller is left."""

@@ -319,10 +319,10 @@ async def test_answers_are_counted_by_contract_operation_and_status():
         caller = await door.connect()
         for path in (LANE, "/models/other/invoke", "/invocations", "/v2/models/m/infer"):
             await caller.ask(request(path))
-        assert door.count("sagemaker", "invoke", "200") == 1
-        assert door.count("sagemaker", "invoke", "404") == 1
-        assert door.count("sagemaker", "invocations", "200") == 1
-        assert door.count("v2", "infer", "200") == 1
+        assert door.count("sagemaker", "invoke", 200) == 1
+        assert door.count("sagemaker", "invoke", 404) == 1
+        assert door.count("sagemaker", "invocations", 200) == 1
+        assert door.count("v2", "infer", 200) == 1
 
 
 async def test_a_bug_is_500_and_in_the_log(caplog):

@@ -8,7 +8,12 @@ from aiohttp import ClientSession, web
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
-from adapter.frontends.http import HttpEdge, answer, server_of
+from adapter.frontends.edge import Observer
+from adapter.frontends.http import HttpEdge, answer, handlers
+from adapter.frontends.http_lane.behind import Application
+from adapter.frontends.http_lane.server import HttpLane
+from adapter.frontends.inference import Inferences
+from adapter.settings import parse_door
 from tests.fakes.house import House
 
 
@@ -23,6 +28,10 @@ def drain_of(house: House, min_seconds: float = 0.0) -> Drain:
     return Drain(house.control, house.metrics.traffic, min_seconds)
 
 
+class NoTriton:
+    """For doors that are asked for no inference."""
+
+
 class Door:
     """One that answers when it is told to; `/stream` has begun to answer before."""
 
@@ -30,7 +39,16 @@ class Door:
         self.drain = drain_of(house)
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
-        self._edge = HttpEdge(self._handle, house.metrics, self.drain)
+        observer = Observer(house.metrics)
+        application = Application(handlers(HttpEdge(self._handle, observer).serve, observer.malformed))
+        inferences = Inferences(
+            house.control,
+            NoTriton(),
+            load_wait_seconds=1,
+            max_body_bytes=1000,
+            default_model=None,
+        )
+        self._lane = HttpLane(inferences, application, observer, drain=self.drain)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/quick":
@@ -46,13 +64,11 @@ class Door:
         return response
 
     async def open(self) -> str:
-        self._runner = web.ServerRunner(server_of(self._edge.serve))
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        port = await self._lane.open(parse_door("127.0.0.1:0"))
+        return f"http://127.0.0.1:{port}"
 
     async def close(self) -> None:
-        await self._runner.cleanup()
+        await self._lane.close(10)
 
 
 @pytest_asyncio.fixture

@@ -14,6 +14,7 @@ from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.oom import Classifier
 from adapter.frontends.admin import Admin
+from adapter.frontends.drain import Drain
 from tests.fakes.house import House
 
 
@@ -23,7 +24,10 @@ def admin_of(house: House) -> TestClient:
         house.metrics,
         why_not_started=lambda: None,
         why_not_ready=lambda: None,
+        drain=Drain(house.control, house.metrics.traffic, 0),
+        drain_seconds=1,
         about={"version": "1"},
+        config={},
     )
     return TestClient(TestServer(admin.application()))
 

@@ -22,7 +22,6 @@ class Server(Protocol):
 
     limits: Limits
     date: str
-    is_closing: bool
 
     @property
     def takes_more(self) -> bool: ...
@@ -191,7 +190,7 @@ class Connection(asyncio.Protocol):
             self._wait(self._server.limits.gone, self.abort)
         else:
             self._wait(self._server.limits.idle, self.close)
-        if self._server.is_closing or (self._is_ended and not self._ahead):
+        if not self._server.takes_more or (self._is_ended and not self._ahead):
             self.close()
         elif self._ahead:
             self._next()

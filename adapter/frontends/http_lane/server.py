@@ -51,7 +51,7 @@ class HttpLane:
     ) -> None:
         self.limits = limits or Limits()
         self.date = formatdate(usegmt=True)
-        self.is_closing = False
+        self._is_closing = False
         self._look_seconds = look_seconds
         self._inferences = inferences
         self._application = application
@@ -80,7 +80,7 @@ class HttpLane:
     async def close(self, patience_seconds: float) -> None:
         """Take nothing new; what is in hand has its time to be answered."""
         self._server.close()
-        self.is_closing = True
+        self._is_closing = True
         for connection in list(self._connections):
             connection.stop()
         if not await self._are_lost(patience_seconds):
@@ -113,7 +113,7 @@ class HttpLane:
     @property
     def takes_more(self) -> bool:
         """Callers are not told to go elsewhere with their next request."""
-        return not (self._drain.is_on or self.is_closing)
+        return not (self._drain.is_on or self._is_closing)
 
     async def serve(self, request: Request, reply: Reply, connection: Connection) -> None:
         route = route_of(request.head.raw_target) if request.head.method == "POST" else None
