@@ -215,7 +215,7 @@ def _churned(at: tuple[str, ...], package: str, scale: Scale) -> Json:
 
 
 def _pace(scale: Scale) -> tuple[str, ...]:
-    seconds = max(4.0, scale.seconds * 1.5)  # a load and an unload at least
+    seconds = max(3.0, scale.seconds * 1.5)  # a load and an unload at least
     return (
         "--model=identity",
         f"--rate={_STEADY_RATE}",

@@ -249,7 +249,7 @@ def storms(scale: Scale) -> Json:
 
 def _p99_at(adapter: RunningAdapter, scale: Scale) -> float:
     args = ("--protocol=sagemaker-json", f"--metadata=http://{adapter.started['triton_http']}")
-    pace = (f"--rate={_STORM_RATE}", f"--duration={max(2.0, scale.seconds / 2)}", "--warmup=0.2")
+    pace = (f"--rate={_STORM_RATE}", f"--duration={max(1.0, scale.seconds / 2)}", "--warmup=0.2")
     result = load(f"http://{adapter.http}", "--model=m00000", *args, *pace)
     return float(result["targets"][0]["latency"]["p99"])
 
