@@ -41,6 +41,7 @@ check: setup  ## format, lint, types, import layers, docs up to date; writes not
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/python scripts/gen_docs.py --check
+	.venv/bin/python scripts/gen_chart_readme.py --check
 	.venv/bin/python scripts/gen_protos.py --check
 
 fix: setup  ## format, and mend what the linter can
@@ -49,6 +50,7 @@ fix: setup  ## format, and mend what the linter can
 
 docs: setup  ## write the generated pages of docs/ anew
 	.venv/bin/python scripts/gen_docs.py
+	.venv/bin/python scripts/gen_chart_readme.py
 
 lock: setup  ## pin the newest allowed versions in requirements/ (needs uv)
 	scripts/lock.sh

@@ -40,7 +40,9 @@ class Door:
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
         observer = Observer(house.metrics)
-        application = Application(handlers(HttpEdge(self._handle, observer).serve, observer.malformed))
+        application = Application(
+            handlers(HttpEdge(self._handle, observer).serve, observer.malformed)
+        )
         inferences = Inferences(
             house.control,
             NoTriton(),
