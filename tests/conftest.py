@@ -1,5 +1,6 @@
 """Fixtures only. Servers are real, on free ports, and checked to leave nothing behind."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def triton() -> Iterator[RunningAdapter]:
 @pytest.fixture
 def package(model_root: Path, request: pytest.FixtureRequest) -> Path:
     """A folder to write one model package into (tests.trees)."""
-    folder = model_root / f"{request.node.name[:60].replace('/', '_')}-{id(request)}"
+    # a name that Triton takes as it is
+    folder = model_root / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', request.node.name[:60])}-{id(request)}"
     folder.mkdir()
     return folder
 

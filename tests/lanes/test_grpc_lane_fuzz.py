@@ -7,10 +7,13 @@ import os
 import time
 
 import pytest
+from hpack import Encoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter.dataplane.relay import frames
+from adapter.dataplane.relay.frames import ConnectionFault
+from adapter.dataplane.relay.headers import HeaderReader, Meanings, encoded
 from adapter.dataplane.relay.message import MessageWatch
 from adapter.errors import InvalidRequest
 from adapter.frontends.protobuf_field import read_field
@@ -174,6 +177,37 @@ def test_a_message_in_pieces_is_judged_as_in_one(data, message):
             read_field(message, 1)
 
 
+NAMES = st.sampled_from([b":path", b"content-type", b"te", b"user-agent", b"grpc-timeout", b"x"])
+VALUES = st.sampled_from([b"trailers", b"1m", b"y" * 130]) | st.binary(max_size=6)
+
+
+def reading(read, block):
+    """What a block means, or with which code it ends the connection."""
+    try:
+        return read(block)
+    except ConnectionFault as fault:
+        return fault.code
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=5), max_size=4),
+    st.binary(max_size=12),
+    st.booleans(),
+)
+def test_a_block_read_by_its_fields_means_what_it_means_as_a_whole(blocks, garbage, huffman):
+    meanings = Meanings(lambda headers: headers)
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    made = [encoder.encode(headers, huffman=huffman) for headers in blocks]
+    for block in (*made, *map(encoded, blocks), garbage, *(block + garbage for block in made)):
+        reader, whole = HeaderReader(meanings, 200), HeaderReader(Meanings(lambda h: h), 200)
+        reader.no_table_from_here()
+        whole.no_table_from_here()
+        whole._fields = whole._decode
+        assert reading(reader.read, block) == reading(whole.read, block)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 def test_hours_of_it():
@@ -183,6 +217,7 @@ def test_hours_of_it():
         test_a_client_that_sends_anything,
         test_a_triton_that_sends_anything,
         test_a_message_in_pieces_is_judged_as_in_one,
+        test_a_block_read_by_its_fields_means_what_it_means_as_a_whole,
     )
     while time.monotonic() < end:
         for test in tests:

@@ -18,7 +18,7 @@ from tests.lanes.grpc_lane_door import (
     request_of,
     wire_to,
 )
-from tests.lanes.grpc_lane_triton import GOOD, HEAD, scripted_triton
+from tests.lanes.grpc_lane_triton import GOOD, HEAD, answer, scripted_triton
 from tests.lanes.test_grpc_lane import echo
 
 MIB = 2**20
@@ -138,6 +138,50 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
             assert len(pb.ModelInferResponse.FromString(data[5:]).id) == size
 
 
+async def test_what_the_server_beside_sent_is_a_debt_that_the_next_updates_pay():
+    """And a door that closes waits for who has no window for the rest."""
+
+    async def act(message, context):
+        return pb.ModelInferResponse(id="x" * 39_000).SerializeToString()
+
+    async with (
+        relay_before(act) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
+        wire.send(request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        wire.send(request(3, "team/a"))
+        data, _ = await wire.answer(3)
+        triton.send(answer(1, bytes(15_000)), frames.ping(b"a mark  "))
+        await triton.until(frames.PING)
+        (relay,) = door.server._relays
+        assert relay.caller.exchanges == {}
+        first, _ = await wire.answer(1)
+        left = 65_535 - len(data) - len(first)
+
+        wire.send(request(5))
+        await triton.until(frames.DATA, 5)
+        triton.send(answer(5, bytes(16_000)), frames.ping(b"a mark  "))
+        await triton.until(frames.PING)
+        closing = asyncio.create_task(door.server.close(10))
+        await wire.until(frames.GOAWAY)
+        assert not closing.done()
+        got = sum(len(f[3]) for f in wire.got if (f[0], f[2]) == (frames.DATA, 5))
+        assert got == left  # the rest waits
+        for _ in range(30):
+            wire.send(frames.window_update(0, 1000))
+        rest, _ = await wire.answer(5)
+        assert got + len(rest) == 16_005
+        await closing
+        while await triton.next() is not None:
+            pass
+        paid = [f for f in triton.got if (f[0], f[2]) == (frames.WINDOW_UPDATE, 0)]
+        assert paid == []
+
+
 async def test_a_window_that_shrinks_amid_an_answer_is_kept():
     async with relay_before(echo) as door, wire_to(door.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 30_000})
@@ -236,10 +280,11 @@ async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
         await until(lambda: door.server._relays)
         (relay,) = door.server._relays
         wire.reader._transport.pause_reading()
-        while not relay.ended.is_set():
-            wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
-            relay.caller.chores = 0  # that limit is not what this is about
-            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            while not relay.ended.is_set():
+                wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
+                relay.caller.chores = 0  # that limit is not what this is about
+                await asyncio.sleep(0)
         assert held(door) < 4 * MIB
 
 

@@ -4,6 +4,8 @@ Without a table a block means the same whenever it comes, so what it means is ke
 """
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import pairwise
 from typing import Generic, TypeAlias, TypeVar
 
 from hpack import Decoder
@@ -16,6 +18,9 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 _KEPT_BLOCKS, _KEPT_BLOCK_BYTES = 512, 2048
 _LITERAL_LIMIT = 0x7F  # of a number's first byte, 7 bits of it
+_SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
+_ENTRY_BYTES = 32  # that count for each header, by section 4.1
+_SHORT_BYTES, _KEPT_SHORT = 128, 1024
 # section 8.2.2
 _OF_HTTP_1 = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
@@ -33,6 +38,7 @@ class Meanings(Generic[T]):
     def __init__(self, meaning: Callable[[Headers], T]) -> None:
         self.of = meaning
         self.kept: dict[bytes, T] = {}
+        self.fields: dict[bytes, tuple[bytes, bytes]] = {}
 
     def keep(self, block: bytes, meaning: T) -> None:
         if len(block) > _KEPT_BLOCK_BYTES:
@@ -41,12 +47,18 @@ class Meanings(Generic[T]):
             self.kept.clear()
         self.kept[block] = meaning
 
+    def keep_field(self, field: bytes, header: tuple[bytes, bytes]) -> None:
+        if len(self.fields) >= _KEPT_BLOCKS:
+            self.fields.clear()
+        self.fields[field] = header  # of at most 129 bytes a string, as `field_starts` has them
+
 
 class HeaderReader(Generic[T]):
     """Of one connection. Until the peer has heard that there is no table it may use one."""
 
     def __init__(self, meanings: Meanings[T], max_bytes: int) -> None:
         self._meanings = meanings
+        self._max_bytes = max_bytes
         self._decoder = Decoder(max_header_list_size=max_bytes)
         self.kept: Callable[[bytes], T | None] = _nothing
 
@@ -63,17 +75,60 @@ class HeaderReader(Generic[T]):
         if (kept := self.kept(block)) is not None:
             return kept
         try:
-            found = self._decoder.decode(block, raw=True)
+            found = self._fields(block) if self.kept is not _nothing else self._decode(block)
         except OversizedHeaderListError as error:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many headers") from error
         except HPACKError as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from error
         except (IndexError, UnicodeDecodeError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, "not a header block") from error
-        meaning = self._meanings.of(tuple((bytes(key), bytes(value)) for key, value in found))
+        meaning = self._meanings.of(found)
         if self.kept is not _nothing:
             self._meanings.keep(block, meaning)
         return meaning
+
+    def _decode(self, block: bytes) -> Headers:
+        found = self._decoder.decode(block, raw=True)
+        return tuple((bytes(key), bytes(value)) for key, value in found)
+
+    def _fields(self, block: bytes) -> Headers:
+        """Most fields of a block have come before, in others: all but a limit of time, or an id."""
+        starts = field_starts(block)
+        if starts is None:
+            return self._decode(block)
+        found: list[tuple[bytes, bytes]] = []
+        room, fields = self._max_bytes, self._meanings.fields
+        for start, end in pairwise((*starts, len(block))):
+            field = block[start:end]
+            if (header := fields.get(field)) is None:
+                (header,) = self._decode(field)
+                self._meanings.keep_field(field, header)
+            room -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
+            if room < 0:
+                raise OversizedHeaderListError
+            found.append(header)
+        return tuple(found)
+
+
+def field_starts(block: bytes) -> list[int] | None:
+    """Where the fields begin (RFC 7541 section 6); None where it is not for us to say."""
+    starts, at, end = [], 0, len(block)
+    while at < end:
+        starts.append(at)
+        first = block[at]
+        if first & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
+            return None
+        prefix = 0x7F if first & 0x80 else 0x3F if first & 0x40 else 0x0F
+        index, at = first & prefix, at + 1
+        if index == prefix:  # the number goes on; by one byte where there is no table
+            if at == end or block[at] & 0x80:
+                return None
+            at += 1
+        for _ in range(0 if first & 0x80 else 1 if index else 2):
+            if at + 1 > end or block[at] & _LITERAL_LIMIT == _LITERAL_LIMIT:
+                return None
+            at += 1 + (block[at] & _LITERAL_LIMIT)
+    return starts if at == end else None
 
 
 def _nothing(_: bytes) -> None:
@@ -82,13 +137,21 @@ def _nothing(_: bytes) -> None:
 
 def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Literals that no table is needed for."""
-    made = bytearray()
-    for key, value in headers:
-        made.append(0)
-        for text in (key, value):
-            _add_length(made, len(text))
-            made += text
+    return b"".join(
+        _encoded_short(key, value) if len(key) + len(value) < _SHORT_BYTES else _encoded(key, value)
+        for key, value in headers
+    )
+
+
+def _encoded(key: bytes, value: bytes) -> bytes:
+    made = bytearray(1)
+    for text in (key, value):
+        _add_length(made, len(text))
+        made += text
     return bytes(made)
+
+
+_encoded_short = lru_cache(_KEPT_SHORT)(_encoded)
 
 
 def _add_length(made: bytearray, length: int) -> None:

@@ -62,8 +62,10 @@ def read_call(gate: Gate, headers: Headers) -> Call:
     check_request(headers)
     found = dict(headers)
     may_go, mesh_id = gate.route(found)
-    direct = encoded((k, v) for k, v in headers if gate.is_for_triton(k)) if may_go else None
-    return Call(encoded(headers), direct, mesh_id, _seconds(found.get(b"grpc-timeout", b"")))
+    served = encoded(headers)
+    meant = [header for header in headers if gate.is_for_triton(header[0])] if may_go else []
+    direct = served if len(meant) == len(headers) else encoded(meant) if meant else None
+    return Call(served, direct, mesh_id, _seconds(found.get(b"grpc-timeout", b"")))
 
 
 def _seconds(text: bytes) -> float | None:
