@@ -184,10 +184,7 @@ class Connection(asyncio.Protocol):
         """And the body is whole, so the next request begins here."""
         self._request = None
         self.go_on()
-        if self._is_ended:
-            self._wait(self._server.limits.gone, self.abort)
-        else:
-            self._wait(self._server.limits.idle, self.close)
+        self._wait(self._server.limits.idle, self.close)
         if self._server.is_closing or (self._is_ended and not self._ahead):
             self.close()
         elif self._ahead:
