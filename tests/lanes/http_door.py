@@ -138,9 +138,13 @@ class Door:
         return caller
 
     async def application(self, asked: web.BaseRequest) -> web.StreamResponse:
-        """`/app/early` answers before it has read the body; `/app/gate` waits for the gate."""
+        """`/app/early` answers before it has read the body; `/app/late` waits for the gate before
+        that, `/app/gate` behind it.
+        """
         if asked.path == "/app/early":
             return answer({"early": True})
+        if asked.path == "/app/late":
+            await self.gate.wait()
         body = await whole_body(asked, MAX_BODY)
         self.seen.append(asked)
         self.bodies.append(body)

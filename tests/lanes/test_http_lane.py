@@ -284,17 +284,16 @@ async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back
         assert len(found.body) == size
 
 
-async def test_a_triton_that_does_not_read_holds_the_caller_back():
-    go_on = asyncio.Event()
-
+@pytest.mark.parametrize("path", [LANE, "/app/late"])
+async def test_who_does_not_read_the_body_holds_the_caller_back(path):
     async def script(talk):
-        await go_on.wait()
+        await door.gate.wait()
         await talk.reader.readexactly(48 * MIB)
         await talk.say(OK)
 
     async with opened(reads_itself(script)) as door:
         caller = await door.connect()
-        sending = asyncio.create_task(caller.send(request(LANE, bytes(48 * MIB))))
+        sending = asyncio.create_task(caller.send(request(path, bytes(48 * MIB))))
         await until(lambda: door.lane._connections)
         (connection,) = door.lane._connections
         await until(lambda: connection._is_held)
@@ -302,7 +301,7 @@ async def test_a_triton_that_does_not_read_holds_the_caller_back():
             await asyncio.sleep(0)
         assert connection._request._held < MIB
         assert not sending.done()
-        go_on.set()
+        door.gate.set()
         assert (await caller.answer()).status == 200
         await sending
 

@@ -75,6 +75,17 @@ async def test_a_body_that_breaks_off_is_refused(path, field):
         assert not [asked for asked in door.upstream.requests if asked.is_whole] + door.bodies
 
 
+@both
+async def test_a_body_that_broke_off_before_its_request_had_its_turn_is_refused(path):
+    async with opened(limits=LONG) as door:
+        caller = await door.connect()
+        await caller.send(request(LANE) + head(path, "Content-Length: 10") + b"{}")
+        caller.writer.write_eof()
+        assert (await caller.answer()).status == 200
+        assert (await caller.answer()).refusal == (400, "InvalidRequest")
+        assert await caller.rest() == b""
+
+
 async def test_a_head_that_breaks_off_is_refused():
     async with opened(limits=LONG) as door:
         caller = await door.connect()

@@ -147,6 +147,8 @@ class Connection(asyncio.Protocol):
                 data = request.feed(data)
         if request.is_whole:
             self._body_is_whole()
+        elif self._is_ended:
+            request.fail(InvalidRequest("the body broke off"))
         self._ahead = data
         self._is_serving = True
         if self._task is None:
@@ -186,10 +188,7 @@ class Connection(asyncio.Protocol):
         """And the body is whole, so the next request begins here."""
         self._request = None
         self.go_on()
-        if self._is_ended:
-            self._wait(self._server.limits.gone, self.abort)
-        else:
-            self._wait(self._server.limits.idle, self.close)
+        self._wait(self._server.limits.idle, self.close)
         if not self._server.takes_more or (self._is_ended and not self._ahead):
             self.close()
         elif self._ahead:
