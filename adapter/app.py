@@ -59,8 +59,7 @@ class Adapter:
     """
 
     def __init__(self, loaded: Loaded, tracing: Tracing | None = None) -> None:
-        self._loaded = loaded
-        self._tracing = tracing
+        self._loaded, self._tracing = loaded, tracing
         self._settings = settings = loaded.settings
         patience = settings.drain_timeout_seconds - settings.drain_min_seconds
         interceptors = [TracedCalls(tracing)] if tracing else []
