@@ -152,7 +152,7 @@ def with_no_bug(play):
     assert [logging.Formatter().format(record) for record in seen] == []
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data(), st.binary(max_size=40) | st.sampled_from([request_of(), request_of() * 2]))
 def test_a_message_in_pieces_is_judged_as_in_one(data, message):
     cuts = data.draw(st.lists(st.integers(0, len(message)), max_size=5).map(sorted))
@@ -189,7 +189,7 @@ def reading(read, block):
         return fault.code
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=5), max_size=4),
     st.binary(max_size=12),
