@@ -90,7 +90,10 @@ class Caller:
             return True
         if found.startswith("lost"):
             return self.own.was_cut(begun, SLACK_SECONDS)
-        return found.startswith("unavailable") and self.behind.was_cut(begun, SLACK_SECONDS)
+        if found.startswith("ended") and self.own.was_cut(begun, SLACK_SECONDS):
+            return True
+        is_told = found.startswith(("unavailable", "ended"))
+        return is_told and self.behind.was_cut(begun, SLACK_SECONDS)
 
     async def ask(self, question: np.ndarray) -> str:
         raise NotImplementedError
@@ -228,8 +231,10 @@ class Grpc(Caller):
     def _failure(self, code: grpc.StatusCode, text: str) -> str:
         if text.startswith("BackendUnavailable") and code == grpc.StatusCode.UNAVAILABLE:
             return f"unavailable: {text}"
-        # what grpc itself says of a connection that is lost, and in the end of one half closed
-        if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}:
+        if (code, text) == (grpc.StatusCode.INTERNAL, "Internal error from Core"):
+            return "ended: a stream, while it was written to"  # grpc does not say why
+        # what grpc itself says of a connection that is lost
+        if code == grpc.StatusCode.UNAVAILABLE:
             return f"lost: {code.name} {text}"
         return f"refused: {code.name} {text}"
 
