@@ -20,7 +20,7 @@ MODEL = "echo"
 BIG = 75_000
 MOST_SECONDS = 30
 # What an event may need to reach the adapter, on a machine that is busy.
-SLACK_SECONDS = 2.0
+SLACK_SECONDS = 1.0
 
 _INFER = f"/{pb.DESCRIPTOR.services_by_name['GRPCInferenceService'].full_name}/ModelInfer"
 _STREAM = _INFER.replace("ModelInfer", "ModelStreamInfer")
