@@ -103,7 +103,7 @@ class GrpcDataPlane:
             return InferenceFailed(f"Triton's answer is too large: {text}", model_id=model_id)
         if (error.code(), text) == _ENDED_EARLIER:
             # Triton ends no stream while its caller still writes, unless it goes itself
-            why = "the connection to Triton broke"
+            why = f"the connection to Triton broke: {text}"
             return BackendUnavailable(why, model_id=model_id, delivered=True)
         name = record.name if record else TritonName("")
         return self._faults.of_grpc_inference(error.code().name, text, name=name, model_id=model_id)
