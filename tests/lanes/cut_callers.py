@@ -92,7 +92,7 @@ class Caller:
             return self.own.was_cut(begun, SLACK_SECONDS)
         if found.startswith("ended") and self.own.was_cut(begun, SLACK_SECONDS):
             return True
-        is_told = found.startswith(("unavailable", "ended"))
+        is_told = found.startswith(("unavailable", "stream unavailable", "ended"))
         return is_told and self.behind.was_cut(begun, SLACK_SECONDS)
 
     async def ask(self, question: np.ndarray) -> str:
@@ -206,12 +206,20 @@ class Grpc(Caller):
     async def ask(self, question: np.ndarray) -> str:
         try:
             if self.books.random.random() < 0.1:
-                return await self._ask_stream([question, *(self.books.question() for _ in "12")])
+                return await self._in_stream([question, *(self.books.question() for _ in "12")])
             answer = await self._infer(_message(question), wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             return self._failure(error.code(), error.details() or "")
         check(question, answer.raw_output_contents[0])
         return "answered"
+
+    async def _in_stream(self, questions: list[np.ndarray]) -> str:
+        """What breaks a stream is counted apart: all of them share a connection to Triton."""
+        try:
+            return await self._ask_stream(questions)
+        except grpc.aio.AioRpcError as error:
+            found = self._failure(error.code(), error.details() or "")
+        return f"stream {found}" if found.startswith("unavailable") else found
 
     async def _ask_stream(self, questions: list[np.ndarray]) -> str:
         async def asked() -> AsyncIterator[pb.ModelInferRequest]:
@@ -221,7 +229,7 @@ class Grpc(Caller):
         count = 0
         async for answer in self._stream(asked(), wait_for_ready=True):
             if answer.error_message:
-                return self._failure(grpc.StatusCode.UNAVAILABLE, answer.error_message)
+                raise Wrong(answer.error_message)
             check(questions[count], answer.infer_response.raw_output_contents[0])
             count += 1
         if count != len(questions):

@@ -94,6 +94,10 @@ class Pair:
         self.done: Cut | None = None
         self._open = {self.near, self.far}
 
+    @property
+    def is_lost(self) -> bool:
+        return not self._open
+
     def arm(self, kind: str, *, is_near: bool, after: int) -> None:
         """Cut where so many bytes from the near or the far side have passed; 0: now."""
         self.kind = kind
@@ -123,7 +127,7 @@ class Pair:
 
     def lost(self, side: Side) -> None:
         self._open.discard(side)
-        if not self._open:
+        if self.is_lost:
             self.relay.pairs.discard(self)
             if self.done is not None:
                 self.done.ended = time.monotonic()
@@ -148,8 +152,9 @@ class Relay:
             await loop.create_connection(lambda: pair.far, host, int(port))
         except OSError:
             pair.near.transport.abort()
-            raise
-        self.pairs.add(pair)
+            return
+        if not pair.is_lost:
+            self.pairs.add(pair)
 
     async def listen(self, own: socket.socket) -> None:
         loop = asyncio.get_running_loop()
