@@ -29,6 +29,9 @@ _CHANNEL = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
+# grpcio's, where a stream had ended when a message was written: why it ended, nobody learns then.
+_ENDED_EARLIER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+
 _UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 _StreamMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
@@ -98,6 +101,10 @@ class GrpcDataPlane:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             # grpcio's own word on what it got: Triton takes all that we send, and never says so
             return InferenceFailed(f"Triton's answer is too large: {text}", model_id=model_id)
+        if (error.code(), text) == _ENDED_EARLIER:
+            # Triton ends no stream while its caller still writes, unless it goes itself
+            why = f"the connection to Triton broke: {text}"
+            return BackendUnavailable(why, model_id=model_id, delivered=True)
         name = record.name if record else TritonName("")
         return self._faults.of_grpc_inference(error.code().name, text, name=name, model_id=model_id)
 

@@ -117,6 +117,7 @@ async def test_a_caller_who_goes_away_cancels_the_call():
         ("NOT_FOUND", "Request for unknown model: 'ta.u.team_2fa' is not found", ModelNotFound),
         ("UNAVAILABLE", "Exceeds maximum queue size", Overloaded),
         ("UNAVAILABLE", "Socket closed", BackendUnavailable),
+        ("INTERNAL", "Internal error from Core", BackendUnavailable),  # grpcio's own word
         ("CANCELLED", "the model gave up", InferenceFailed),
         ("INTERNAL", "ta.u.team_2fa: boom " + "x" * 300_000, InferenceFailed),
     ],
@@ -189,6 +190,24 @@ async def test_a_stream_that_breaks_says_why_to_its_reader():
             _ = [message async for message in stream.messages()]
         await stream.write(b"more")  # no second error
         await stream.done_writing()
+
+
+async def test_a_stream_that_breaks_while_it_is_written_to_has_lost_its_triton():
+    """In some of so many grpcio forgets why, and says INTERNAL."""
+
+    async def act(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async def once(dataplane: GrpcDataPlane) -> None:
+        async with dataplane.stream(STREAM, lambda: RECORD) as stream:
+            for _ in range(5):
+                await stream.write(b"ab")
+            with pytest.raises(BackendUnavailable):
+                _ = [message async for message in stream.messages()]
+
+    async with dataplane_to(act) as dataplane:
+        for _ in range(10):
+            await asyncio.gather(*(once(dataplane) for _ in range(20)))
 
 
 async def test_leaving_a_stream_cancels_it():
