@@ -58,6 +58,7 @@ def main() -> int:
     results = json.loads(path.read_text()) if path.exists() else {"measures": {}}
     if not args.page:
         for _ in measured(results, args.names or list(MEASURES), QUICK if args.quick else FULL):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(results, indent=1) + "\n")
     notes = tomllib.loads(_NOTES.read_text())
     plots = draw(results, args.out / "benchmarks")
