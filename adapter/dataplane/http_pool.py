@@ -1,6 +1,7 @@
 """The connections to Triton's HTTP port: taken for one call, given back, used again."""
 
 import asyncio
+from time import monotonic
 
 from adapter.core.model import ModelId
 from adapter.dataplane.http1 import Connection
@@ -39,9 +40,9 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """After its `end`, if that said that another call may follow."""
-        loop = asyncio.get_running_loop()
-        self._idle[connection] = loop.time()
+        self._idle[connection] = monotonic()
         if self._sweeper is None:
+            loop = asyncio.get_running_loop()
             self._sweeper = loop.call_later(self._keep_seconds, self._sweep)
 
     async def close(self) -> None:
@@ -79,12 +80,12 @@ class Pool:
             self._all_lost.set_result(None)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
         self._sweeper = None
         while self._idle:
             connection, since = next(iter(self._idle.items()))
-            if since + self._keep_seconds > loop.time():
-                self._sweeper = loop.call_at(since + self._keep_seconds, self._sweep)
+            left = since + self._keep_seconds - monotonic()
+            if left > 0:
+                self._sweeper = asyncio.get_running_loop().call_later(left, self._sweep)
                 return
             del self._idle[connection]
             connection.abort()

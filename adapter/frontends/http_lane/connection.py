@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from adapter.errors import InvalidRequest
-from adapter.frontends.http_lane.head import Head
+from adapter.frontends.http_lane.head import Head, Heads
 from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.reply import Reply
 from adapter.frontends.http_lane.request import Request
@@ -21,6 +21,7 @@ class Server(Protocol):
     """What serves the requests. `serve` writes the whole answer, or `reply` is not over."""
 
     limits: Limits
+    heads: Heads
     date: str
 
     @property
@@ -125,15 +126,15 @@ class Connection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Read on in the head of the next request, and begin to serve it when that is there."""
-        if self._head is None:
-            self._head = Head()
-            self._wait(self._server.limits.head, self._head_is_late)
         data, self._ahead = self._ahead, b""
         try:
-            data = self._head.feed(data)
-            if not self._head.is_over:
+            head, data = self._server.heads.read(self._head, data)
+            if not head.is_over:
+                if self._head is None:
+                    self._head = head
+                    self._wait(self._server.limits.head, self._head_is_late)
                 return
-            request = Request(self._head, self, time.monotonic())
+            request = Request(head, self, time.monotonic())
         except InvalidRequest as error:
             self._refuse(error)
         else:

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from typing import Protocol
 
-from adapter.frontends.edge import echoed_headers
 from adapter.frontends.http_lane.request import Request
 
 Headers = Iterable[tuple[str, str]]
@@ -78,7 +77,7 @@ class Reply:
         self.status = status
         self.is_last = self.is_last or not self._out.is_kept_after(request)
         lines = [frame] if frame is not None else []
-        lines += [f"{name}: {value}" for name, value in echoed_headers(request.headers).items()]
+        lines += [f"{name}: {value}" for name, value in request.head.echoed.items()]
         if self.is_last:
             lines.append(_CLOSE)
         elif request.head.is_old:

@@ -13,6 +13,7 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
 from adapter.frontends.http_lane.behind import Application
 from adapter.frontends.http_lane.connection import Connection
+from adapter.frontends.http_lane.head import Heads
 from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.reply import Reply, last_words
 from adapter.frontends.http_lane.request import Request
@@ -50,6 +51,7 @@ class HttpLane:
         look_seconds: float = 1,
     ) -> None:
         self.limits = limits or Limits()
+        self.heads = Heads()
         self.date = formatdate(usegmt=True)
         self._is_closing = False
         self._look_seconds = look_seconds
