@@ -19,7 +19,7 @@ import pytest
 from tests.lanes.cut_callers import MODEL, Books, Grpc, Rest
 from tests.lanes.cutting import KINDS, NEVER, Relay, relay_to
 from tests.memory.models import metric
-from tests.running import RunningAdapter, wait_until
+from tests.running import RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 from tests.v2.grpc_calls import calls_to
 
@@ -50,6 +50,8 @@ class Storm:
         before = [relay for _, relay in self.before]
         sides = (before, self.behind, before + self.behind)
         for turn in range(max(3, int(seconds / SLICE_SECONDS))):
+            if self.books.faults:
+                return
             await self._turn(sides[turn % 3])
             for relay in before + self.behind:
                 for pair in relay.pairs:
@@ -129,6 +131,13 @@ async def callers_of(storm: Storm, stack: AsyncExitStack) -> list[Rest | Grpc]:
     return callers
 
 
+@pytest.fixture
+def triton():
+    """Of this test alone: nobody else's should meet so many lost connections."""
+    with embedded_adapter() as adapter:
+        yield adapter
+
+
 async def play(triton: RunningAdapter, root: Path, seconds: float) -> None:
     async with storm_before(triton, root) as storm, AsyncExitStack() as stack:
         adapter, books = storm.adapter, storm.books
@@ -144,6 +153,7 @@ async def play(triton: RunningAdapter, root: Path, seconds: float) -> None:
         cuts, grown = storm.cuts(), resident_bytes(adapter) - begun_with
         told = f"seed {SEED}, cuts {dict(cuts)}, answers {dict(books.seen)}, grown {grown}"
         sys.stdout.write(f"{told}\n")
+        assert not triton.events("triton.exited"), f"{told}: Triton itself ended"
         assert not books.faults, f"{told}: {len(books.faults)} faults, {books.faults[:10]}"
         storm.check_counts()
         assert grown < GROWTH_BYTES, told
