@@ -33,6 +33,7 @@ install_engine() {
 
 start_engine() {
   ip link show docker0 >/dev/null 2>&1 || made_bridge=yes
+  iptables-save > "$folder/rules" 2>/dev/null || true  # the engine leaves its own behind
   export DOCKER_HOST="unix://$folder/sock"
   setsid dockerd --data-root "$folder/data" --exec-root "$folder/run" --pidfile "$folder/pid" \
     --host "$DOCKER_HOST" > "$folder/log" 2>&1 &
@@ -44,6 +45,17 @@ start_engine() {
   return 1
 }
 
+restore_rules() {
+  if [ -s "$folder/rules" ]; then
+    iptables-restore < "$folder/rules" || true
+    return
+  fi
+  for table in nat filter; do
+    iptables -t "$table" -F 2>/dev/null && iptables -t "$table" -X || true
+  done
+  iptables -P FORWARD ACCEPT 2>/dev/null || true
+}
+
 stop_engine() {
   local pid
   if pid="$(cat "$folder/pid" 2>/dev/null)"; then
@@ -51,6 +63,7 @@ stop_engine() {
     while kill -0 "$pid" 2>/dev/null; do sleep .2; done
   fi
   umount "$folder"/run/netns/* 2>/dev/null || true
+  restore_rules
   rm -rf "$folder" || true
   [ -z "$made_bridge" ] || ip link del docker0 2>/dev/null || true
 }
