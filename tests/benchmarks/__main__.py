@@ -31,6 +31,7 @@ MEASURES: Mapping[str, Callable[[Scale], Json]] = {
     "start": control.start,
     "rest_small": lanes.rest_small,
     "grpc_small": lanes.grpc_small,
+    "copying_proxy": lanes.copying_proxy,
     "payloads": lanes.payloads,
     "memory_of_big_bodies": lanes.memory_of_big_bodies,
     "delete_idle": control.delete_idle,

@@ -1,5 +1,6 @@
 """What the adapter adds to an inference: the load tester at its door and at Triton's, in turn."""
 
+from tests.benchmarks.copying import copying
 from tests.benchmarks.figures import Json, compared, side, spread
 from tests.benchmarks.place import MIB, Scale, forget_peak, load, rss_bytes, stack
 from tests.benchmarks.stand_in import running
@@ -83,6 +84,29 @@ def grpc_small(scale: Scale) -> Json:
             )
             for number in scale.connections
         }
+
+
+def copying_proxy(scale: Scale) -> Json:
+    """The same small requests through a proxy that only copies: what the machine asks for."""
+    with stack() as adapter:
+        found: Json = {}
+        for lane, address, args in (
+            ("rest", adapter.http_address, ("--protocol=v2-json", f"--connections={_STREAMS}")),
+            ("grpc", adapter.grpc_address, ("--connections=1", f"--streams={_STREAMS}")),
+        ):
+            scheme = "http" if lane == "rest" else "grpc"
+            with copying(address) as (proxy, pid):
+                result = load(
+                    f"{scheme}://{proxy}",
+                    "--model=identity",
+                    f"--compare={scheme}://{address}",
+                    f"--metadata=grpc://{adapter.grpc_address}",
+                    f"--cpu-pid={pid}",
+                    *args,
+                    *_counted(scale),
+                )
+            found[lane] = compared(result)
+        return found
 
 
 def payloads(scale: Scale) -> Json:

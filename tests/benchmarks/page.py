@@ -110,6 +110,15 @@ def _lanes(results: Json, notes: Mapping[str, str]) -> str:
     return _section("By connections", notes, "by-connections", rows and table(_COMPARED, rows))
 
 
+def _copying(results: Json, notes: Mapping[str, str]) -> str:
+    names = {"rest": "HTTP, 8 connections", "grpc": "HTTP/2, 8 streams"}
+    rows = [
+        [names[lane], *_compared(each)] for lane, each in _figures(results, "copying_proxy").items()
+    ]
+    head = ("", "CPU of the proxy a request", *_COMPARED[2:])
+    return _section("A proxy that only copies bytes", notes, "copying", rows and table(head, rows))
+
+
 def _sizes(results: Json, notes: Mapping[str, str]) -> str:
     rows = []
     for lane, by_size in _figures(results, "payloads").items():
@@ -260,6 +269,7 @@ def _generator(results: Json, notes: Mapping[str, str]) -> str:
 
 _SECTIONS: Sequence[Callable[[Json, Mapping[str, str]], str]] = (
     _lanes,
+    _copying,
     _sizes,
     _builtin,
     _churn,
