@@ -163,9 +163,28 @@ emptyDir: {{ if $models.emptyDirSize }}{sizeLimit: {{ $models.emptyDirSize }}}{{
 hostPath: {path: {{ $models.hostPath | quote }}, type: Directory}
 {{- else if eq $models.type "existingClaim" -}}
 persistentVolumeClaim: {claimName: {{ $models.existingClaim }}}
+{{- else if eq $models.type "ephemeral" -}}
+ephemeral:
+  volumeClaimTemplate:
+    metadata:
+      labels:
+        {{- include "triton-adapter.labels" . | nindent 8 }}
+    spec:
+      {{- include "triton-adapter.claim" . | nindent 6 }}
 {{- else -}}
 persistentVolumeClaim: {claimName: {{ include "triton-adapter.fullname" . }}}
 {{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.claim" -}}
+accessModes:
+  {{- toYaml .Values.models.pvc.accessModes | nindent 2 }}
+{{- with .Values.models.pvc.storageClassName }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .Values.models.pvc.size }}
 {{- end -}}
 
 {{- define "triton-adapter.volumes" -}}
