@@ -28,8 +28,6 @@ _QUICK = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # grpc sends again what GOAWAY says was not begun, if it has kept it: 256 KiB by default
-    ("grpc.per_rpc_retry_buffer_size", 2**20),
 )
 
 
