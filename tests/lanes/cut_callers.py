@@ -207,7 +207,8 @@ class Grpc(Caller):
 
 
 def _failure(code: grpc.StatusCode, text: str) -> str:
-    if code != grpc.StatusCode.UNAVAILABLE:
+    # what leaves with GOAWAY must lose nothing, whoever was cut
+    if code != grpc.StatusCode.UNAVAILABLE or "GOAWAY" in text:
         return f"refused: {code.name} {text}"
     is_told = text.startswith("BackendUnavailable")
     return f"{'unavailable' if is_told else 'lost'}: {text}"
