@@ -28,8 +28,6 @@ _QUICK = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # grpc sends again what GOAWAY says was not begun, if it has kept it: 256 KiB by default
-    ("grpc.per_rpc_retry_buffer_size", 2**20),
 )
 
 
@@ -209,7 +207,8 @@ class Grpc(Caller):
 
 
 def _failure(code: grpc.StatusCode, text: str) -> str:
-    if code != grpc.StatusCode.UNAVAILABLE:
+    # what leaves with GOAWAY must lose nothing, whoever was cut
+    if code != grpc.StatusCode.UNAVAILABLE or "GOAWAY" in text:
         return f"refused: {code.name} {text}"
     is_told = text.startswith("BackendUnavailable")
     return f"{'unavailable' if is_told else 'lost'}: {text}"

@@ -1,5 +1,6 @@
-"""The caller's connection: requests."""
+"""The caller's connection: requests, and how it comes to an end."""
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from adapter.dataplane.relay.relay import Relay
 
 _SMALL = frames.FRAME_BYTES
+_LAST_CALL, _LAST_CALL_SECONDS = b"lastcall", 1.0
 
 
 class Caller(CallerStreams):
     def __init__(self, relay: "Relay") -> None:
         super().__init__(relay)
         self._preface = frames.PREFACE
+        self._last_call: asyncio.TimerHandle | None = None
 
     # -- of the connection ------------------------------------------------------------------
 
@@ -41,6 +44,8 @@ class Caller(CallerStreams):
         self.relay.flush()
 
     def lost(self) -> None:
+        if self._last_call is not None:
+            self._last_call.cancel()
         self.relay.caller_lost()
 
     def gone(self) -> None:
@@ -62,6 +67,31 @@ class Caller(CallerStreams):
 
     def going(self, last_stream_id: int) -> None:
         """It sends no new ones; what is open goes on."""
+
+    # -- its end ----------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Section 6.8: what the caller sent before it heard of that is still taken. It closes when
+        all that was taken has ended.
+        """
+        if self._last_call is None and self.is_open:
+            loop = asyncio.get_running_loop()
+            self._last_call = loop.call_later(_LAST_CALL_SECONDS, self._take_no_more)
+            self.control(frames.goaway(frames.MAX_STREAM, Code.NO_ERROR))
+            self.control(frames.ping(_LAST_CALL))
+            self.relay.flush()
+
+    def pong(self, payload: bytes) -> None:
+        super().pong(payload)
+        if payload == _LAST_CALL and self._last_call is not None:
+            self._take_no_more()
+
+    def _take_no_more(self) -> None:
+        if self.is_taking and self.is_open:
+            self.is_taking = False
+            self.say_goodbye()
+            self.relay.flush()
+            self.relay.close_if_done()
 
     # -- requests ---------------------------------------------------------------------------
 

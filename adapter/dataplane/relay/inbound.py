@@ -78,6 +78,9 @@ class Inbound(Wire):
     def going(self, last_stream_id: int) -> None:
         raise NotImplementedError
 
+    def pong(self, _: bytes) -> None:
+        self.has_pong = True
+
     def window_update(self, stream_id: int, increment: int) -> None:
         raise NotImplementedError
 
@@ -227,7 +230,7 @@ class Inbound(Wire):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING of an odd length")
         self.chore()
         if flags & frames.ACK:
-            self.has_pong = True
+            self.pong(payload)
         else:
             self.control(frames.ping(payload, frames.ACK))
 

@@ -2,7 +2,7 @@
 
 A request goes to Triton as it is when the gate lets it through, and else to the server beside us.
 When either of them goes, the caller is told so with GOAWAY, as Triton itself would tell it: what is
-open goes on, and new requests come on a new connection.
+open goes on, what was on its way is served beside us, and new requests come on a new connection.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Relay:
         self.triton: Triton | None = None
         self.server: Served | None = None
         self.links: list[Link] = []
-        self.is_leaving = self._has_lost_triton = False
+        self._is_triton_going = False
         self.ended = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._begun = self._heard = self._busy = self._clock()
@@ -85,7 +85,7 @@ class Relay:
 
     def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
         """A new connection to Triton would know nothing of the windows that the caller has."""
-        if not isinstance(name, bytes) or self._has_lost_triton:
+        if not isinstance(name, bytes) or self._is_triton_going:
             return False
         watch = MessageWatch(length_of(start))
         try:
@@ -185,8 +185,9 @@ class Relay:
         self.close_if_done()
 
     def close_if_done(self) -> None:
-        if self.is_leaving and not self.caller.exchanges and not self.caller.has_waiting:
-            asyncio.get_running_loop().call_soon(self.caller.close)
+        caller = self.caller
+        if not (caller.is_taking or caller.exchanges or caller.has_waiting):
+            asyncio.get_running_loop().call_soon(caller.close)
 
     def drop(self, exchange: Exchange, code: int) -> None:
         """The caller wants it no more."""
@@ -216,9 +217,8 @@ class Relay:
         link.take_all_settings()
         self.caller.read_on(is_wanted=self.may_read())
         if link is self.triton:
-            self.triton, self._has_lost_triton = None, True
-        elif link is self.server:
-            self.server = None
+            self.triton = None
+            self.caller.open_again()
         why = "the connection to Triton broke" if link.was_connected else "Triton cannot be reached"
         self._abandon(link, -1, why, delivered=link.was_connected)
 
@@ -230,14 +230,19 @@ class Relay:
         self._abandon(link, last_stream_id, "Triton is going away", delivered=False)
 
     def _abandon(self, link: Link, last_id: int, why: str, *, delivered: bool) -> None:
+        if isinstance(link, Triton):
+            self._is_triton_going = True
+        elif link is self.server:
+            self.server = None
         for exchange in list(self.caller.exchanges.values()):
             if exchange.link is link and exchange.id > last_id and not exchange.is_over:
                 exchange.is_answered = exchange.is_asked
                 if exchange.passage is not None:
                     self.fail(exchange, BackendUnavailable(why, delivered=delivered))
                 else:
+                    link.release(exchange, Code.CANCEL)
                     self._refuse(exchange, _UNAVAILABLE, f"BackendUnavailable: {why}")
-        self.leave()
+        self.caller.leave()
 
     def link_reset(self, exchange: Exchange, code: int) -> None:
         if exchange.passage is None:
@@ -256,14 +261,6 @@ class Relay:
             self.drop(exchange, Code.CANCEL)
         for link in list(self.links):
             link.close()
-
-    def leave(self) -> None:
-        """Take nothing new; close when what is open has ended."""
-        if not self.is_leaving and self.caller.is_open:
-            self.is_leaving = True
-            self.caller.say_goodbye()
-            self.flush()
-            self.close_if_done()
 
     def look(self) -> None:
         """Again and again: what takes too long?"""
@@ -287,7 +284,7 @@ class Relay:
         elif now - self._heard > _SILENT_SECONDS and caller.has_pong:
             caller.ping()
         elif not caller.exchanges and now - self._busy > _IDLE_SECONDS:
-            caller.close()
+            caller.leave()
         self.flush()
 
     def _too_late(self, exchange: Exchange) -> None:

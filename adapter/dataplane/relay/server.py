@@ -57,7 +57,7 @@ class RelayServer:
         if self._path is not None:
             await asyncio.to_thread(Path(self._path).unlink, missing_ok=True)
         for relay in self._relays:
-            relay.leave()
+            relay.caller.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_seconds):
                 for relay in self._relays:

@@ -23,11 +23,12 @@ class CallerStreams(CallerWindows):
         super().__init__(HeaderReader(relay.site.calls, HEADER_BYTES))
         self.relay = relay
         self.watches: dict[int, MessageWatch] = {}
-        self._last_id = 0
+        self.is_taking = True
+        self._last_id = self._last_taken = 0
         self._resets: dict[int, None] = {}
 
     def last_stream(self) -> int:
-        return self._last_id
+        return self._last_taken
 
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
         if stream_id % 2 == 0:
@@ -43,6 +44,7 @@ class CallerStreams(CallerWindows):
         except StreamFault as fault:
             self.refuse(stream_id, fault.code)
             return
+        self._last_taken = stream_id
         self.relay.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
 
     def _check_block(self, stream_id: int, *, is_new: bool) -> None:
@@ -50,7 +52,7 @@ class CallerStreams(CallerWindows):
             is_asked = self.exchanges[stream_id].is_asked
             code = Code.STREAM_CLOSED if is_asked else Code.PROTOCOL_ERROR
             raise StreamFault(code, "gRPC has no trailers of requests")
-        if self.relay.is_leaving or len(self.exchanges) >= MAX_STREAMS:
+        if not self.is_taking or len(self.exchanges) >= MAX_STREAMS:
             raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def check_closed(self, stream_id: int) -> None:

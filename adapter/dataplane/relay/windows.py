@@ -89,6 +89,10 @@ class CallerWindows(Inbound):
             self._allowed += self._due
             self._due = 0
 
+    def open_again(self) -> None:
+        """Triton is lost, and what it had not given back with it; others take the rest."""
+        self.credit(max(0, frames.DEFAULT_WINDOW - self._allowed - self._due))
+
     # -- what it takes ----------------------------------------------------------------------
 
     @property
