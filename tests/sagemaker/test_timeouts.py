@@ -18,7 +18,7 @@ def hasty(model_root: Path) -> Iterator[RunningAdapter]:
     with embedded_adapter(
         f"--model-roots={model_root}",
         "--infer-timeout-seconds=1",
-        "--load-timeout-seconds=4",
+        "--load-timeout-seconds=8",
         "--unload-stall-seconds=8",
     ) as adapter:
         yield adapter
