@@ -28,6 +28,9 @@ _QUICK = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
+    # grpc gives up by itself what it is about to begin when GOAWAY or the end of the connection
+    # comes, and repeats it if it has kept it: 256 KiB by default
+    ("grpc.per_rpc_retry_buffer_size", 2**20),
 )
 
 
@@ -207,8 +210,7 @@ class Grpc(Caller):
 
 
 def _failure(code: grpc.StatusCode, text: str) -> str:
-    # what leaves with GOAWAY must lose nothing, whoever was cut
-    if code != grpc.StatusCode.UNAVAILABLE or "GOAWAY" in text:
+    if code != grpc.StatusCode.UNAVAILABLE:
         return f"refused: {code.name} {text}"
     is_told = text.startswith("BackendUnavailable")
     return f"{'unavailable' if is_told else 'lost'}: {text}"

@@ -11,7 +11,6 @@ from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.site import connect_to
 from tests.lanes.grpc_lane_door import (
     Wire,
-    channel_to,
     frame,
     head_of,
     prefixed,
@@ -156,17 +155,3 @@ async def test_the_window_of_what_a_lost_server_did_not_take_is_given_again():
                 await wire.next()
             updates = [got[3] for got in wire.got if got[0] == frames.WINDOW_UPDATE and not got[2]]
             assert sum(map(int.from_bytes, updates)) >= frames.DEFAULT_WINDOW + 2**14
-
-
-async def test_calls_of_grpc_that_meet_a_lost_triton_are_all_answered():
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
-        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        large = request_of("m", *[1.0] * 75_000)
-        for _ in range(20):
-            await ask(request_of())
-            asking = [asyncio.ensure_future(ask(large)) for _ in range(4)]
-            for relay in list(door.server._relays):
-                if relay.triton is not None and not relay.caller.exchanges:
-                    relay.triton.close()
-                    relay.flush()
-            await asyncio.gather(*asking)
