@@ -2,7 +2,8 @@
 
 Every answer that arrives is the right one; nobody waits in vain; who was not cut is answered, and
 nothing is left behind. LANE_CUT_SECONDS=600 is the long form; LANE_CUT_SEED plays one again, as far
-as the machine does.
+as the machine does. Triton 2.51 itself dies of its gRPC connections being cut, after a few minutes
+(SIGSEGV): LANE_CUT_SPARES=1 leaves those alone.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.triton
 SHORT_SECONDS = 4.5
 SOAK_SECONDS = float(os.environ.get("LANE_CUT_SECONDS", "600"))
 SEED = int(os.environ.get("LANE_CUT_SEED", "0")) or random.randrange(1, 10**6)
+SPARES, SPARED = bool(os.environ.get("LANE_CUT_SPARES")), "triton grpc"
 CALLERS = 4  # of each kind
 CHANNELS = 2  # to Triton's gRPC port: what controls it, and what is not passed on as it is
 SLICE_SECONDS = 1.5
@@ -48,7 +50,8 @@ class Storm:
     async def blow(self, seconds: float) -> None:
         """In turns before the adapter, behind it and on both sides."""
         before = [relay for _, relay in self.before]
-        sides = (before, self.behind, before + self.behind)
+        behind = self.behind[:1] if SPARES else self.behind
+        sides = (before, behind, before + behind)
         for turn in range(max(3, int(seconds / SLICE_SECONDS))):
             if self.books.faults:
                 return
@@ -92,7 +95,7 @@ class Storm:
         kinds = {
             f"{a} {b} {c}" for a in ("caller", "triton") for b in ("http", "grpc") for c in KINDS
         }
-        assert set(cuts) == kinds
+        assert set(cuts) == {kind for kind in kinds if not (SPARES and kind.startswith(SPARED))}
 
 
 @asynccontextmanager
