@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -61,9 +62,9 @@ def invoke_until_told_to_close(adapter: RunningAdapter, begun: threading.Event) 
                 return count
 
 
-def infer_while_serving(adapter: RunningAdapter, begun: threading.Event) -> int:
+def infer_while_serving(door: str, adapter: RunningAdapter, begun: threading.Event) -> int:
     """As a client that watches the door's health does."""
-    with calls_to(adapter.grpc) as calls:
+    with calls_to(adapter.doors[door]) as calls:
         check = calls.channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -82,17 +83,17 @@ def infer_while_serving(adapter: RunningAdapter, begun: threading.Event) -> int:
 class OpenStream:
     """ModelStreamInfer with one request under way, until it is told to go on."""
 
-    def __init__(self, adapter: RunningAdapter, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, address: str, pool: ThreadPoolExecutor) -> None:
         self._more = threading.Event()
-        self.answers: Future[int] = pool.submit(self._talk, adapter)
+        self.answers: Future[int] = pool.submit(self._talk, address)
 
     def _requests(self):
         yield infer_request("slow", 1.0)
         self._more.wait(60)
         yield infer_request("slow", 2.0)
 
-    def _talk(self, adapter: RunningAdapter) -> int:
-        with calls_to(adapter.grpc) as calls:
+    def _talk(self, address: str) -> int:
+        with calls_to(address) as calls:
             messages = list(calls.stream(self._requests()))
         assert [message.error_message for message in messages] == [""] * len(messages)
         return len(messages)
@@ -104,14 +105,20 @@ class OpenStream:
 def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", "--drain-min-seconds=3")
-    with embedded_adapter(*flags) as adapter, ThreadPoolExecutor(4 * CALLERS) as pool:
+    flags += ("--grpc-data=127.0.0.1:0",)
+    with embedded_adapter(*flags) as adapter, ThreadPoolExecutor(5 * CALLERS) as pool:
         with closing(adapter.client()) as client:
             assert client.load("echo", EXAMPLES / "identity").status == 200
             assert client.load("slow", slow).status == 200
-        begun = [threading.Event() for _ in range(2 * CALLERS)]
-        kinds = [invoke_until_told_to_close, infer_while_serving]
-        callers = [pool.submit(kinds[i % 2], adapter, seen) for i, seen in enumerate(begun)]
-        stream = OpenStream(adapter, pool)
+        begun = [threading.Event() for _ in range(3 * CALLERS)]
+        doors = [adapter.doors[door] for door in ("grpc", "grpc_data")]
+        kinds = [
+            invoke_until_told_to_close,
+            partial(infer_while_serving, "grpc"),
+            partial(infer_while_serving, "grpc_data"),
+        ]
+        callers = [pool.submit(kinds[i % 3], adapter, seen) for i, seen in enumerate(begun)]
+        streams = [OpenStream(address, pool) for address in doors]
         with background(adapter) as others:
             waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
             gate.wait_reached()
@@ -119,11 +126,12 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: G
             adapter.process.send_signal(signal.SIGTERM)
             counts = [caller.result(30) for caller in callers]  # all were told to go elsewhere
             assert not_ready(adapter) == "stopping"
-            stream.go_on()
+            for stream in streams:
+                stream.go_on()
             gate.open()
             reply = waiting.result()[0]
         assert (reply.status, reply.headers["Connection"]) == (200, "close")
-        assert stream.answers.result(30) == 2
+        assert [stream.answers.result(30) for stream in streams] == [2, 2]
         assert min(counts) > 0
         assert adapter.process.wait(40) == 0
 
@@ -139,7 +147,7 @@ def test_requests_in_flight_are_answered_after_the_doors_have_closed(
     ):
         with closing(adapter.client()) as client:
             assert client.load("slow", slow).status == 200
-        stream = OpenStream(adapter, pool)
+        stream = OpenStream(adapter.grpc, pool)
         stream.go_on()
         waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
         gate.wait_reached()
