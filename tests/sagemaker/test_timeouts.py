@@ -13,12 +13,12 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hasty(model_root: Path) -> Iterator[RunningAdapter]:
     with embedded_adapter(
         f"--model-roots={model_root}",
         "--infer-timeout-seconds=1",
-        "--load-timeout-seconds=8",
+        "--load-timeout-seconds=12",
         "--unload-stall-seconds=8",
     ) as adapter:
         yield adapter
