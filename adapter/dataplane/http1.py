@@ -1,8 +1,9 @@
 """One kept connection to Triton's HTTP port: one call at a time, on llhttp's parser.
 
 Whoever holds the connection from the pool calls `begin`, writes the request, and reads the answer.
-Where the next answer begins must never be in doubt: whatever does not end cleanly (a body that was
-not sent to its end, an answer that was not read, bytes that nobody asked for) ends the connection.
+Where the next answer begins must never be in doubt: an answer is over only where the parser says
+so, which has had every byte from the first on. Whatever does not end cleanly (a body that was not
+sent to its end, an answer that was not read, bytes that nobody asked for) ends the connection.
 """
 
 import asyncio
@@ -22,11 +23,6 @@ _HELD_BYTES = 256 * 2**10
 _QUIET_BYTES = 256 * 2**10
 
 _OK = 200
-_END = b"\r\n\r\n"
-
-# What heads of Triton's answers mean, by their bytes: they are few, but for lengths.
-_KNOWN: dict[bytes, tuple[int, CIMultiDict[str], int]] = {}
-_KNOWN_HEADS, _KNOWN_BYTES = 1024, 2**10
 
 
 class Connection(asyncio.Protocol):
@@ -184,10 +180,6 @@ class Connection(asyncio.Protocol):
             self.fail(self._broken("an answer to nothing"))
             return
         self._heard = self._loop.time()
-        is_first = not self._quiet
-        if is_first and self._is_known(data):
-            self._wake()
-            return
         self._quiet += len(data)
         try:
             self._parser.feed_data(data)
@@ -198,31 +190,7 @@ class Connection(asyncio.Protocol):
         if self._held > _HELD_BYTES and not self._is_held:
             self._is_held = True
             self.transport.pause_reading()
-        if is_first and self._is_kept:
-            self._learn(data)
         self._wake()
-
-    def _is_known(self, data: bytes) -> bool:
-        """A head that came before, and its whole body: there is no need to parse that again."""
-        end = data.find(_END) + len(_END)
-        known = _KNOWN.get(data[:end])
-        if known is None or len(data) - end != known[2] or self._is_head:
-            return False
-        self.status, self.headers, _ = known
-        self._has_head = self._is_kept = self.is_over = True
-        if data[end:]:
-            self._pieces.append(data[end:])
-        return True
-
-    def _learn(self, data: bytes) -> None:
-        """The whole answer came at once. Where its head alone says so, keep what that means."""
-        end = data.find(_END) + len(_END)
-        length = self.headers.get("Content-Length", "")
-        is_plain = "Transfer-Encoding" not in self.headers and length == str(len(data) - end)
-        if is_plain and end <= _KNOWN_BYTES and not self._is_head:
-            if len(_KNOWN) == _KNOWN_HEADS:
-                _KNOWN.clear()
-            _KNOWN[data[:end]] = (self.status, self.headers, int(length))
 
     def eof_received(self) -> None:
         if self._has_head and self._lasts_until_closed():

@@ -156,6 +156,26 @@ def test_no_byte_behind_an_answer_is_taken_for_a_part_of_the_next(answer, surplu
     played(play)
 
 
+@given(answers(), st.binary(max_size=100), st.binary(max_size=100))
+def test_an_answer_that_came_before_is_nothing_but_bytes_within_a_body(inner, before, behind):
+    raw, _, is_kept = inner
+    if not is_kept:
+        return
+    body = before + raw + behind
+
+    async def play(connection, _):
+        connection.data_received(raw)
+        await connection.read()
+        assert connection.end()
+        connection.begin(None, 60, is_head=False, is_stream=False)
+        connection.is_sent = True
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+        feed(connection, [piece for piece in (before, raw, behind) if piece])
+        assert (await connection.read(), connection.end()) == (body, True)
+
+    played(play)
+
+
 @pytest.mark.parametrize("stray", [b"\r\n", b"HTTP/1.1 200 OK\r\n"])
 def test_any_byte_between_two_calls_ends_the_connection(stray):
     async def play(connection, wire):

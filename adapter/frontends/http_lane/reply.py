@@ -1,5 +1,6 @@
 """An answer on its way to the caller."""
 
+import math
 from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from typing import Protocol
@@ -52,7 +53,11 @@ class Reply:
     async def stream(
         self, status: int, headers: Headers, length: int | None, chunks: AsyncIterator[bytes]
     ) -> None:
-        """`length` None: in chunks, which HTTP/1.0 does not know: its connection ends the body."""
+        """`length` None: in chunks, which HTTP/1.0 does not know: its connection ends the body.
+
+        ConnectionResetError where the body is not `length` bytes long: the caller would take what
+        comes next on its connection for a part of it.
+        """
         out, is_old = self._out, self._request.head.is_old
         is_chunked = length is None and not is_old
         self.is_last = length is None and is_old
@@ -60,7 +65,11 @@ class Reply:
         if length is not None:
             frame = f"Content-Length: {length}"
         out.write(self._head(status, headers, frame))
+        left = math.inf if length is None else length
         async for piece in chunks:
+            left -= len(piece)
+            if left < 0:
+                raise ConnectionResetError("the answer is longer than declared")
             if is_chunked and piece:
                 out.write(b"%x\r\n" % len(piece))
                 out.write(piece)
@@ -68,6 +77,8 @@ class Reply:
             else:
                 out.write(piece)
             await out.drained()
+        if length is not None and left:
+            raise ConnectionResetError("the answer is shorter than declared")
         if is_chunked:
             out.write(b"0\r\n\r\n")
         self.is_over = True
