@@ -1,10 +1,11 @@
 # Every target sets up what it needs in .venv. Needs Python 3.11+ (with venv), pip and make.
 PYTEST ?= .venv/bin/pytest
+MINUTES ?= 90
 HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 GRPC ?= 127.0.0.1:8085
 
-.PHONY: help setup run demo test soak test-gpu e2e bench check fix lock docs clean
+.PHONY: help setup run demo test unit nightly test-gpu e2e bench check fix lock docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,10 +22,13 @@ demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction 
 	@exec .venv/bin/triton-adapter demo
 
 test: setup  ## the whole test suite, against a real Triton; a file of tests stays in one process
-	$(PYTEST) -n 3 --dist loadfile --reruns 1 -m 'not soak and not e2e'
+	$(PYTEST) -n 3 --dist loadfile --reruns 1 -m 'not nightly and not e2e'
 
-soak: setup  ## the long tests: hundreds of loads, the adapter and Triton killed at random moments
-	$(PYTEST) -m soak
+unit: setup  ## the quick tests, before no Triton
+	$(PYTEST) -n 2 --dist loadfile -m 'not triton and not slow and not nightly and not gpu and not e2e'
+
+nightly: setup  ## the long tests; MINUTES=90 are shared out among PARTS, which are all if not given
+	.venv/bin/python -m tests.nightly --minutes=$(MINUTES) $(PARTS)
 
 test-gpu:  ## what needs a GPU; needs no .venv: PYTEST='python3 -m pytest' does
 	$(PYTEST) -m gpu tests/gpu

@@ -27,15 +27,20 @@ _PORT_INSIDE = 8080
 
 
 def on_both(fault: str, adapter: str = "adapter") -> pytest.MarkDecorator:
-    """Run the test on the adapter, and see it fail on the built-in endpoint because of `fault`."""
+    """Run the test on the adapter, and see it fail on the built-in endpoint because of `fault`.
+
+    That endpoint does not change, so it is asked in `make nightly` only.
+    """
     expected = pytest.mark.xfail(strict=True, raises=FAULTS, reason=fault)
-    builtin = pytest.param("builtin", marks=expected)
+    builtin = pytest.param("builtin", marks=[expected, pytest.mark.nightly])
     return pytest.mark.parametrize("door", [adapter, builtin], indirect=True)
 
 
 on_adapter = pytest.mark.parametrize("door", ["adapter"], indirect=True)
 on_own_adapter = pytest.mark.parametrize("door", ["own adapter"], indirect=True)
-on_either = pytest.mark.parametrize("door", ["adapter", "builtin"], indirect=True)
+on_either = pytest.mark.parametrize(
+    "door", ["adapter", pytest.param("builtin", marks=pytest.mark.nightly)], indirect=True
+)
 
 
 def path_of(name: str) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 
 import pytest
 from hpack import Encoder
@@ -31,9 +30,8 @@ from tests.lanes.grpc_lane_door import (
 )
 from tests.lanes.test_grpc_lane import echo
 
-# how many of each are played, and how long the long form plays
+# how many of each are played; tests/nightly/test_fuzz_grpc.py plays for minutes
 EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "10"))
-SOAK_SECONDS = float(os.environ.get("LANE_FUZZ_SECONDS", "60"))
 MAY_BE_ASKED = {"ModelInfer", "ModelStreamInfer"}
 
 EVIL = f"/{SERVICE}/RepositoryModelUnload"
@@ -206,19 +204,3 @@ def test_a_block_read_by_its_fields_means_what_it_means_as_a_whole(blocks, garba
         whole.no_table_from_here()
         whole._fields = whole._decode
         assert reading(reader.read, block) == reading(whole.read, block)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(SOAK_SECONDS + 600)
-def test_hours_of_it():
-    """LANE_FUZZ_SECONDS=3600 for one hour; other examples each time."""
-    end = time.monotonic() + SOAK_SECONDS
-    tests = (
-        test_a_client_that_sends_anything,
-        test_a_triton_that_sends_anything,
-        test_a_message_in_pieces_is_judged_as_in_one,
-        test_a_block_read_by_its_fields_means_what_it_means_as_a_whole,
-    )
-    while time.monotonic() < end:
-        for test in tests:
-            test()

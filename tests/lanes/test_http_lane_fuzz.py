@@ -1,4 +1,4 @@
-"""Bytes that nobody has thought of. Longer: LANE_FUZZ_EXAMPLES=100000, an hour or so.
+"""Bytes that nobody has thought of. For minutes: tests/nightly/test_fuzz_http.py.
 
 Whatever comes, each connection is answered or closed, the next good request is served, and Triton
 sees nothing that was not one whole valid request.

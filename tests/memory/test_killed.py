@@ -6,7 +6,7 @@ import http.client
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -163,16 +163,20 @@ def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
                 return seen - _EXPECTED
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.timeout(300)
 def test_an_adapter_killed_at_any_moment_leaves_nothing_that_the_next_does_not_put_right(
-    moments: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    package = write_eater(tmp_path / "models" / "m", 8, declares="48MiB")
-    flags = (f"--model-roots={tmp_path / 'models'}", "--memory-limit=1GiB")
-    dice = Random(_SEED)
+    kill_at_moments(range(3), _SEED, tmp_path)
+
+
+def kill_at_moments(moments: Iterable[int], seed: int, root: Path) -> None:
+    """One kill, and one new adapter, for each of `moments`."""
+    package = write_eater(root / "models" / "m", 8, declares="48MiB")
+    flags = (f"--model-roots={root / 'models'}", "--memory-limit=1GiB")
+    dice = Random(seed)
     with embedded_adapter() as triton, ThreadPoolExecutor(3) as pool:
-        for moment in range(moments):
+        for moment in moments:
             with beside(triton, *flags) as adapter:
                 check_agreement(adapter)
                 check_next_load(adapter, package)

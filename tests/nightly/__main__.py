@@ -1,0 +1,74 @@
+"""Runs the long tests, part by part: `python -m tests.nightly --minutes=90 [PART...]`.
+
+Each part has its share of the minutes (`SHARES`) and a seed, which is printed. A part that fails
+does not keep the others from running; the exit code is 1 then.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What a part runs, and its minutes of 90. The first two take the time that they take.
+SHARES = {
+    "builtin": ("tests/builtin", 8.0),
+    "readme": ("tests/docs", 2.0),
+    "attack_http": ("tests/nightly/test_attack_http.py", 10.0),
+    "attack_grpc": ("tests/nightly/test_attack_grpc.py", 10.0),
+    "attack_triton": ("tests/nightly/test_attack_triton.py", 10.0),
+    "attack_resources": ("tests/nightly/test_attack_resources.py", 10.0),
+    "memory_oracle": ("tests/nightly/test_memory_oracle.py", 10.0),
+    "cuts": ("tests/nightly/test_cuts.py", 10.0),
+    "cycles": ("tests/nightly/test_cycles.py", 7.0),
+    "killed": ("tests/nightly/test_killed.py", 5.0),
+    "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
+    "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
+}
+
+
+def seconds_of(parts: list[str], minutes: float) -> dict[str, float]:
+    """The minutes shared out in proportion."""
+    total = sum(SHARES[part][1] for part in parts)
+    return {part: 60 * minutes * SHARES[part][1] / total for part in parts}
+
+
+def run(part: str, seconds: float, seed: int) -> bool:
+    """Whether all of its tests passed."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "nightly", SHARES[part][0]]
+    environment = {"NIGHTLY_SECONDS": f"{seconds:.0f}", "NIGHTLY_SEED": str(seed)}
+    return (
+        subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode == 0
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make nightly", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(SHARES)}")
+    parser.add_argument("--minutes", type=float, default=90)
+    parser.add_argument("--seed", type=int, help="the same for each part; default: drawn")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(SHARES):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    parts = [part for part in options.parts or SHARES if (ROOT / SHARES[part][0]).exists()]
+    rows = []
+    for part, seconds in seconds_of(parts, options.minutes).items():
+        seed = options.seed or random.randrange(1, 10**6)
+        sys.stdout.write(f"\n== {part}: {seconds:.0f} s, seed {seed}\n")
+        sys.stdout.flush()
+        began = time.monotonic()
+        passed = run(part, seconds, seed)
+        took = time.monotonic() - began
+        rows.append(
+            (passed, f"{part:17} {'passed' if passed else 'FAILED'} {took:6.0f} s, seed {seed}")
+        )
+    sys.stdout.write("\n" + "".join(f"{text}\n" for _, text in rows))
+    return 0 if all(passed for passed, _ in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
