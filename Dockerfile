@@ -41,7 +41,7 @@ RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/pip* \
 COPY --from=packages /opt/adapter /opt/adapter
 ENV PATH=/opt/adapter/bin:$PATH
 USER 65532:65532
-EXPOSE 8080 8081 8085 8086
+EXPOSE 8080 8081 8085
 HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=150s --start-interval=1s \
   CMD ["triton-adapter", "healthcheck"]
 ENTRYPOINT ["triton-adapter"]

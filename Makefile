@@ -15,7 +15,7 @@ setup:  ## make .venv with the locked packages (done by every other target)
 
 run: setup  ## serve on a Triton of our own, with the example models; prints lines to paste
 	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --http=$(HTTP) --admin=$(ADMIN) \
-	  --grpc=$(GRPC) --grpc-data=off \
+	  --grpc=$(GRPC) \
 	  --triton-http=127.0.0.1:0 --triton-grpc=127.0.0.1:0 --triton-metrics=127.0.0.1:0 --log-format=text
 
 demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction that heals it

@@ -32,7 +32,6 @@ _SETTINGS: dict[str, object] = {
     "triton": "embedded",
     "http": "127.0.0.1:0",
     "grpc": "127.0.0.1:0",
-    "grpc_data": "off",
     "admin": "127.0.0.1:0",
     "triton_http": "127.0.0.1:0",
     "triton_grpc": "127.0.0.1:0",

@@ -79,7 +79,7 @@ INHERITED = [
     ["`SAGEMAKER_BIND_TO_PORT`", "the port of `http`"],
     [
         "`SAGEMAKER_SAFE_PORT_RANGE`",
-        "the ports of `admin`, `grpc`, `grpc_data` and of an embedded Triton: the first free ones",
+        "the ports of `admin`, `grpc` and of an embedded Triton: the first free ones",
     ],
     [
         "`SAGEMAKER_TRITON_DEFAULT_MODEL_NAME`",

@@ -46,7 +46,7 @@ class Settings(BaseModel):
         "door of ModelMesh's runtime contract and of V2 over gRPC: HOST:PORT, unix:/path or off",
     )
     grpc_data: AnyDoor = _setting(
-        "0.0.0.0:8086",
+        "off",
         "a second gRPC door, for V2 inference alone: HOST:PORT, unix:/path or off",
     )
     admin: AnyDoor = _setting(

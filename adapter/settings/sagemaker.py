@@ -120,7 +120,7 @@ def _doors(environ: Mapping[str, str], *, is_embedded: bool) -> Iterator[tuple[s
     elif port := environ.get(_GRPC_PORT):
         placed["grpc"] = _GRPC_PORT, f"{_ALL}:{port}"
     is_seen = _SWITCH.get(environ.get(_ALLOW_METRICS, ""), True)
-    hosts = {"admin": _ALL if is_seen else _HERE, "grpc": _ALL, "grpc_data": _ALL}
+    hosts = {"admin": _ALL if is_seen else _HERE, "grpc": _ALL}
     if port := environ.get(_METRICS_PORT):
         placed["admin"] = _METRICS_PORT, f"{hosts['admin']}:{port}"
     waiting = [setting for setting in _wanted(is_embedded) if setting not in placed]
@@ -135,7 +135,7 @@ def _doors(environ: Mapping[str, str], *, is_embedded: bool) -> Iterator[tuple[s
 def _wanted(is_embedded: bool) -> tuple[str, ...]:
     """The doors beside `http`, and where our own Triton is told to listen."""
     triton = ("triton_http", "triton_grpc", "triton_metrics") if is_embedded else ()
-    return ("admin", "grpc", "grpc_data", *triton)
+    return ("admin", "grpc", *triton)
 
 
 def _range(environ: Mapping[str, str]) -> range | None:

@@ -29,7 +29,6 @@ PORTS = {
     8080: "http",
     8081: "admin",
     8085: "grpc",
-    8086: "grpc_data",
     8000: "triton_http",
     8001: "triton_grpc",
     8002: "triton_metrics",

@@ -26,9 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def going(folder: Path) -> Iterator[RunningAdapter]:
     """What pages that start no adapter take for given: `make run` is going."""
-    with embedded_adapter(
-        "--examples", f"--model-roots={folder}", "--grpc-data=127.0.0.1:0"
-    ) as adapter:
+    with embedded_adapter("--examples", f"--model-roots={folder}") as adapter:
         yield adapter
 
 

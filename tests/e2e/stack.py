@@ -48,9 +48,9 @@ class Stack:
 
     def __init__(self, engine: DockerClient, environ: Mapping[str, str], *files: Path) -> None:
         self.project = f"e2e-{uuid.uuid4().hex[:8]}"
-        http, admin, grpc, data = free_ports(4)
+        http, admin, grpc = free_ports(3)
         self.http, self.admin = f"127.0.0.1:{http}", f"127.0.0.1:{admin}"
-        self.grpc, self.grpc_data = f"127.0.0.1:{grpc}", f"127.0.0.1:{data}"
+        self.grpc = f"127.0.0.1:{grpc}"
         self._engine = engine
         self._files = [f"--file={file}" for file in (ROOT / "compose.yaml", *files)]
         self._environ = {
@@ -58,7 +58,6 @@ class Stack:
             "HTTP_PORT": str(http),
             "ADMIN_PORT": str(admin),
             "GRPC_PORT": str(grpc),
-            "GRPC_DATA_PORT": str(data),
             "BUILD_NETWORK": "host",
             "BUILD_CA": BUILD_CA,
             **environ,

@@ -110,7 +110,7 @@ def test_every_port_can_be_another_and_is_on_loopback(service):
 
 def test_the_adapters_doors_are_published_as_they_are_and_tritons_are_not():
     ports = {port.split(":")[2]: port.split(":")[1] for port in published("adapter")}
-    assert ports == {port: port for port in ("8080", "8081", "8085", "8086")}
+    assert ports == {port: port for port in ("8080", "8081", "8085")}
     assert published("triton") == published("triton-cpu") == []
 
 

@@ -231,6 +231,15 @@ async def test_a_failed_load_says_why_in_tritons_words(mesh, everywhere, package
 
 
 @once
+@pytest.mark.parametrize("name", ["sklearn", "xgboost", "lightgbm"])
+async def test_a_package_with_a_config_is_loaded_as_it_is_whatever_its_format(mesh, name):
+    key = json.dumps({"model_type": {"name": name, "version": "1"}})
+    await mesh.load("m", IDENTITY, key)
+
+    assert answered(await mesh.infer(INFER, "m", numbers(3))) == ("m", [3])
+
+
+@once
 @pytest.mark.parametrize("path", ["{}/none", "/etc", "relative/path", ""])
 async def test_a_load_that_is_not_tried_says_so(mesh, everywhere, root, path):
     with pytest.raises(grpc.aio.AioRpcError) as refused:

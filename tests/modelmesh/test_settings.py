@@ -60,10 +60,13 @@ def test_the_defaults_are_the_go_adapters():
     assert settings.repository == Path("/models/_triton_models")
 
 
-def test_the_second_door_has_a_port_of_its_own_and_a_message_has_what_a_mesh_passes():
-    settings = load().settings
-    assert str(settings.grpc_data) == "0.0.0.0:8086"
-    assert settings.grpc_max_message_bytes == 16 * MIB
+def test_a_message_has_what_a_mesh_passes():
+    assert load().settings.grpc_max_message_bytes == 16 * MIB
+
+
+def test_the_second_grpc_listener_is_for_those_who_ask_for_it():
+    assert str(load().settings.grpc_data) == "off"
+    assert str(load(ADAPTER_GRPC_DATA="127.0.0.1:9").settings.grpc_data) == "127.0.0.1:9"
 
 
 def test_our_own_names_beat_the_inherited_ones():

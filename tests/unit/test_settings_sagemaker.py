@@ -90,10 +90,10 @@ class TestDoors:
             "http": "0.0.0.0:8501",
             "admin": "0.0.0.0:8502",
             "grpc": "0.0.0.0:8500",
-            "grpc_data": "0.0.0.0:8503",
-            "triton_http": "127.0.0.1:8504",
-            "triton_grpc": "127.0.0.1:8505",
-            "triton_metrics": "127.0.0.1:8506",
+            "grpc_data": "off",
+            "triton_http": "127.0.0.1:8503",
+            "triton_grpc": "127.0.0.1:8504",
+            "triton_metrics": "127.0.0.1:8505",
         }
 
     def test_the_safe_range_does_not_move_a_triton_in_another_container(self):

@@ -52,7 +52,7 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{- define "triton-adapter.port" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" (index . 0)) -}}
 {{- $name := index . 1 -}}
-{{- $defaults := dict "http" 8080 "grpc" 8085 "grpc_data" 8086 "admin" 8081 -}}
+{{- $defaults := dict "http" 8080 "grpc" 8085 "admin" 8081 -}}
 {{- if hasKey $settings $name -}}
 {{- $door := get $settings $name | toString -}}
 {{- if not (or (hasPrefix "unix:" $door) (has $door (list "off" "false"))) -}}

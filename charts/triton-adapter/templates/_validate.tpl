@@ -71,6 +71,9 @@
 {{- if not $any -}}
 {{- fail "service: at least one of http, grpc, grpcData and admin must have a port" -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.inference (not (include "triton-adapter.port" (list . "grpc_data"))) -}}
+{{- fail "networkPolicy.inference: is about the port of settings.grpc_data, which is off or a socket" -}}
+{{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.service.admin) -}}
 {{- fail "metrics.serviceMonitor.enabled: needs service.admin, or take metrics.podMonitor" -}}
 {{- end -}}
@@ -138,6 +141,12 @@
 {{- end -}}
 {{- if not (include "triton-adapter.port" (list . "admin")) -}}
 {{- fail "settings.admin: must be HOST:PORT with mode=servingRuntime: the livenessProbe asks it" -}}
+{{- end -}}
+{{- range $name := list "http" "grpc" "grpc_data" "admin" -}}
+{{- $port := include "triton-adapter.port" (list $ $name) -}}
+{{- if and (has $port (list "8008" "8080" "8085" "8086" "8089" "8090")) (ne (print $name $port) "grpc8085") -}}
+{{- fail (printf "settings.%s: port %s is taken by what the controller of ModelMesh puts into the pod" $name $port) -}}
+{{- end -}}
 {{- end -}}
 {{- if not (dig "requests" "memory" "" .Values.triton.resources) -}}
 {{- fail "triton.resources.requests.memory: is what ModelMesh is told of the memory of Triton; mode=servingRuntime needs it" -}}
