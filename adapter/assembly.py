@@ -133,6 +133,7 @@ def build_control(
         store=file,
         loads_again=settings.on_triton_restart == "reload",
         load_threads=embedded.load_threads if embedded else TRITON_LOAD_THREADS,
+        max_abandoned=settings.max_abandoned_requests,
     )
 
 
@@ -175,6 +176,7 @@ def watched(
         memory=lambda: memory.last,
         triton_live=lambda: triton.live,
         ready=is_well,
+        abandoned=lambda: control.leases.abandoned,
         idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
         about=about(settings),
     )

@@ -15,7 +15,8 @@
     │  └─ OutOfMemory         tried and failed
     └─ BackendError       Triton's side
        ├─ BackendUnavailable  cannot be reached
-       │  └─ Overloaded          turns work away: a queue is full
+       │  ├─ Overloaded          turns work away: a queue is full
+       │  └─ TooManyAbandoned    the model is busy with what nobody waits for
        ├─ BackendTimeout      did not answer in time
        └─ ModelFailed         the model itself, maybe for lack of memory
           ├─ LoadFailed          Triton refused it
@@ -131,6 +132,10 @@ class BackendUnavailable(BackendError):
 
 
 class Overloaded(BackendUnavailable):
+    pass
+
+
+class TooManyAbandoned(BackendUnavailable):
     pass
 
 

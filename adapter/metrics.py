@@ -28,6 +28,7 @@ _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 2, 4, 10)
 class State:
     """What the gauges are read from at each scrape.
 
+    `abandoned`: requests that Triton works on for nobody.
     `idle_seconds`: since the least recently used model was used; None without models.
     `about`: of this build and how it runs.
     """
@@ -37,6 +38,7 @@ class State:
     memory: Callable[[], MemoryReading | None]
     triton_live: Callable[[], bool]
     ready: Callable[[], bool]
+    abandoned: Callable[[], int]
     idle_seconds: Callable[[], float | None]
     about: Mapping[str, str]
 
@@ -161,6 +163,12 @@ class _StateCollector(Collector):
         )
         yield GaugeMetricFamily(
             "adapter_ready", "1 while /readyz says so.", value=self._state.ready()
+        )
+        yield GaugeMetricFamily(
+            "adapter_abandoned_requests",
+            "Requests that Triton still works on and whose callers have left or had no answer in"
+            " time.",
+            value=self._state.abandoned(),
         )
         yield self._idle()
         about = GaugeMetricFamily("adapter_build_info", "Always 1.", labels=[*self._state.about])

@@ -206,6 +206,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "Triton turns work away: a queue of the model is full",
         "try again, or another copy of the model; ModelMesh does so by itself",
     ),
+    errors.TooManyAbandoned: (
+        "Triton works on `max_abandoned_requests` requests of the model that nobody waits for",
+        "try again when it is done with some; look whether the model hangs or callers are hasty",
+    ),
     errors.BackendTimeout: (
         "Triton did not answer within a time limit of the [settings](settings.md)",
         "look whether the model or Triton hangs; raise the limit if the work is just long",
@@ -320,6 +324,7 @@ def metric_rows() -> list[list[str]]:
     book = LedgerSnapshot({HOST: DeviceBook(0, 0, 0, 0, 0)}, models=0)
     metrics.watch(
         State(
+            abandoned=lambda: 0,
             models=lambda: dict.fromkeys(ModelState, 0),
             ledger=lambda: book,
             memory=lambda: MemoryReading({HOST: DeviceReading(0, 0)}),

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 from adapter.control.bringup import BringUp
-from adapter.control.lease import Lease
+from adapter.control.lease import Lease, Leases
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
@@ -57,9 +57,14 @@ class ModelControl:
         store: SizeStore | None = None,
         loads_again: bool = False,
         load_threads: int = 4,
+        max_abandoned: int = 64,
     ) -> None:
-        """`loads_again`: what Triton has lost is loaded anew. `load_threads` are Triton's."""
+        """`loads_again`: what Triton has lost is loaded anew. `load_threads` are Triton's.
+
+        `max_abandoned`: see Leases.
+        """
         self.registry = registry
+        self.leases = Leases(max_abandoned, self._call_failed)
         self.is_open = False
         self.memory = Memory(ledger, sizes, memory, metrics, limits)
         self.recovery = Recovery(self.memory, metrics, limits)
@@ -73,7 +78,6 @@ class ModelControl:
         )
         self._watch = Watch(registry, self.memory, packages, self._revival, store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
-        self._drained: dict[ModelId, asyncio.Event] = {}
         self._reconciling: asyncio.Task[None] | None = None
 
     def _make_bringup(self, triton: Triton, server: Server | None, metrics: Metrics) -> BringUp:
@@ -107,7 +111,7 @@ class ModelControl:
 
     def lease(self, model_id: ModelId) -> Lease:
         try:
-            return Lease(self.registry.serving(model_id), self._lease_ended)
+            return self.leases.of(self.registry.serving(model_id))
         except ModelNotFound:
             self._refuse_unless_open()  # before it took stock nobody knows
             self._revival.refuse_returning(model_id)
@@ -194,11 +198,9 @@ class ModelControl:
         with suppress(AdapterError):  # the disk refuses; no reason to stop badly
             await self._watch.save()
 
-    def _lease_ended(self, record: ModelRecord, error: BaseException | None) -> None:
-        if record.in_flight == 0 and (event := self._drained.get(record.id)) is not None:
-            event.set()
+    def _call_failed(self, record: ModelRecord, error: BaseException) -> None:
         # what looked like a lack of memory may be a death as well, and then says so by its cause
-        if isinstance(error, StubDied) or (error and isinstance(error.__cause__, StubDied)):
+        if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self.registry.died(record)
         elif isinstance(error, ModelNotFound):
             if self._reconciling is None or self._reconciling.done():
@@ -256,7 +258,8 @@ class ModelControl:
         record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
         async with self.memory.unloading(model_id):
             try:
-                await self._wait_drained(record)
+                if not await self.leases.drained(record, self._limits.unload / 2):
+                    log.warning("model.drain_timed_out", extra={"model_id": record.id})
                 before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
                 await self._teardown.bring_down(record, is_dead=is_dead)
             except BaseException:
@@ -282,17 +285,6 @@ class ModelControl:
         except AdapterError as error:
             # Nothing more can be done from here, and the load's own failure is what is raised.
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
-
-    async def _wait_drained(self, record: ModelRecord) -> None:
-        if record.in_flight == 0:
-            return
-        event = self._drained[record.id] = asyncio.Event()
-        try:
-            await asyncio.wait_for(event.wait(), self._limits.unload / 2)
-        except TimeoutError:
-            log.warning("model.drain_timed_out", extra={"model_id": record.id})
-        finally:
-            del self._drained[record.id]
 
     def _refuse_unless_open(self) -> None:
         if not self.is_open:

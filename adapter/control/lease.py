@@ -1,35 +1,120 @@
-"""One inference holds its model in place."""
+"""One inference holds its model in place, for as long as Triton works on it."""
 
+import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from time import monotonic
 from types import TracebackType
 
 from adapter.core.registry import ModelRecord
+from adapter.errors import TooManyAbandoned
+
+
+class LeaseState(Enum):
+    NEW = auto()
+    HELD = auto()
+    ABANDONED = auto()  # nobody waits for the answer any more, and Triton still works on it
+    ENDED = auto()
+
+
+class Leases:
+    """`failed` is told of each lease that ended with an error.
+
+    `abandoned`: how many are at this moment, also of models that are gone. `max_abandoned`: how
+    many a model may have and still get new requests.
+    """
+
+    def __init__(
+        self, max_abandoned: int, failed: Callable[[ModelRecord, BaseException], None]
+    ) -> None:
+        self.abandoned = 0
+        self.failed = failed
+        self._max_abandoned = max_abandoned
+        self._drained: dict[ModelRecord, asyncio.Event] = {}
+
+    def of(self, record: ModelRecord) -> "Lease":
+        """TooManyAbandoned where the model is busy with what nobody waits for."""
+        if record.abandoned >= self._max_abandoned:
+            raise TooManyAbandoned(
+                f"model {record.id!r} still works on {record.abandoned} requests whose callers "
+                "have left",
+                model_id=record.id,
+                delivered=False,
+            )
+        return Lease(record, self)
+
+    async def drained(self, record: ModelRecord, seconds: float) -> bool:
+        """Wait until none is left of this model, so long at most; False where some are."""
+        if record.in_flight == 0:
+            return True
+        event = self._drained[record] = asyncio.Event()
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return False
+        finally:
+            del self._drained[record]
+        return True
+
+    def was_last(self, record: ModelRecord) -> None:
+        """Of the leases that this model had; there may be others later."""
+        if (event := self._drained.get(record)) is not None:
+            event.set()
 
 
 class Lease:
-    """`with control.lease(id) as record:` is one inference; an unload waits for it to end.
+    """`begin`, then `end`; or `with lease as record:`. An unload waits for it to end.
+
+    A caller who leaves ends nothing, since Triton goes on: after `abandon` the `with` block may be
+    left, and only `end` ends the lease.
 
     A class with __enter__ costs a sixth of a @contextmanager, and this is on the hot path.
     """
 
-    __slots__ = ("_ended", "record")
+    __slots__ = ("_leases", "record", "state")
 
-    def __init__(
-        self, record: ModelRecord, ended: Callable[[ModelRecord, BaseException | None], None]
-    ) -> None:
+    def __init__(self, record: ModelRecord, leases: Leases) -> None:
         self.record = record
-        self._ended = ended
+        self.state = LeaseState.NEW
+        self._leases = leases
 
-    def __enter__(self) -> ModelRecord:
+    def begin(self) -> None:
+        """Once, with nothing awaited since it was made: the model may be unloaded meanwhile."""
+        self.state = LeaseState.HELD
         self.record.in_flight += 1
         self.record.served += 1
         self.record.used_at = monotonic()
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more. No-op but for a lease that is held."""
+        if self.state is LeaseState.HELD:
+            self.state = LeaseState.ABANDONED
+            self.record.abandoned += 1
+            self._leases.abandoned += 1
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Triton is done with it. `error`: what became of it. No-op when it has ended already."""
+        match self.state:
+            case LeaseState.HELD:
+                pass
+            case LeaseState.ABANDONED:
+                self.record.abandoned -= 1
+                self._leases.abandoned -= 1
+            case _:
+                return
+        self.state = LeaseState.ENDED
+        self.record.in_flight -= 1
+        if self.record.in_flight == 0:
+            self._leases.was_last(self.record)
+        if error is not None:
+            self._leases.failed(self.record, error)
+
+    def __enter__(self) -> ModelRecord:
+        self.begin()
         return self.record
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self.record.in_flight -= 1
-        if self.record.in_flight == 0 or error is not None:
-            self._ended(self.record, error)
+        if self.state is LeaseState.HELD:
+            self.end(error)

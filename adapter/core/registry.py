@@ -12,6 +12,7 @@ from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 class ModelRecord:
     """One model. Only the registry changes `state`; only control changes the rest.
 
+    `in_flight`: inferences that Triton works on; `abandoned`: those of them that nobody waits for.
     `served` counts its inferences, `ended_before` those that had ended at the last look. `used_at`
     is when the last of them began (time.monotonic), or when the load ended. `can_load_again`:
     `source` is all that it takes.
@@ -22,6 +23,7 @@ class ModelRecord:
     source: ModelSource
     state: ModelState = ModelState.LOADING
     in_flight: int = 0
+    abandoned: int = 0
     served: int = 0
     used_at: float = 0.0
     ended_before: int = 0

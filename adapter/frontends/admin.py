@@ -95,7 +95,7 @@ class Admin:
         reading = await self._control.memory.read()
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        head = json.dumps(self._about | {"memory": self._memory(reading)})
+        head = json.dumps(self._about | self._totals(reading))
         await response.write(f'{head[:-1]}, "models": [\n'.encode())
         records = self._control.registry.records()
         for start in range(0, len(records), _AT_ONCE):
@@ -106,6 +106,12 @@ class Admin:
         await response.write(b"\n]}\n")
         return response
 
+    def _totals(self, reading: MemoryReading | None) -> dict[str, Any]:
+        return {
+            "abandoned_requests": self._control.leases.abandoned,
+            "memory": self._memory(reading),
+        }
+
     def _model(self, record: ModelRecord) -> dict[str, Any]:
         return {
             "model_id": record.id,
@@ -113,6 +119,7 @@ class Admin:
             "url": record.source.url,
             "state": record.state.value,
             "in_flight": record.in_flight,
+            "abandoned": record.abandoned,
             "bytes": self._control.memory.ledger.of(record.id),
             "is_measured": self._control.memory.is_measured(record.id),
         }

@@ -22,6 +22,7 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.InferenceFailed: (500, "InferenceFailed"),
     errors.ModelNotReady: (503, "ModelNotReady"),
     errors.BackendUnavailable: (503, "BackendUnavailable"),
+    errors.TooManyAbandoned: (503, "TooManyAbandoned"),
     errors.BackendError: (503, "BackendUnavailable"),
     errors.BackendTimeout: (504, "BackendTimeout"),
     errors.InsufficientMemory: (507, "InsufficientMemory"),
@@ -40,6 +41,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
     errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.TooManyAbandoned: grpc.StatusCode.UNAVAILABLE,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,  # another copy has room
     errors.BackendError: grpc.StatusCode.INTERNAL,
     errors.BackendTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,

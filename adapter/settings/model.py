@@ -148,6 +148,11 @@ class Settings(BaseModel):
         30.0, "an unload that has shown no progress for so long is taken for stuck"
     )
     infer_timeout_seconds: Seconds = _setting(300.0, "how long an inference may take")
+    max_abandoned_requests: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
+        64,
+        "requests of one model whose callers have left or had no answer in time, and that Triton "
+        "still works on; above that new requests of the model are refused until some have ended",
+    )
     load_wait_seconds: Seconds = _setting(
         5.0, "how long a V2 call waits for its model when that is being loaded"
     )

@@ -25,6 +25,7 @@ class World:
         self.metrics = Metrics()
         self.metrics.watch(
             State(
+                abandoned=lambda: 0,
                 models=self.registry.counts,
                 ledger=self.ledger.snapshot,
                 memory=lambda: self.reading,

@@ -1,0 +1,126 @@
+"""What holds a model in place: calls, also those that nobody waits for any more."""
+
+import pytest
+
+from adapter.control.lease import LeaseState
+from adapter.core.model import ModelId
+from adapter.core.state import ModelState
+from adapter.errors import InferenceFailed, ModelNotFound, StubDied, TooManyAbandoned
+from tests.fakes.house import House
+
+M = ModelId("m")
+
+
+@pytest.fixture
+async def house():
+    house = await House().open()
+    record = await house.load("m")
+    yield house
+    assert (record.in_flight, record.abandoned) == (0, 0)
+    assert house.control.leases.abandoned == 0
+    await house.close()
+
+
+def counts(house: House) -> tuple[int, int]:
+    record = house.control.registry.get(M)
+    return record.in_flight, record.abandoned
+
+
+async def test_a_block_that_is_left_ends_the_lease_whatever_it_is_left_by(house):
+    for error in (None, InferenceFailed("no"), KeyboardInterrupt()):
+        lease = house.control.lease(M)
+        try:
+            with lease as record:
+                assert (record.in_flight, lease.state) == (1, LeaseState.HELD)
+                if error is not None:
+                    raise error
+        except (InferenceFailed, KeyboardInterrupt):
+            pass
+        assert (counts(house), lease.state) == ((0, 0), LeaseState.ENDED)
+
+
+async def test_a_lease_ends_once(house):
+    first, second = house.control.lease(M), house.control.lease(M)
+    first.begin()
+    second.begin()
+    for _ in range(3):
+        first.end()
+        assert counts(house) == (1, 0)
+    second.abandon()
+    for _ in range(3):
+        second.end()
+        first.abandon()
+        assert counts(house) == (0, 0)
+
+
+async def test_who_was_left_by_its_caller_is_in_flight_until_it_ends(house):
+    lease = house.control.lease(M)
+    lease.begin()
+    lease.abandon()
+    lease.abandon()
+    lease.__exit__(TimeoutError, TimeoutError(), None)
+    assert counts(house) == (1, 1)
+    assert house.control.leases.abandoned == 1
+    lease.end()
+    assert counts(house) == (0, 0)
+
+
+async def test_an_unload_waits_for_what_nobody_else_waits_for(house):
+    lease = house.control.lease(M)
+    with lease:
+        lease.abandon()
+    unload = house.begin(house.unload("m"))
+    await house.until_state("m", ModelState.UNLOADING)
+    await house.turns()
+    assert not unload.done()
+    assert house.triton.models == {"m"}
+    lease.end()
+    await unload
+    house.check()
+
+
+async def test_with_too_many_of_them_a_model_gets_no_new_calls(house):
+    leases = [house.control.lease(M) for _ in range(64)]
+    for lease in leases:
+        lease.begin()
+        lease.abandon()
+    with pytest.raises(TooManyAbandoned, match="64 requests") as caught:
+        house.control.lease(M)
+    assert (caught.value.model_id, caught.value.delivered) == ("m", False)
+    with pytest.raises(TooManyAbandoned):
+        await house.control.serving(M, 1)
+    await house.load("other")
+    with house.control.lease(ModelId("other")):
+        pass
+    leases.pop().end()
+    with house.control.lease(M):
+        assert counts(house) == (64, 63)
+    for lease in leases:
+        lease.end()
+
+
+async def test_the_end_of_an_abandoned_call_still_tells_that_its_process_died(house):
+    lease = house.control.lease(M)
+    with lease:
+        lease.abandon()
+    lease.end(StubDied("gone", model_id="m"))
+    with pytest.raises(ModelNotFound, match="lost its process"):
+        house.control.lease(M)
+
+
+async def test_a_call_of_an_earlier_model_of_that_name_ends_no_wait_of_the_later_one(house):
+    """Triton lost the first one; that its calls are over as well is seen a little later."""
+    old = house.control.lease(M)
+    old.begin()
+    house.triton.models.clear()
+    await house.control.reconcile()
+    await house.load("m")
+    new = house.control.lease(M)
+    new.begin()
+    unload = house.begin(house.unload("m"))
+    await house.until_state("m", ModelState.UNLOADING)
+    old.end()
+    await house.turns()
+    assert not unload.done()
+    new.end()
+    await unload
