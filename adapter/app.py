@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from aiohttp import web
 
-from adapter import process
+from adapter import lasting, process
 from adapter.assembly import (
     about,
     build_control,
@@ -69,8 +70,7 @@ class Adapter:
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
         faults = Faults(Classifier(settings.oom_patterns))
-        is_ours = settings.triton == "embedded"
-        self._embedded = build_embedded(settings, self._triton_came_back) if is_ours else None
+        self._embedded = build_embedded(settings, self._triton_came_back, self._metrics)
         is_private = settings.staging == "upload" and settings.repository is None
         self._private = RunFolder() if is_private else None
         self._repository = self._choose_repository()
@@ -97,7 +97,7 @@ class Adapter:
         self._lane = self._build_lane(http)
         self._v2 = self._build_v2(http, roots)
         self._services = self._build_services(rpc, faults, roots)
-        self._watches: list[asyncio.Task[None]] = []
+        self._watches: list[asyncio.Task[NoReturn]] = []
 
     def _build_lane(self, dataplane: V2DataPlane) -> HttpLane:
         inferences = Inferences(
@@ -169,9 +169,10 @@ class Adapter:
         self._dataplane.connect(http)
         self._rpc.connect(grpc)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
-        self._watches.append(asyncio.create_task(self._triton.watch(self._triton_came_back)))
+        watching = self._triton.watch(self._triton_came_back)
+        self._watches.append(lasting.begin("triton-watch", watching))
         await self._control.open()
-        self._watches.append(asyncio.create_task(self._control.watch()))
+        self._watches.append(lasting.begin("control-watch", self._control.watch()))
         if self._single is not None:
             self._phase = f"starting: loading {self._single!r}"
             await self._control.load(self._single, ModelSource(str(self._settings.single_model)))
@@ -201,7 +202,7 @@ class Adapter:
             self._doors.close(),
         )
         for watch in self._watches:
-            watch.cancel()
+            lasting.end(watch)
         await self._memory.close()
         await self._dataplane.close()
         await self._rpc.close()
@@ -221,7 +222,9 @@ class Adapter:
     def _why_not_ready(self) -> str | None:
         if self._phase or not self._triton.live:
             return self._phase or "Triton does not answer"
-        return "draining" if self._drain.is_on else self._control.why_stuck()
+        if self._drain.is_on:
+            return "draining"
+        return lasting.why_ended() or self._control.why_stuck()
 
     def _is_well(self) -> bool:
         return self._why_not_ready() is None
@@ -240,6 +243,7 @@ class Adapter:
         admin = Admin(
             self._control,
             self._metrics,
+            why_not_live=lasting.why_ended,
             why_not_started=self._why_not_started,
             why_not_ready=self._why_not_ready,
             drain=self._drain,

@@ -39,7 +39,12 @@ from adapter.tracing import Tracing
 TRITON_LOAD_THREADS = 4
 
 
-def build_embedded(settings: Settings, on_restart: Callable[[], Awaitable[None]]) -> EmbeddedTriton:
+def build_embedded(
+    settings: Settings, on_restart: Callable[[], Awaitable[None]], metrics: Metrics
+) -> EmbeddedTriton | None:
+    """None when Triton is another container."""
+    if settings.triton != "embedded":
+        return None
     return EmbeddedTriton(
         tritonserver=settings.tritonserver,
         repository=settings.repository,
@@ -49,6 +54,7 @@ def build_embedded(settings: Settings, on_restart: Callable[[], Awaitable[None]]
         extra_args=settings.triton_args,
         start_timeout_seconds=settings.start_timeout_seconds,
         on_restart=on_restart,
+        on_dropped=metrics.triton_log_dropped.inc,
     )
 
 

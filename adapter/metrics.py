@@ -54,6 +54,10 @@ class Metrics:
         self._count_operations()
         self._count_waits()
         self._count_memory()
+        self.triton_log_dropped = self._counter(
+            "adapter_triton_log_lines_dropped",
+            "Lines of the embedded tritonserver's output that were too many a second to be logged.",
+        )
 
     def _count_operations(self) -> None:
         self.operations = self._counter(

@@ -78,13 +78,19 @@ class Client:
 class RunningAdapter:
     """`triton-adapter serve` as a child process. `started` holds the fields of adapter.started."""
 
-    def __init__(self, *flags: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *flags: str, environ: Mapping[str, str] | None = None, descriptors: int | None = None
+    ) -> None:
+        """`descriptors`: its limit of open files, as of `ulimit -n`."""
+        command = [sys.executable, "-m", "adapter", *SERVE, *flags]
+        if descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         self.lines: list[dict[str, Any]] = []
         self.doors: dict[str, str] = {}
         self.started: dict[str, Any] = {}
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "adapter", *SERVE, *flags],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -190,10 +196,10 @@ EMBEDDED = (
 
 @contextmanager
 def embedded_adapter(
-    *flags: str, environ: Mapping[str, str] | None = None
+    *flags: str, environ: Mapping[str, str] | None = None, descriptors: int | None = None
 ) -> Iterator[RunningAdapter]:
     """An adapter with a Triton of its own, ready for work; checked to end cleanly."""
-    adapter = RunningAdapter(*EMBEDDED, *flags, environ=environ)
+    adapter = RunningAdapter(*EMBEDDED, *flags, environ=environ, descriptors=descriptors)
     try:
         adapter.wait_for("adapter.started")
         yield adapter

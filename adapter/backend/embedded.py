@@ -4,6 +4,7 @@ Nothing outlives the adapter, even when it is killed: see process.py.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -11,8 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
-from adapter.backend.process import ServerProcess, arguments_of, descendants
+from adapter import lasting
+from adapter.backend.process import NotStarted, ServerProcess, arguments_of, descendants
 from adapter.backend.tritonserver import RunFolder, prepare
 from adapter.errors import BackendUnavailable
 
@@ -24,6 +27,7 @@ _DEFAULT_BACKENDS = "/opt/tritonserver/backends"  # as in NVIDIA's images
 _LOAD_THREADS, _DEFAULT_LOAD_THREADS = "--model-load-thread-count=", 4
 _BACKOFF_SECONDS = (0.5, 30.0)
 _STEADY_SECONDS = 60.0
+_RETRY_SECONDS = 1.0
 
 
 class EmbeddedTriton:
@@ -31,6 +35,7 @@ class EmbeddedTriton:
 
     `http`, `grpc` and `metrics` are host and port; port 0 means any free one, kept over restarts.
     `restarts` counts the servers that have replaced a dead one; `on_restart` is awaited after each.
+    `on_dropped` is told how many lines of the output are not logged, in a thread.
     """
 
     def __init__(
@@ -44,12 +49,14 @@ class EmbeddedTriton:
         extra_args: Sequence[str],
         start_timeout_seconds: float,
         on_restart: Callable[[], Awaitable[None]] | None,
+        on_dropped: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._binary = tritonserver
         self._wanted = {"http": http, "grpc": grpc, "metrics": metrics}
         self._extra_args = tuple(extra_args)
         self._start_timeout_seconds = start_timeout_seconds
         self._on_restart = on_restart
+        self._on_dropped = on_dropped
         self._folder = RunFolder()
         self.repository = (repository or self._folder.path / "repository").absolute()
         self.http_address = self.grpc_address = self.metrics_address = ""
@@ -58,7 +65,8 @@ class EmbeddedTriton:
         self._command: tuple[str, ...] = ()
         self._environment: Mapping[str, str] = {}
         self._server: ServerProcess | None = None
-        self._supervisor: asyncio.Task[None] | None = None
+        self._delay = _BACKOFF_SECONDS[0]  # before the next server
+        self._supervisor: asyncio.Task[NoReturn] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -75,15 +83,17 @@ class EmbeddedTriton:
         try:
             await asyncio.to_thread(RunFolder.sweep)
             self._prepare()
-            server = await self._launch()
+            await self._launch()
         except BaseException:
             await self.stop()
             raise
-        self._supervisor = asyncio.create_task(self._supervise(server), name="triton-supervisor")
+        self._supervisor = lasting.begin(
+            "triton-supervisor", lasting.forever(self._supervise, seconds=_RETRY_SECONDS)
+        )
 
     async def stop(self) -> None:
         if self._supervisor is not None:
-            self._supervisor.cancel()
+            lasting.end(self._supervisor)
             await asyncio.wait([self._supervisor])
         if self._server is not None:
             await self._server.stop()
@@ -97,7 +107,9 @@ class EmbeddedTriton:
             self._server.kill()
 
     def process_ids(self) -> list[int]:
-        """The server and all its descendants, now. Empty while it is down."""
+        """The server and all its descendants, now. Empty while it is down; OSError when they
+        cannot be seen.
+        """
         return [] if (pid := self.pid) is None else [pid, *descendants(pid)]
 
     def backends(self) -> frozenset[str] | None:
@@ -111,8 +123,8 @@ class EmbeddedTriton:
             return None
 
     def has_live_stub(self, triton_name: str) -> bool | None:
-        """Does the Python process of this model live? None for a model that has none, or when
-        the server is down.
+        """Does the Python process of this model live? None for a model that has none, when the
+        server is down, or when that cannot be seen.
 
         A stub carries the path of its model.py as an argument. Triton does not start a new one
         when it dies, and still calls the model ready.
@@ -121,8 +133,11 @@ class EmbeddedTriton:
             return None
         model = self.repository / triton_name
         mark = f"{model}/".encode()
-        if any(arg.startswith(mark) for pid in self.process_ids() for arg in arguments_of(pid)):
-            return True
+        try:
+            if any(arg.startswith(mark) for pid in self.process_ids() for arg in arguments_of(pid)):
+                return True
+        except OSError:
+            return None
         return False if any(model.glob("*/model.py")) else None
 
     def _prepare(self) -> None:
@@ -168,11 +183,14 @@ class EmbeddedTriton:
 
     async def _launch(self) -> ServerProcess:
         self._server = server = await ServerProcess.spawn(
-            self._command, self._environment, self._folder.path.name
+            self._command, self._environment, self._folder.path.name, self._on_dropped
         )
         try:
-            async with asyncio.timeout(self._start_timeout_seconds):
-                while not await _is_live(self.http_address):
+            async with asyncio.timeout(self._start_timeout_seconds) as limit:
+                while not (is_live := await _is_live(self.http_address)):
+                    if is_live is None:  # no fault of the server's
+                        now = asyncio.get_running_loop().time()
+                        limit.reschedule(now + self._start_timeout_seconds)
                     if server.pid is None:
                         raise BackendUnavailable(
                             f"tritonserver {await server.ended()}: {server.complaint()}",
@@ -187,27 +205,32 @@ class EmbeddedTriton:
             ) from error
         return server
 
-    async def _supervise(self, server: ServerProcess) -> None:
-        delay = 0.0
-        while True:
-            _log.warning("triton.exited", extra={"reason": await server.ended()})
-            replaced = None
-            while replaced is None:
-                is_steady = time.monotonic() - server.started_at > _STEADY_SECONDS
-                delay = _BACKOFF_SECONDS[0] if is_steady or not delay else delay * 2
-                delay = min(delay, _BACKOFF_SECONDS[1])
-                await asyncio.sleep(delay)
-                replaced = await self._replace()
-            server = replaced
+    async def _supervise(self) -> None:
+        """From a server that runs to the next one. Called again and again."""
+        server = self._server
+        assert server is not None  # noqa: S101 - start() comes first
+        _log.warning("triton.exited", extra={"reason": await server.ended()})
+        if time.monotonic() - server.started_at > _STEADY_SECONDS:
+            self._delay = _BACKOFF_SECONDS[0]
+        is_replaced = False
+        while not is_replaced:
+            await asyncio.sleep(self._delay)
+            is_replaced = await self._replace()
 
-    async def _replace(self) -> ServerProcess | None:
+    async def _replace(self) -> bool:
         try:
-            server = await self._launch()
-        except BackendUnavailable as error:
+            await self._launch()
+        except NotStarted as error:  # that cost nothing
+            self._delay = _RETRY_SECONDS
+            _log.warning("triton.restart_failed", extra={"reason": str(error)})
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it raises, supervision goes on
+            self._delay = min(self._delay * 2, _BACKOFF_SECONDS[1])
             _log.warning("triton.restart_failed", extra={"reason": str(error)})
             if self._server is not None:
                 await self._server.stop()
-            return None
+            return False
+        self._delay = min(self._delay * 2, _BACKOFF_SECONDS[1])  # if it does not last
         self.restarts += 1
         _log.warning("triton.restarted", extra={"restarts": self.restarts})
         if self._on_restart is not None:
@@ -215,10 +238,11 @@ class EmbeddedTriton:
                 await self._on_restart()
             except Exception:  # noqa: BLE001 - whatever it raises, supervision goes on
                 _log.exception("triton.restart_hook_failed")
-        return server
+        return True
 
 
-async def _is_live(address: str) -> bool:
+async def _is_live(address: str) -> bool | None:
+    """None when that cannot be seen, for want of descriptors."""
     host, _, port = address.rpartition(":")
     request = f"GET /v2/health/live HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
     try:
@@ -229,6 +253,6 @@ async def _is_live(address: str) -> bool:
         finally:
             writer.close()
             await writer.wait_closed()
-    except OSError:
-        return False
+    except OSError as error:
+        return None if error.errno in {errno.EMFILE, errno.ENFILE} else False
     return status.startswith(b"HTTP/1.1 200 ")

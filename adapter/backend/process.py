@@ -1,31 +1,24 @@
 """One run of the tritonserver process: its start, its log, its end, and the processes below it."""
 
 import asyncio
-import logging
 import os
-import re
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from adapter.backend.output import Output
 from adapter.errors import BackendUnavailable
-
-_log = logging.getLogger("adapter.triton")
 
 _STOP_SECONDS = 10.0
 _LOG_END_SECONDS = 1.0
-_ORPHANS_SECONDS, _ORPHANS_POLL_SECONDS = 1.0, 0.02
-_KEPT_LINES = 40
-_SHOWN_LINES = 20
-_MAX_LINE_BYTES = 8192
-_LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR}
-_PREFIX = re.compile(r"([IWE])\d{4} ")
-_USAGE = re.compile(r"Usage: |\s|[\w /]+:$")
+_ORPHANS_SECONDS, _POLL_SECONDS = 1.0, 0.02
+# What /proc says of a process that has just ended, or that is not ours to look at. Any other error,
+# such as a lack of descriptors, leaves us without an answer.
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 # Between fork and exec nothing may run here, because of threads; so a second, tiny Python prepares
 # what follows and then becomes tritonserver. It leaves a guard behind, whose stdin is a pipe that
@@ -50,41 +43,45 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+class NotStarted(BackendUnavailable):
+    """There is no process: it costs nothing to try again."""
+
+
 class ServerProcess:
-    """One run of the process, its log, and its process group."""
+    """One run of the process, its output, and its process group."""
 
     def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        lifeline: ExitStack,
-        log: asyncio.StreamReader,
-        log_pipe: asyncio.ReadTransport,
+        self, process: asyncio.subprocess.Process, lifeline: ExitStack, output: Output
     ) -> None:
         self.started_at = time.monotonic()
         self._process = process
         self._lifeline = lifeline
-        self._log_pipe = log_pipe
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._logging = asyncio.create_task(self._pass_on(log), name="triton-log")
+        self._output = output
 
     @classmethod
     async def spawn(
-        cls, command: Sequence[str], environment: Mapping[str, str], memory_prefix: str
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        memory_prefix: str,
+        on_dropped: Callable[[int], None],
     ) -> Self:
-        """Start it. `memory_prefix` begins the names of its shared memory regions.
+        """Start it, or raise BackendUnavailable and leave nothing open.
 
-        A session of its own keeps a terminal's Ctrl-C away: we drain first.
+        `memory_prefix` begins the names of its shared memory regions; `on_dropped` is told of lines
+        of its output that are not logged. A session of its own keeps a terminal's Ctrl-C away: we
+        drain first.
         """
-        log = asyncio.StreamReader()
-        # not asyncio's own pipes: with those, wait() waits for the stubs too, which inherit them
-        ours, theirs = os.pipe()
-        log_pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(log), os.fdopen(ours, "rb", buffering=0)
-        )
-        guarded, held = os.pipe()
-        with ExitStack() as lifeline:
-            lifeline.callback(os.close, held)
+        with ExitStack() as lent, ExitStack() as lifeline:
             try:
+                # not asyncio's own pipes: with those, wait() waits for the stubs too, which
+                # inherit them
+                said, theirs = os.pipe()
+                lent.callback(os.close, theirs)
+                output = Output(said, on_dropped)  # ends with the last who holds `theirs`
+                guarded, held = os.pipe()
+                lent.callback(os.close, guarded)
+                lifeline.callback(os.close, held)
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", "-c", _LAUNCHER, memory_prefix, *command),
                     env=environment,
@@ -93,14 +90,11 @@ class ServerProcess:
                     stderr=theirs,
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise BackendUnavailable(
+            except (OSError, RuntimeError) as error:  # no descriptor, process or thread to be had
+                raise NotStarted(
                     f"tritonserver cannot be started: {error}", delivered=False
                 ) from error
-            finally:
-                os.close(guarded)
-                os.close(theirs)
-            return cls(process, lifeline.pop_all(), log, log_pipe)
+            return cls(process, lifeline.pop_all(), output)
 
     @property
     def pid(self) -> int | None:
@@ -112,8 +106,11 @@ class ServerProcess:
         self._lifeline.close()
         # The guard holds the pipe until it is done. So may, for ever, what a model has moved to
         # another session.
-        await asyncio.wait([self._logging], timeout=_LOG_END_SECONDS)
-        self._log_pipe.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOG_END_SECONDS):
+                while not self._output.is_over:  # noqa: ASYNC110 - a thread
+                    await asyncio.sleep(_POLL_SECONDS)
+        self._output.close()
         await _reap_orphans()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
@@ -130,22 +127,8 @@ class ServerProcess:
             self._process.kill()
 
     def complaint(self) -> str:
-        """The last thing it said, which is the reason when it gave up, then the lines before."""
-        last = self._lines[-1] if self._lines else "it said nothing"
-        return "\n".join([last, *list(self._lines)[-_SHOWN_LINES:]])
-
-    async def _pass_on(self, log: asyncio.StreamReader) -> None:
-        is_usage = False
-        async for line in _lines(log):
-            is_usage = is_usage or line.startswith("Usage: ")
-            if not line or (is_usage and _USAGE.match(line)):
-                continue  # 400 lines of options follow or precede a complaint about one
-            if line[0] not in "|+":  # the table of all options
-                self._lines.append(line)
-            prefix = _PREFIX.match(line)
-            _log.log(
-                _LEVELS[prefix[1]] if prefix else logging.INFO, "triton.log", extra={"line": line}
-            )
+        """Its last words."""
+        return self._output.complaint()
 
 
 async def _reap_orphans() -> None:
@@ -159,25 +142,14 @@ async def _reap_orphans() -> None:
             async with asyncio.timeout(_ORPHANS_SECONDS):
                 while True:
                     if os.waitpid(-1, os.WNOHANG)[0] == 0:  # noqa: ASYNC222 - does not block
-                        await asyncio.sleep(_ORPHANS_POLL_SECONDS)
-
-
-async def _lines(log: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Whole lines; of a very long one only the beginning, whatever its length."""
-    begun = b""
-    while chunk := await log.read(1 << 16):
-        *whole, begun = (begun + chunk).split(b"\n")
-        for line in whole:
-            yield line[:_MAX_LINE_BYTES].decode(errors="replace")
-        begun = begun[:_MAX_LINE_BYTES]
-    yield begun.decode(errors="replace")
+                        await asyncio.sleep(_POLL_SECONDS)
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Living ones only: a zombie holds nothing."""
+    """Living ones only: a zombie holds nothing. OSError when that cannot be seen."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        with suppress(ValueError, OSError):  # no process, or it has just ended
+        with suppress(ValueError, *_GONE):  # no process, or it has just ended
             pid = int(entry.name)
             # the name, in brackets, may hold anything
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -190,7 +162,8 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def arguments_of(pid: int) -> list[bytes]:
+    """None of a process that has ended. OSError when that cannot be seen."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+    except _GONE:
         return []

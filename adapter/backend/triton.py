@@ -8,11 +8,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from adapter import lasting
 from adapter.backend.retry import control_retries
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
@@ -241,23 +242,31 @@ class TritonControl:
                 )
             await asyncio.sleep(0.1)
 
-    async def watch(self, on_back: Callable[[], Awaitable[None]]) -> None:
-        """For ever: keep `live` up to date; call `on_back` each time that Triton came back."""
-        while True:
+    async def watch(self, on_back: Callable[[], Awaitable[None]]) -> NoReturn:
+        """For ever: keep `live` up to date; call `on_back`, until it succeeds, each time that
+        Triton came back.
+        """
+        is_told = self.live
+
+        async def look() -> None:
+            nonlocal is_told
             was = self.live
-            if await self._look() and not was:
-                await on_back()
+            is_told = await self._look() and is_told
             if was and not self.live:
                 log.warning("triton.unreachable")
-            await asyncio.sleep(_WATCH_SECONDS)
+            if self.live and not is_told:
+                await on_back()
+                is_told = True
+
+        await lasting.forever(look, seconds=_WATCH_SECONDS)
 
     async def _look(self) -> bool:
-        try:
+        is_live = False
+        with suppress(InferenceServerException):
             assert self._client is not None  # noqa: S101 - connect() comes first
-            self.live = bool(await self._client.is_server_live(client_timeout=2.0))
-        except InferenceServerException:
-            self.live = False
-        return self.live
+            is_live = bool(await self._client.is_server_live(client_timeout=2.0))
+        self.live = is_live
+        return is_live
 
     async def _call(
         self,

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from typing import NoReturn
 
 from adapter.control.bringup import BringUp
 from adapter.control.lease import Lease, Leases
@@ -175,7 +176,7 @@ class ModelControl:
         await self._revival.take_stock()
         self.is_open = True
 
-    async def watch(self) -> None:
+    async def watch(self) -> NoReturn:
         """For ever, beside all else, once open."""
         await self._watch.run()
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from contextlib import suppress
+from typing import NoReturn
 
+from adapter import lasting
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, SizeStore
 from adapter.control.revival import Revival
@@ -36,18 +37,17 @@ class Watch:
         self._were_active: set[ModelId] = set()
         self._peaks_at = self._reconciled_at = time.monotonic()
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """For ever. What fails here is no caller's fault, and is tried again."""
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            for look in (
-                self._look_at_memory,
-                self.save,
-                self._revival.restart_if_stuck,
-                self._look_at_triton,
-            ):
-                with suppress(AdapterError):  # the disk refuses, or Triton cannot be reached
-                    await look()
+        await asyncio.sleep(_TICK_SECONDS)
+        await lasting.forever(
+            self._look_at_memory,
+            self.save,
+            self._revival.restart_if_stuck,
+            self._look_at_triton,
+            seconds=_TICK_SECONDS,
+            expected=AdapterError,  # the disk refuses, or Triton cannot be reached
+        )
 
     async def save(self) -> None:
         """Keep what was learned of sizes, for the next run."""

@@ -1,6 +1,7 @@
 """The admin door: probes with reasons, metrics, and a look at the inside.
 
-Liveness never depends on Triton: killing the adapter does not mend a Triton that is down.
+Liveness never depends on Triton: killing the adapter does not mend a Triton that is down. It does
+mend an adapter that has lost a task that must not end.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 class Admin:
-    """`why_not_started` and `why_not_ready` give the reason, None when all is well.
+    """`why_not_live` and so on give the reason, None when all is well.
 
     `drain_seconds`: how long a drain may take when who asks for it does not say.
     """
@@ -33,6 +34,7 @@ class Admin:
         control: ModelControl,
         metrics: Metrics,
         *,
+        why_not_live: Callable[[], str | None],
         why_not_started: Callable[[], str | None],
         why_not_ready: Callable[[], str | None],
         drain: Drain,
@@ -42,6 +44,7 @@ class Admin:
     ) -> None:
         self._control = control
         self._metrics = metrics
+        self._why_not_live = why_not_live
         self._why_not_started = why_not_started
         self._why_not_ready = why_not_ready
         self._drain = drain
@@ -62,7 +65,7 @@ class Admin:
         return app
 
     async def _livez(self, _: web.Request) -> web.Response:
-        return _probe(None)
+        return _probe(self._why_not_live())
 
     async def _startup(self, _: web.Request) -> web.Response:
         return _probe(self._why_not_started())

@@ -22,6 +22,7 @@ def admin_of(house: House) -> TestClient:
     admin = Admin(
         house.control,
         house.metrics,
+        why_not_live=lambda: None,
         why_not_started=lambda: None,
         why_not_ready=lambda: None,
         drain=Drain(house.control, house.metrics.traffic, 0),

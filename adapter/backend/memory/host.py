@@ -11,6 +11,8 @@ from adapter.core.memory import HOST, DeviceReading, MemoryReading
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STALE_SECONDS = 5.0
+# Errors that say something of the file; any other, such as a lack of descriptors, of the reader.
+_ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError)
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),  # v2
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # v1
@@ -73,13 +75,19 @@ class HostMemory:
         self._walked_at = -_STALE_SECONDS
 
     async def read(self) -> MemoryReading | None:
-        """None while there is no process; `why` says so."""
-        self.last = await asyncio.to_thread(self._look)
-        self.why = "" if self.last else "no process of Triton runs"
+        """None while there is no process or it cannot be seen; `why` says so."""
+        try:
+            self.last = await asyncio.to_thread(self._look)
+            self.why = "" if self.last else "no process of Triton runs"
+        except OSError as error:  # what could be read would be too little
+            self.last, self.why = None, f"Triton's processes cannot be seen: {error}"
         return self.last
 
     def surroundings(self) -> Surroundings:
-        return Surroundings(_free_bytes(self._root / "dev/shm"), self._oom_kills())
+        try:
+            return Surroundings(_free_bytes(self._root / "dev/shm"), self._oom_kills())
+        except OSError:
+            return Surroundings(None, None)
 
     def _look(self) -> MemoryReading | None:
         self._walked = self._processes()
@@ -145,7 +153,7 @@ def _page_counts(process: Path) -> _Counts | None:
     """Resident pages and the shared ones of them; None when the process has ended."""
     try:
         _, resident, shared, *_ = (process / "statm").read_text().split()
-    except (OSError, ValueError):
+    except (*_ABSENT, ValueError):
         return None
     return _Counts(int(resident), int(shared)) if int(resident) else None  # a zombie has none
 
@@ -163,7 +171,7 @@ def _cgroups(path: Path) -> dict[str, str]:
     """Our own cgroup, without the first slash, by controller; v2 goes by the name ''."""
     try:
         lines = path.read_text().splitlines()
-    except OSError:
+    except _ABSENT:
         return {}
     rows = [line.split(":", 2) for line in lines]
     return {name: row[2].lstrip("/") for row in rows for name in row[1].split(",")}
@@ -181,6 +189,6 @@ def _field(path: Path, name: str) -> int | None:
     """The number after this name in a file of lines of names and numbers."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
+    except _ABSENT:
         return None
     return next((int(row[1]) for row in rows if row[:1] == [name]), None)

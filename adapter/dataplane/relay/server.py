@@ -3,7 +3,9 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
+from adapter import lasting
 from adapter.dataplane.relay.caller import Caller
 from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.relay import Relay
@@ -16,7 +18,8 @@ class RelayServer:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._server: asyncio.Server | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[NoReturn] | None = None
+        self._looks = 0
         self._path: str | None = None
         self._relays: set[Relay] = set()
 
@@ -28,7 +31,9 @@ class RelayServer:
             self._server = await loop.create_unix_server(self._accept, path)
         else:
             self._server = await loop.create_server(self._accept, host, port)
-        self._looking = asyncio.create_task(self._look())
+        self._looking = lasting.begin(
+            "grpc-lane-looks", lasting.forever(self._look, seconds=_LOOK_SECONDS)
+        )
         return 0 if path is not None else int(self._server.sockets[0].getsockname()[1])
 
     def _accept(self) -> Caller:
@@ -37,17 +42,14 @@ class RelayServer:
         return relay.caller
 
     async def _look(self) -> None:
-        looks = 0
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            looks += 1
+        self._looks += 1
+        for relay in self._relays:
+            if relay.caller.exchanges:
+                relay.look()
+        if self._looks % _LOOKS_A_SECOND == 0:
+            self._relays = {relay for relay in self._relays if not relay.ended.is_set()}
             for relay in self._relays:
-                if relay.caller.exchanges:
-                    relay.look()
-            if looks % _LOOKS_A_SECOND == 0:
-                self._relays = {relay for relay in self._relays if not relay.ended.is_set()}
-                for relay in self._relays:
-                    relay.look_closely()
+                relay.look_closely()
 
     async def close(self, patience_seconds: float) -> None:
         """Take nothing new; what is open has its time to end."""
@@ -64,5 +66,5 @@ class RelayServer:
                     await relay.ended.wait()
         for relay in self._relays:
             relay.caller.close(Code.CANCEL)
-        self._looking.cancel()
+        lasting.end(self._looking)
         await asyncio.wait({self._looking, *self._site.tasks}, timeout=1)

@@ -5,8 +5,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from adapter import lasting
 from adapter.core.waiting import WAITED, Waited
 from adapter.errors import AdapterError, InvalidRequest
 from adapter.frontends.drain import Drain
@@ -63,7 +64,7 @@ class HttpLane:
         self._connections: set[Connection] = set()
         self._all_lost: asyncio.Future[None] | None = None
         self._server: asyncio.Server
-        self._looker: asyncio.TimerHandle
+        self._looking: asyncio.Task[NoReturn]
 
     async def open(self, door: Door) -> int:
         """The port, 0 for a socket of unix."""
@@ -76,7 +77,9 @@ class HttpLane:
             self._server = await loop.create_server(
                 lambda: Connection(self), door.host, door.port, backlog=_BACKLOG
             )
-        self._look()
+        self._looking = lasting.begin(
+            "http-lane-looks", lasting.forever(self._look, seconds=self._look_seconds)
+        )
         return 0 if door.kind == "unix" else int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, patience_seconds: float) -> None:
@@ -89,7 +92,7 @@ class HttpLane:
             for connection in self._connections:
                 connection.abort()
             await self._are_lost(patience_seconds)
-        self._looker.cancel()
+        lasting.end(self._looking)
 
     async def _are_lost(self, seconds: float) -> bool:
         if self._connections:
@@ -162,10 +165,8 @@ class HttpLane:
         if not reply.status:
             reply.whole(status, _JSON, encoded(body))
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         self.date = formatdate(usegmt=True)
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = asyncio.get_running_loop().time()
         for connection in list(self._connections):
             connection.look(now)
-        self._looker = loop.call_later(self._look_seconds, self._look)

@@ -1,0 +1,136 @@
+"""What tritonserver and its models print: passed on to our log as far as a log can bear it."""
+
+import logging
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+_log = logging.getLogger("adapter.triton")
+
+_LINES_PER_SECOND = 500
+_KEPT_LINES = 40
+_SHOWN_LINES = 20
+_MAX_LINE_BYTES = 8192
+_READ_BYTES = 2**16
+_TAIL_BYTES = 2**14  # of what is dropped, in which the last lines are looked for
+_BREATH_SECONDS = 0.002  # after dropping: whoever prints so fast can wait, the event loop cannot
+_SUM_SECONDS = 1.0
+_POLL_MILLISECONDS = 500
+_LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR}
+_PREFIX = re.compile(r"([IWE])\d{4} ")
+_USAGE = re.compile(r"Usage: |\s|[\w /]+:$")
+
+
+class Output:
+    """Reads a pipe in a thread of its own until all who may write have closed it, or `close`.
+
+    A model may print millions of lines a second. Some hundred a second are logged; the others are
+    dropped, counted (`on_dropped`, called in the thread) and summed up in one line a second.
+    """
+
+    def __init__(self, pipe: int, on_dropped: Callable[[int], None]) -> None:
+        """Takes the descriptor over. RuntimeError when no thread is to be had."""
+        self._pipe = pipe
+        self._on_dropped = on_dropped
+        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._turn = threading.Lock()  # for _last
+        self._is_usage = False
+        self._is_closed = False
+        self._room = float(_LINES_PER_SECOND)
+        self._filled_at = self._summed_at = time.monotonic()
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._read, name="triton-log", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(pipe)
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """All was read, and the descriptor is closed."""
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Read no more. Returns at once; the thread ends within half a second."""
+        self._is_closed = True
+
+    def complaint(self) -> str:
+        """The last thing said, which is the reason when it gave up, then the lines before."""
+        with self._turn:
+            said = list(self._last)
+        return "\n".join([said[-1] if said else "it said nothing", *said[-_SHOWN_LINES:]])
+
+    def _read(self) -> None:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        begun = b""
+        try:
+            while not self._is_closed:
+                if poll.poll(_POLL_MILLISECONDS):
+                    if not (chunk := os.read(self._pipe, _READ_BYTES)):
+                        break
+                    begun = self._take(begun + chunk)
+                self._sum_up(_SUM_SECONDS)
+            self._pass_on(begun)
+            self._sum_up(0)
+        finally:
+            os.close(self._pipe)
+
+    def _take(self, data: bytes) -> bytes:
+        """Log whole lines while there is room for them; returns the line that has only begun."""
+        self._is_usage = self._is_usage or b"Usage: " in data
+        room = self._refilled()
+        *whole, rest = data.split(b"\n", room)
+        self._room -= len(whole)
+        for line in whole:
+            self._pass_on(line)
+        if b"\n" in rest:
+            lost, _, rest = rest.rpartition(b"\n")
+            self._drop(lost)
+        return rest[:_MAX_LINE_BYTES]
+
+    def _refilled(self) -> int:
+        now = time.monotonic()
+        gained = (now - self._filled_at) * _LINES_PER_SECOND
+        self._room, self._filled_at = min(_LINES_PER_SECOND, self._room + gained), now
+        return int(self._room)
+
+    def _drop(self, lines: bytes) -> None:
+        count = lines.count(b"\n") + 1
+        self._dropped += count
+        self._on_dropped(count)
+        for line in lines[-_TAIL_BYTES:].split(b"\n")[-_KEPT_LINES:]:
+            self._keep(_text(line))
+        time.sleep(_BREATH_SECONDS)
+
+    def _sum_up(self, seconds: float) -> None:
+        """Once for so many seconds."""
+        now = time.monotonic()
+        if self._dropped and now - self._summed_at >= seconds:
+            _log.warning("triton.log_dropped", extra={"lines": self._dropped})
+            self._dropped, self._summed_at = 0, now
+
+    def _pass_on(self, line: bytes) -> None:
+        text = _text(line)
+        if self._keep(text):
+            prefix = _PREFIX.match(text)
+            level = _LEVELS[prefix[1]] if prefix else logging.INFO
+            _log.log(level, "triton.log", extra={"line": text})
+
+    def _keep(self, line: str) -> bool:
+        """Keep it for a complaint. False for what nobody needs."""
+        if not line or (self._is_usage and _USAGE.match(line)):
+            return False  # 400 lines of options follow or precede a complaint about one
+        if line[0] not in "|+":  # the table of all options
+            with self._turn:
+                self._last.append(line)
+        return True
+
+
+def _text(line: bytes) -> str:
+    return line[:_MAX_LINE_BYTES].decode(errors="replace")
