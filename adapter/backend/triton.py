@@ -10,10 +10,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
+import grpc
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from adapter import lasting
+from adapter.backend.index import in_state
 from adapter.backend.retry import control_retries
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
@@ -58,6 +61,16 @@ _INDEX_ATTEMPTS = 8
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 
 
+class _Client(InferenceServerClient):  # type: ignore[misc]  # tritonclient has no types
+    async def repository_index_bytes(self, client_timeout: float) -> bytes:
+        """The answer as it came: to parse it costs more than all else for a long list."""
+        ask = self._channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+        try:
+            return bytes(await ask(b"", timeout=client_timeout))
+        except grpc.aio.AioRpcError as error:
+            raise InferenceServerException(error.details(), str(error.code())) from error
+
+
 class TritonControl:
     """Every call has a time limit; every failure is one of our errors.
 
@@ -86,11 +99,11 @@ class TritonControl:
         self._timeout = call_timeout_seconds
         self._on_retry = on_retry
         self._tracing = tracing
-        self._client: InferenceServerClient | None = None
+        self._client: _Client | None = None
 
     def connect(self, address: str) -> None:
         """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
-        self._client = InferenceServerClient(address, channel_args=_CHANNEL)
+        self._client = _Client(address, channel_args=_CHANNEL)
 
     async def close(self) -> None:
         client, self._client, self.live = self._client, None, False
@@ -180,7 +193,10 @@ class TritonControl:
     async def _left(self, names: Collection[str]) -> set[str]:
         if self._payload is not None:
             return await self._still_ready(names)
-        return await self.present() & set(names)
+        listed = await self._listed()
+        if not in_state(listed, names, _PRESENT):
+            return set()
+        return await self._names(listed, _PRESENT) & set(names)
 
     async def _still_ready(self, names: Collection[str]) -> set[str]:
         """Those of our uploads that serve; a model in the index is Triton's own."""
@@ -205,8 +221,11 @@ class TritonControl:
                 )
 
     async def _in_state(self, states: frozenset[str]) -> set[str]:
+        return await self._names(await self._listed(), states)
+
+    async def _names(self, listed: bytes, states: frozenset[str]) -> set[str]:
         """With a version in one of them. Others have their turn between pieces of a long list."""
-        models, names = (await self._listed()).models, set()
+        models, names = pb.RepositoryIndexResponse.FromString(listed).models, set()
         for start in range(0, len(models), _AT_ONCE):
             piece = models[start : start + _AT_ONCE]
             names |= {model.name for model in piece if model.state in states}
@@ -216,17 +235,19 @@ class TritonControl:
     async def _index(self) -> dict[str, dict[str, str]]:
         """Name to version to state; the version is empty for what was never loaded."""
         index: dict[str, dict[str, str]] = {}
-        for model in (await self._listed()).models:
+        for model in pb.RepositoryIndexResponse.FromString(await self._listed()).models:
             index.setdefault(model.name, {})[model.version] = model.state
         return index
 
-    async def _listed(self) -> Any:
-        """Triton reads its repository for it, and fails when a folder goes at that moment ("failed
+    async def _listed(self) -> bytes:
+        """A RepositoryIndexResponse as Triton sent it.
+
+        Triton reads its repository for it, and fails when a folder goes at that moment ("failed
         to stat file", seen on 2.51): another model's unload is no fault of this call.
         """
         for attempt in range(_INDEX_ATTEMPTS):
             try:
-                return await self._call("get_model_repository_index", timeout=self._timeout)
+                return bytes(await self._call("repository_index_bytes", timeout=self._timeout))
             except LoadFailed as error:
                 failure = error
             await asyncio.sleep(_POLL_FIRST_SECONDS * attempt)
