@@ -2,19 +2,17 @@
 
 import asyncio
 import logging
-import os
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from aiohttp import web
 
-from adapter import lasting, process
+from adapter import lasting
 from adapter.assembly import (
     about,
+    build_connections,
     build_control,
     build_embedded,
     build_memory,
@@ -22,8 +20,8 @@ from adapter.assembly import (
     build_planes,
     build_relay,
     build_triton,
+    connection_limit,
     model_roots,
-    own_version,
     traced_planes,
     watched,
 )
@@ -48,7 +46,7 @@ from adapter.frontends.traced import TracedCalls, traced, traced_inference
 from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
 from adapter.settings import Loaded, for_programs
-from adapter.tracing import Tracing, tracing_of
+from adapter.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +62,8 @@ class Adapter:
         self._settings = settings = loaded.settings
         patience = settings.drain_timeout_seconds - settings.drain_min_seconds
         interceptors = [TracedCalls(tracing)] if tracing else []
-        self._doors = Doors(patience, settings.grpc_max_message_bytes, interceptors)
+        most = connection_limit(settings)
+        self._doors = Doors(patience, settings.grpc_max_message_bytes, interceptors, most)
         self.addresses = self._doors.addresses
         self._triton_grpc: str | None = None
         self._phase = "starting: waiting for Triton"
@@ -114,7 +113,15 @@ class Adapter:
             serve = traced(serve, self._tracing)
             span = traced_inference(self._tracing)
         application = Application(handlers(serve, observer.malformed))
-        return HttpLane(inferences, application, observer, drain=self._drain, traced=span)
+        connections = build_connections(self._settings, self._metrics)
+        return HttpLane(
+            inferences,
+            application,
+            observer,
+            drain=self._drain,
+            traced=span,
+            connections=connections,
+        )
 
     def _choose_repository(self) -> Path:
         if self._embedded is not None:
@@ -256,44 +263,10 @@ class Adapter:
         await doors.open_http("http", settings.http, self._lane)
         await doors.open_grpc("grpc", settings.grpc, services.everything)
         if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
-            relay = partial(build_relay, settings, services.gate, lambda: self._triton_grpc)
+            parts = (settings, services.gate, self._metrics, lambda: self._triton_grpc)
+            relay = partial(build_relay, *parts)
             await doors.open_lane("grpc_data", settings.grpc_data, services.inference, relay)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         is_v2 = path_segments(request.raw_path)[0] == "v2"
         return await (self._v2 if is_v2 else self._sagemaker).handle(request)
-
-
-async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. 0 when drained, 1 when it could not start."""
-    tracing = tracing_of(os.environ, own_version())
-    process.tune()
-    asked = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    adapter: Adapter | None = None
-    stopping = asyncio.create_task(asked.wait())
-    try:
-        adapter = Adapter(loaded, tracing)
-        starting = asyncio.create_task(adapter.start())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-        else:
-            starting.result()
-            process.settle()
-            if on_started is not None:
-                on_started(adapter)
-        await stopping
-    except (AdapterError, OSError) as error:
-        log.error("adapter.failed", extra={"reason": str(error)})  # noqa: TRY400 - no bug
-        sys.stderr.write(f"triton-adapter: {error}\n")
-        return 1
-    finally:
-        stopping.cancel()
-        log.info("adapter.stopping")
-        if adapter is not None:
-            await adapter.stop()
-        log.info("adapter.stopped")
-    return 0

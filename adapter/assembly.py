@@ -1,6 +1,7 @@
 """Builds the parts from the settings. What they are to each other is in app.py."""
 
 import platform
+import resource
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from adapter.dataplane.relay.server import RelayServer
 from adapter.dataplane.relay.site import Site, connect_to
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.examples import examples_folder
+from adapter.frontends.http_lane.connections import Connections
 from adapter.metrics import Metrics, State
 from adapter.packages.learned import FILE_NAME, LearnedFile
 from adapter.packages.staging import Packages
@@ -37,6 +39,8 @@ from adapter.tracing import Tracing
 
 # Triton's own default of --model-load-thread-count
 TRITON_LOAD_THREADS = 4
+_OTHER_DESCRIPTORS, _DESCRIPTORS_OF_A_PAIR = 100, 2 + 4
+_FEWEST_CONNECTIONS, _MOST_CONNECTIONS = 16, 10_000
 
 
 def build_embedded(
@@ -189,18 +193,26 @@ def watched(
 
 
 def build_relay(
-    settings: Settings, gate: Gate, triton: Callable[[], str | None], server: str
+    settings: Settings,
+    gate: Gate,
+    metrics: Metrics,
+    triton: Callable[[], str | None],
+    server: str,
 ) -> RelayServer:
     """`triton` tells where that is, once it is known; `server` is where all else is served."""
-    return RelayServer(
+    relay = RelayServer(
         Site(
             gate,
             connect_to(triton),
             connect_to(lambda: server),
             timeout_seconds=settings.infer_timeout_seconds,
             max_message_bytes=settings.grpc_max_message_bytes,
-        )
+        ),
+        max_connections=connection_limit(settings),
+        on_refused=metrics.connections_shed.labels("grpc_data", "refused").inc,
     )
+    metrics.connections.labels("grpc_data").set_function(lambda: relay.connections)
+    return relay
 
 
 def model_roots(settings: Settings) -> list[Path]:
@@ -210,6 +222,28 @@ def model_roots(settings: Settings) -> list[Path]:
     if settings.single_model:
         roots.append(settings.single_model.parent)
     return roots
+
+
+def build_connections(settings: Settings, metrics: Metrics) -> Connections:
+    """Of `http`."""
+    shed = metrics.connections_shed
+    connections = Connections(
+        connection_limit(settings), lambda how: shed.labels("http", how).inc()
+    )
+    metrics.connections.labels("http").set_function(lambda: len(connections))
+    return connections
+
+
+def connection_limit(settings: Settings) -> int:
+    """Of each listener. At the limit of all of them there are still descriptors for files, Triton's
+    processes, memory readings and the admin listener: one of `http` takes two descriptors, with its
+    connection to Triton, one of `grpc_data` four.
+    """
+    if settings.max_connections is not None:
+        return settings.max_connections
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    bearable = (descriptors - _OTHER_DESCRIPTORS) // _DESCRIPTORS_OF_A_PAIR
+    return min(max(bearable, _FEWEST_CONNECTIONS), _MOST_CONNECTIONS)
 
 
 def host_port(door: Door) -> tuple[str, int]:

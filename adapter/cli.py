@@ -155,9 +155,9 @@ def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     import uvloop  # noqa: PLC0415 - see the top
 
-    from adapter.app import serve  # noqa: PLC0415 - see the top
     from adapter.demo import welcome  # noqa: PLC0415 - see the top
     from adapter.log import setup_logging  # noqa: PLC0415 - see the top
+    from adapter.serving import serve  # noqa: PLC0415 - see the top
 
     setup_logging(loaded.settings.log_level, loaded.settings.log_format)
     for warning in loaded.warnings:

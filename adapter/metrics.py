@@ -53,6 +53,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._count_operations()
         self._count_waits()
+        self._count_connections()
         self._count_memory()
         self.triton_log_dropped = self._counter(
             "adapter_triton_log_lines_dropped",
@@ -101,6 +102,19 @@ class Metrics:
             "What the ledger held for a model when its load had ended.",
             (),
             _SIZE_BUCKETS,
+        )
+
+    def _count_connections(self) -> None:
+        self.connections = Gauge(
+            "adapter_connections",
+            "Connections that callers have open.",
+            ("listener",),
+            registry=self.registry,
+        )
+        self.connections_shed = self._counter(
+            "adapter_connections_shed",
+            "Connections that were one too many: idle ones closed to make room, new ones refused.",
+            ("listener", "how"),
         )
 
     @contextmanager

@@ -42,10 +42,12 @@ class Doors:
         patience_seconds: float,
         max_message_bytes: int,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_connections: int | None = None,
     ) -> None:
         self.addresses: dict[str, str] = {}
         self._max_message_bytes = max_message_bytes
         self._interceptors = interceptors
+        self._max_connections = max_connections
         self._patience = patience_seconds
         self._probes: list[web.AppRunner] = []
         self._http: list[HttpLane] = []
@@ -77,7 +79,7 @@ class Doors:
     async def open_grpc(self, name: str, door: Door, services: Iterable[GrpcService]) -> None:
         if door.kind == "off":
             return
-        server = self._make_server(services)
+        server = self._make_server(services, self._max_connections)
         try:
             port = server.add_insecure_port(str(door))
         except RuntimeError as error:
@@ -107,9 +109,14 @@ class Doors:
         self._lanes.append(lane)
         self._opened(name, door, port)
 
-    def _make_server(self, services: Iterable[GrpcService]) -> grpc.aio.Server:
+    def _make_server(
+        self, services: Iterable[GrpcService], max_connections: int | None = None
+    ) -> grpc.aio.Server:
+        """A connection that is one too many is closed by grpc at once."""
         limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
         options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
+        if max_connections is not None:
+            options.append(("grpc.max_allowed_incoming_connections", max_connections))
         server = grpc.aio.server(options=options, interceptors=self._interceptors)
         for add_to in services:
             add_to(server)

@@ -170,6 +170,13 @@ class Settings(BaseModel):
         "callers learn to go elsewhere; part of drain_timeout_seconds",
     )
     start_timeout_seconds: Seconds = _setting(120.0, "how long to wait for Triton at start")
+    max_connections: Annotated[int, Field(ge=1, lt=2**31)] | None = _setting(
+        None,
+        "how many connections each of http, grpc and grpc_data may have; with more, idle ones are "
+        "closed and then new ones refused",
+        "as many as the limit of open files bears: a sixth of what is left beside 100, "
+        "at least 16 and at most 10000",
+    )
     max_body_bytes: Size = _setting(
         "64MiB", "largest body of an inference, or of a load that brings files (/v2)"
     )

@@ -1,13 +1,14 @@
 """The door of the relay: it listens, looks after its connections, and drains them."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from adapter import lasting
-from adapter.dataplane.relay.caller import Caller
 from adapter.dataplane.relay.frames import Code
+from adapter.dataplane.relay.refusal import Refusal
 from adapter.dataplane.relay.relay import Relay
 from adapter.dataplane.relay.site import Site
 
@@ -15,8 +16,16 @@ _LOOK_SECONDS, _LOOKS_A_SECOND = 0.1, 10
 
 
 class RelayServer:
-    def __init__(self, site: Site) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        max_connections: int | None = None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
         self._site = site
+        self._max_connections = max_connections
+        self._on_refused = on_refused
         self._server: asyncio.Server | None = None
         self._looking: asyncio.Task[NoReturn] | None = None
         self._looks = 0
@@ -36,7 +45,15 @@ class RelayServer:
         )
         return 0 if path is not None else int(self._server.sockets[0].getsockname()[1])
 
-    def _accept(self) -> Caller:
+    @property
+    def connections(self) -> int:
+        return sum(not relay.ended.is_set() for relay in self._relays)
+
+    def _accept(self) -> asyncio.Protocol:
+        most = self._max_connections
+        if most is not None and len(self._relays) >= most and self.connections >= most:
+            self._on_refused()
+            return Refusal()
         relay = Relay(self._site)
         self._relays.add(relay)
         return relay.caller

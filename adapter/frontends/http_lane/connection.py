@@ -5,32 +5,18 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from adapter.errors import InvalidRequest
-from adapter.frontends.http_lane.head import Head, Heads
-from adapter.frontends.http_lane.limits import Limits
+from adapter.frontends.http_lane.ports import Server
 from adapter.frontends.http_lane.reply import Reply
 from adapter.frontends.http_lane.request import Request
 
+if TYPE_CHECKING:
+    from adapter.frontends.http_lane.head import Head
+
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
-
-
-class Server(Protocol):
-    """What serves the requests. `serve` writes the whole answer, or `reply` is not over."""
-
-    limits: Limits
-    heads: Heads
-    date: str
-
-    @property
-    def takes_more(self) -> bool: ...
-
-    async def serve(self, request: Request, reply: Reply, connection: "Connection") -> None: ...
-    def malformed(self, error: InvalidRequest) -> bytes: ...
-    def opened(self, connection: "Connection") -> None: ...
-    def lost(self, connection: "Connection") -> None: ...
 
 
 class Connection(asyncio.Protocol):
@@ -51,11 +37,22 @@ class Connection(asyncio.Protocol):
         self._is_over = False  # for us: what comes is not read any more
         self._writer: asyncio.Future[None] | None = None
         self._read_due = self._write_due = math.inf
+        self._idle_since = 0.0
         self._overdue: Callable[[], None] = self.close
 
     @property
     def date(self) -> str:
         return self._server.date
+
+    @property
+    def is_idle(self) -> bool:
+        """It has no whole head of a request in hand."""
+        return self._request is None and not self._is_over
+
+    @property
+    def worth(self) -> tuple[bool, float]:
+        """Of one that is idle: less where it never had a request, and the longer it is idle."""
+        return self._task is not None, self._idle_since
 
     # -- asyncio.Protocol -------------------------------------------------------------------
 
@@ -64,7 +61,7 @@ class Connection(asyncio.Protocol):
         own = transport.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._server.opened(self)
-        self._wait(self._server.limits.idle, self.close)
+        self._wait_for_request()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -189,7 +186,7 @@ class Connection(asyncio.Protocol):
         """And the body is whole, so the next request begins here."""
         self._request = None
         self.go_on()
-        self._wait(self._server.limits.idle, self.close)
+        self._wait_for_request()
         if not self._server.takes_more or (self._is_ended and not self._ahead):
             self.close()
         elif self._ahead:
@@ -219,6 +216,10 @@ class Connection(asyncio.Protocol):
     def _wait(self, seconds: float, overdue: Callable[[], None]) -> None:
         self._read_due = self._loop.time() + seconds
         self._overdue = overdue
+
+    def _wait_for_request(self) -> None:
+        self._wait(self._server.limits.idle, self.close)
+        self._idle_since = self._read_due
 
     def _expect_body(self) -> None:
         self._wait(self._server.limits.body, self._body_is_late)

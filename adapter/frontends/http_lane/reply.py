@@ -96,10 +96,10 @@ class Reply:
         return _head(status, headers, lines, self._out.date)
 
 
-def last_words(status: int, body: bytes, date: str) -> bytes:
+def last_words(status: int, body: bytes, date: str, headers: Headers = ()) -> bytes:
     """An answer to what is no request."""
     lines = ["Content-Type: application/json", f"Content-Length: {len(body)}", _CLOSE]
-    return _head(status, (), lines, date) + body
+    return _head(status, headers, lines, date) + body
 
 
 def _head(status: int, headers: Headers, lines: Iterable[str], date: str) -> bytes:

@@ -14,6 +14,7 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
 from adapter.frontends.http_lane.behind import Application
 from adapter.frontends.http_lane.connection import Connection
+from adapter.frontends.http_lane.connections import Connections
 from adapter.frontends.http_lane.head import Heads
 from adapter.frontends.http_lane.limits import Limits
 from adapter.frontends.http_lane.reply import Reply, last_words
@@ -30,6 +31,9 @@ Serve: TypeAlias = Callable[[Route, Request, Reply], Awaitable[None]]
 Traced: TypeAlias = Callable[[Serve, Route, Request, Reply], Awaitable[None]]
 
 _JSON = (("Content-Type", "application/json"),)
+_TOO_MANY = encoded(
+    {"error": "too many connections", "code": "TooManyConnections", "model_name": None}
+)
 
 
 class HttpLane:
@@ -50,6 +54,7 @@ class HttpLane:
         traced: Traced | None = None,
         limits: Limits | None = None,
         look_seconds: float = 1,
+        connections: Connections | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.heads = Heads()
@@ -61,7 +66,7 @@ class HttpLane:
         self._observer = observer
         self._drain = drain
         self._traced = traced
-        self._connections: set[Connection] = set()
+        self._connections = Connections() if connections is None else connections
         self._all_lost: asyncio.Future[None] | None = None
         self._server: asyncio.Server
         self._looking: asyncio.Task[NoReturn]
@@ -70,12 +75,10 @@ class HttpLane:
         """The port, 0 for a socket of unix."""
         loop = asyncio.get_running_loop()
         if door.kind == "unix":
-            self._server = await loop.create_unix_server(
-                lambda: Connection(self), door.path, backlog=_BACKLOG
-            )
+            self._server = await loop.create_unix_server(self._accept, door.path, backlog=_BACKLOG)
         else:
             self._server = await loop.create_server(
-                lambda: Connection(self), door.host, door.port, backlog=_BACKLOG
+                self._accept, door.host, door.port, backlog=_BACKLOG
             )
         self._looking = lasting.begin(
             "http-lane-looks", lasting.forever(self._look, seconds=self._look_seconds)
@@ -86,7 +89,7 @@ class HttpLane:
         """Take nothing new; what is in hand has its time to be answered."""
         self._server.close()
         self._is_closing = True
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.stop()
         if not await self._are_lost(patience_seconds):
             for connection in self._connections:
@@ -101,6 +104,10 @@ class HttpLane:
         return not self._connections
 
     # -- for connections --------------------------------------------------------------------
+
+    def _accept(self) -> asyncio.Protocol:
+        refusal = last_words(503, _TOO_MANY, self.date, (("Retry-After", "1"),))
+        return self._connections.accept(lambda: Connection(self), refusal)
 
     def opened(self, connection: Connection) -> None:
         self._connections.add(connection)
@@ -168,5 +175,5 @@ class HttpLane:
     async def _look(self) -> None:
         self.date = formatdate(usegmt=True)
         now = asyncio.get_running_loop().time()
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.look(now)

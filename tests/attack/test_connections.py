@@ -1,0 +1,154 @@
+"""The real command with few descriptors, and callers with more connections than there may be."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from tritonclient.grpc import InferenceServerClient
+
+from tests.attack.test_descriptors import is_well, lacking
+from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.sagemaker.processes import tritonserver
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_SOON = 10
+_FEW = 300  # descriptors
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_python_model(tmp_path_factory.mktemp("models") / "m")
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path) -> Iterator[RunningAdapter]:
+    flags = (f"--model-roots={model.parent}", "--grpc-data=127.0.0.1:0")
+    with embedded_adapter(*flags, descriptors=_FEW) as adapter:
+        yield adapter
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+@contextmanager
+def connected(address: str, count: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections that have sent `first` and nothing more."""
+    with ExitStack() as stack:
+        made = []
+        for _ in range(count):
+            made.append(stack.enter_context(connect(address)))
+            with suppress(OSError):
+                made[-1].sendall(first)
+        yield made
+
+
+def metric(adapter: RunningAdapter, name: str) -> float:
+    with closing(Client(adapter.admin)) as admin:
+        rows = admin.get("/metrics").body.decode().splitlines()
+    return sum(float(row.rpartition(" ")[2]) for row in rows if row.startswith(name))
+
+
+@pytest.mark.parametrize("first", [b"", b"POST /models/m/in", b"GET /ping HTTP/1.1\r\nHost: a\r\n"])
+def test_idle_connections_make_room_for_who_has_a_request(
+    adapter: RunningAdapter, model: Path, first: bytes
+) -> None:
+    with closing(adapter.client()) as kept, closing(Client(adapter.admin)) as admin:
+        kept.load("m", model)
+        assert kept.post("/models/m/invoke", infer_body(1.0)).status == 200
+        with connected(adapter.http, 2 * _FEW, first):
+            assert kept.post("/models/m/invoke", infer_body(1.0)).status == 200
+            with closing(adapter.client()) as new:
+                assert new.get("/ping").status == 200
+                assert new.post("/models/m/invoke", infer_body(1.0)).status == 200
+            assert admin.get("/livez").status == 200
+            assert 0 < metric(adapter, 'adapter_connections{listener="http"}') < _FEW / 4
+        assert metric(adapter, "adapter_connections_shed_total") > _FEW
+
+
+def test_a_triton_that_dies_amid_idle_connections_is_replaced(model: Path) -> None:
+    with embedded_adapter(f"--model-roots={model.parent}", descriptors=_FEW) as adapter:
+        client, admin = adapter.client(), Client(adapter.admin)
+        with closing(client), closing(admin), connected(adapter.http, 400):
+            os.kill(tritonserver(adapter), signal.SIGKILL)
+            adapter.wait_for("triton.restarted", _SOON)
+            wait_until(lambda: is_well(client), _SOON, "the adapter is ready")
+            wait_until(lambda: client.load("m", model).status == 200, _SOON, "it loads")
+            assert client.post("/models/m/invoke", infer_body(1.0)).status == 200
+            assert lacking(admin) == []
+
+
+def test_with_a_request_in_hand_on_each_connection_new_ones_are_told_to_come_again(
+    adapter: RunningAdapter,
+) -> None:
+    head = b"POST /models HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as stack, closing(adapter.client()) as late:
+        said = b"100"
+        while b"100" in said:  # it waits for its body now
+            holding = stack.enter_context(connect(adapter.http))
+            holding.sendall(head)
+            said = holding.recv(4096)
+        answer = late.get("/ping")
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.headers["Connection"] == "close"
+        assert answer.json()["code"] == "TooManyConnections"
+        with closing(Client(adapter.admin)) as admin:
+            assert admin.get("/livez").status == 200
+        assert metric(adapter, 'adapter_connections_shed_total{how="refused",listener="http"}') > 0
+    with closing(adapter.client()) as client:
+        wait_until(lambda: is_well(client), _SOON, "there is room again")
+
+
+@pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
+def test_connections_over_grpc_are_bounded_and_others_live_on(
+    adapter: RunningAdapter, listener: str
+) -> None:
+    """Raw connections that never speak; those that are one too many are closed."""
+    with InferenceServerClient(adapter.doors[listener]) as early:
+        assert early.is_server_live()
+        with connected(adapter.doors[listener], 2 * _FEW) as made:
+            assert early.is_server_live()
+            with closing(adapter.client()) as client, closing(Client(adapter.admin)) as admin:
+                assert client.get("/ping").status == 200
+                assert admin.get("/livez").status == 200
+            wait_until(lambda: sum(map(is_closed, made)) > _FEW, _SOON, "most are closed")
+
+    def is_served() -> bool:
+        with InferenceServerClient(adapter.doors[listener]) as late, suppress(Exception):
+            return late.is_server_live(client_timeout=1)
+        return False
+
+    wait_until(is_served, _SOON, "there is room again")
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """What came before the end is read and dropped."""
+    connection.settimeout(0)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
+def test_a_call_over_grpc_on_a_connection_too_many_is_unavailable_at_once(
+    adapter: RunningAdapter, listener: str
+) -> None:
+    with connected(adapter.doors[listener], 2 * _FEW):
+        channel = grpc.insecure_channel(adapter.doors[listener])
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        with channel, pytest.raises(grpc.RpcError) as failed:
+            ask(b"", timeout=5)
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
