@@ -1,13 +1,17 @@
 """Fixtures only. Servers are real, on free ports, and checked to leave nothing behind."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
+
+asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the adapter runs on
 
 
 @pytest.fixture(scope="session")

@@ -134,6 +134,7 @@ def test_the_reason_for_a_miss_stays_when_the_page_is_written_anew_and_goes_when
     assert "the parser takes 20 µs" not in page(results_with(39e-6), notes, [])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_keeps_nothing_else_from_it(monkeypatch):
     def fails(_scale):
         raise NotMeasuredError("not here")
@@ -157,6 +158,7 @@ def test_a_figure_is_found_where_the_target_says():
     assert spread_of(target(), {}) is None
 
 
+@pytest.mark.slow
 def test_the_adapter_takes_the_stand_in_for_a_triton():
     with running() as triton, external(triton.http, triton.grpc) as adapter:
         adapter.wait_for("adapter.started")

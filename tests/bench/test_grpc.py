@@ -16,6 +16,7 @@ def test_several_calls_share_a_connection(bench, grpc_server):
 
 
 @pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.slow
 def test_large_messages_obey_flow_control_both_ways(bench, grpc_server, streams):
     args = ("--shape=IN=1048576,2", "--count=8", "--connections=1", f"--streams={streams}")
 
@@ -35,6 +36,7 @@ def test_errors_are_counted_by_status(bench, grpc_server):
     assert bench.target["answered"] == grpc_server.seen["m"]
 
 
+@pytest.mark.slow
 def test_a_call_without_an_answer_in_time_is_an_error_and_others_go_on(bench, grpc_server):
     args = ("--count=20", "--connections=1", "--streams=4", "--timeout=0.2", "--interval=0.1")
 
@@ -51,6 +53,7 @@ def test_headers_are_metadata(bench, grpc_server):
     assert grpc_server.metadata == grpc_server.seen
 
 
+@pytest.mark.slow
 def test_an_open_loop_keeps_the_rate(bench, grpc_server):
     bench(grpc_server.url, "--model=m", "--rate=100", "--count=50", "--connections=4")
 

@@ -27,6 +27,7 @@ def test_every_request_of_a_count_is_sent_and_counted(bench, server):
     assert sum(each["answered"] for each in bench.target["timeline"]) == 200
 
 
+@pytest.mark.slow
 def test_a_duration_ends_the_run(bench, server):
     bench(server.url, "--model=m", "--duration=0.5", "--connections=1")
 
@@ -156,6 +157,7 @@ def stall_once(server, seconds=1.0):
     server.on_request = look
 
 
+@pytest.mark.slow
 def test_an_open_loop_shows_a_stall_in_all_requests_that_were_due_meanwhile(bench, server):
     """Coordinated omission: 1 s of 3 s stalled, so a third of the callers waited up to 1 s."""
     stall_once(server)
@@ -169,6 +171,7 @@ def test_an_open_loop_shows_a_stall_in_all_requests_that_were_due_meanwhile(benc
     assert latency["p50"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_closed_loop_sees_the_same_stall_in_one_request_only(bench, server):
     stall_once(server)
 
@@ -177,6 +180,7 @@ def test_a_closed_loop_sees_the_same_stall_in_one_request_only(bench, server):
     assert bench.target["latency"]["p99"] < 0.5 < bench.target["latency"]["max"]
 
 
+@pytest.mark.slow
 def test_what_an_open_loop_could_not_send_in_time_is_an_error(bench, server):
     args = ("--rate=50", "--count=20", "--connections=1", "--timeout=0.5", "--interval=0.1")
 
@@ -187,12 +191,14 @@ def test_what_an_open_loop_could_not_send_in_time_is_an_error(bench, server):
     assert bench.target["errors"] == 20
 
 
+@pytest.mark.slow
 def test_poisson_arrivals_come_at_the_rate(bench, server):
     bench(server.url, "--model=m", "--rate=200", "--duration=1.5", "--arrivals=poisson")
 
     assert bench.target["answered"] == pytest.approx(300, rel=0.25)
 
 
+@pytest.mark.slow
 def test_churn_loads_and_unloads_in_turn_and_leaves_nothing(bench, server):
     args = ("--duration=0.8", "--connections=1", "--churn=/models/big", "--churn-every=0.2")
 
@@ -244,6 +250,7 @@ def test_compare_takes_turns_and_prints_ratios(bench, server, other_server, caps
     assert "ratios" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_compare_shows_the_slower_target_as_slower(bench, server, other_server):
     other_server.on_request = lambda _: other_server.stall(0.02)
 
@@ -263,6 +270,7 @@ def test_cpu_and_memory_of_a_process_are_told(bench, server):
     assert process["rss_before_bytes"] > 2**20
 
 
+@pytest.mark.slow
 def test_a_plot_is_written(bench, server, other_server, tmp_path):
     path = tmp_path / "plot.png"
     args = ("--duration=0.5", "--interval=0.1", "--slices=1", "--churn=/m", f"--plot={path}")
@@ -274,6 +282,7 @@ def test_a_plot_is_written(bench, server, other_server, tmp_path):
     assert path.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_plot_of_failures_alone_is_written(bench, server, tmp_path):
     path = tmp_path / "plot.png"
 
@@ -304,6 +313,7 @@ def test_every_member_of_the_result_is_documented(bench, server, other_server):
     assert {name for name in measured if f"`{name}`" not in page} == set()
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_there_is(server, tmp_path):
     path, begun = tmp_path / "result.json", threading.Event()
     server.on_request = lambda number: begun.set() if number == 50 else None

@@ -410,6 +410,7 @@ async def test_what_a_failed_inference_says_becomes_the_right_error(shelf):
 # -- no Triton --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_triton_that_is_not_there_is_tried_again_for_a_few_seconds_only(nobody):
     retries: list[str] = []
     control = made(nobody, retries.append)
@@ -452,6 +453,7 @@ async def test_a_call_that_arrived_is_not_sent_again(error):
     assert len(attempts) == 1
 
 
+@pytest.mark.slow
 async def test_before_it_is_connected_and_after_it_is_closed_triton_is_not_up(nobody):
     control = TritonControl(FAULTS, load_timeout_seconds=5, call_timeout_seconds=5)
     for _ in range(2):
@@ -461,6 +463,7 @@ async def test_before_it_is_connected_and_after_it_is_closed_triton_is_not_up(no
         await control.close()
 
 
+@pytest.mark.slow
 async def test_a_call_that_is_tried_again_while_the_connection_is_closed_ends_as_unavailable(
     nobody,
 ):

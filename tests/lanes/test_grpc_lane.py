@@ -233,6 +233,7 @@ async def test_triton_that_breaks_off_is_unavailable_and_the_next_call_connects_
         server.close()
 
 
+@pytest.mark.slow
 async def test_closing_says_goodbye_and_lets_what_is_open_end():
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -466,6 +467,7 @@ def test_headers_are_encoded_as_others_read_them():
 
 
 @pytest.mark.parametrize("path", [INFER, f"{INFER}x"])
+@pytest.mark.slow
 async def test_a_request_over_the_limit_is_refused_and_the_others_go_on(path):
     async with (
         relay_before(echo, max_message_bytes=MIB) as door,

@@ -36,6 +36,7 @@ def goaway(last: int, code: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("limit", [b"300m", b"200000u", b"1S"])
+@pytest.mark.slow
 async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(limit):
     async with (
         relay_before(echo) as door,
@@ -79,6 +80,7 @@ async def test_a_request_that_does_not_come_is_given_up_in_time():
         assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
 
+@pytest.mark.slow
 async def test_tritons_goaway_lets_end_what_it_has_and_the_next_call_connects_anew():
     async with (
         relay_before(echo) as door,
@@ -120,6 +122,7 @@ async def test_a_triton_that_goes_is_no_matter_for_a_client_that_calls_again():
         assert door.counted("OK") == 2
 
 
+@pytest.mark.slow
 async def test_a_triton_that_dies_amid_an_answer_is_unavailable_and_others_go_on():
     async with (
         relay_before(echo) as door,
@@ -236,6 +239,7 @@ async def test_a_socket_is_a_door_too_and_goes_with_it(folder):
         await door.server.close(1)
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_gets_all_of_its_answer_though_the_door_closes():
     async with (
         relay_before(echo) as door,

@@ -5,6 +5,7 @@ way.
 import asyncio
 
 import grpc
+import pytest
 
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.frames import Code
@@ -25,6 +26,8 @@ from tests.lanes.test_grpc_lane_windows import pieces, request
 
 METADATA = "/inference.GRPCInferenceService/ModelMetadata"
 ANY = frames.MAX_STREAM
+
+pytestmark = pytest.mark.both_loops
 
 
 async def leaving(wire: Wire) -> bytes:
@@ -99,6 +102,7 @@ async def test_a_pong_of_another_ping_does_not_count():
         await closing
 
 
+@pytest.mark.slow
 async def test_who_does_not_answer_is_left_nevertheless():
     async with relay_before(echo) as door, wire_to(door.address) as wire:
         wire.greet()

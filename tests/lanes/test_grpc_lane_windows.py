@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
@@ -138,6 +139,7 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
             assert len(pb.ModelInferResponse.FromString(data[5:]).id) == size
 
 
+@pytest.mark.slow
 async def test_what_the_server_beside_sent_is_a_debt_that_the_next_updates_pay():
     """And a door that closes waits for who has no window for the rest."""
 
@@ -220,6 +222,7 @@ def held(door) -> int:
     return total
 
 
+@pytest.mark.slow
 async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more():
     callers, size = 8, 16 * MIB
     async with relay_before(echo) as door, scripted_triton(door) as behind:
@@ -274,6 +277,7 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
         await wire.until(frames.HEADERS, 1)
 
 
+@pytest.mark.slow
 async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
     async with relay_before(echo) as door, wire_to(door.address) as wire:
         wire.greet()

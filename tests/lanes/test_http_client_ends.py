@@ -19,6 +19,8 @@ from tests.lanes.http_upstream import (
     served,
 )
 
+pytestmark = pytest.mark.both_loops
+
 MIB = 2**20
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -148,6 +150,7 @@ async def test_an_answer_that_is_held_back_when_its_time_is_up_ends_in_a_timeout
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.slow
 async def test_a_stream_may_last_for_ever_and_another_call_may_not(is_stream):
     async def script(talk):
         await talk.say(CHUNKED)

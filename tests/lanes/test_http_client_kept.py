@@ -8,6 +8,8 @@ import pytest
 from adapter.dataplane.http_pool import Pool
 from tests.lanes.http_upstream import OK, ask, connections, pieces_of, post, says, served
 
+pytestmark = pytest.mark.both_loops
+
 MIB = 2**20
 
 

@@ -225,6 +225,7 @@ class TestLoad:
 
 
 class TestConcurrency:
+    @pytest.mark.slow
     async def test_no_more_loads_run_at_once_than_were_advertised(self, house, tmp_path):
         front = Front(house, tmp_path, load_concurrency=2)
         gates = {name: house.steps.hold(f"load {name}") for name in "abc"}
@@ -436,6 +437,7 @@ class TestStatus:
         assert (await front.status()).status == READY
         house.check()
 
+    @pytest.mark.slow
     async def test_a_load_under_way_is_ended_and_undone_before_it_is_ready(self, house, front):
         gate = house.steps.hold("load m")
         load = house.begin(front.load("m"))
@@ -452,6 +454,7 @@ class TestStatus:
         await load
         house.check()
 
+    @pytest.mark.slow
     async def test_another_doors_load_is_ended_and_undone_before_it_is_ready(self, house, front):
         gate = house.steps.hold("load m")
         house.begin(house.load("m"))

@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 @MANY
 @given(entries=PACKAGES, hints=HINTS, staging=STAGINGS)
+@pytest.mark.slow
 def test_any_folder_is_staged_or_refused_and_goes_again(entries, hints, staging):
     def make_url(root):
         write(root / "p", entries)
@@ -139,6 +141,7 @@ def test_any_folder_is_staged_or_refused_and_goes_again(entries, hints, staging)
     is_zip=st.booleans(),
     damage=st.none() | st.tuples(st.integers(0, 2000), st.integers(0, 255)),
 )
+@pytest.mark.slow
 def test_any_archive_is_staged_or_refused_and_goes_again(entries, hints, staging, is_zip, damage):
     def make_url(root):
         write(root / "p", entries)

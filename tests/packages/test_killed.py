@@ -102,6 +102,7 @@ for step in itertools.count(1):
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])
+@pytest.mark.slow
 def test_a_killed_process_leaves_only_what_the_next_one_finds_and_removes(kind, tmp_path):
     root, repository = tmp_path / "models", tmp_path / "repository"
     repository.mkdir()

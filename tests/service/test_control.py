@@ -681,6 +681,7 @@ async def test_an_unload_outlives_its_caller(house):
     house.check()
 
 
+@pytest.mark.slow
 async def test_a_caller_gets_a_timeout_while_the_undo_goes_on(hasty):
     """As when Triton still loads after the time limit: its unload waits for that."""
     hasty.steps.fail("load", BackendTimeout("Triton did not answer in time"))
@@ -700,6 +701,7 @@ async def test_a_caller_gets_a_timeout_while_the_undo_goes_on(hasty):
     hasty.check("m")
 
 
+@pytest.mark.slow
 async def test_a_caller_gets_a_timeout_while_the_unload_goes_on(hasty):
     await hasty.load("m")
     gate = hasty.steps.hold("unload")

@@ -337,6 +337,7 @@ async def test_an_exact_figure_replaces_a_share_and_no_share_an_exact_figure(hou
 
 
 @pytest.mark.parametrize("ends_first", ["load", "unload"])
+@pytest.mark.slow
 async def test_a_load_beside_an_unload_is_measured_when_both_have_ended(house, ends_first):
     await house.load("n")
     house.packages.declared["/m"] = 111 * MIB
@@ -542,6 +543,7 @@ async def test_a_load_is_not_measured_from_figures_older_than_the_change_before(
 
 
 @pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.slow
 async def test_figures_of_before_an_unload_or_a_failure_measure_nothing(house, fails):
     declare(house, a=100)
     house.sizes["a"] = 150 * MIB
@@ -637,6 +639,7 @@ async def test_that_nothing_was_taken_is_believed_by_a_reader_that_does_not_lag(
     assert learned(house, "a") == 0
 
 
+@pytest.mark.slow
 async def test_a_model_whose_size_was_only_supposed_need_not_be_seen_to_go(house):
     house.control.memory.sizes = Sizes(default_bytes=100 * MIB)
     house.memory.lag, house.memory.frozen = 0.1, 0

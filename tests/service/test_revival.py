@@ -246,6 +246,7 @@ async def test_triton_is_not_stuck_while_a_thread_is_left(house):
     assert house.control.why_stuck() is None
 
 
+@pytest.mark.slow
 async def test_triton_is_restarted_when_stuck_loads_keep_all_its_threads(house):
     await house.load("m")
     await stick(house, "a", "b")
@@ -264,6 +265,7 @@ async def test_triton_is_restarted_when_stuck_loads_keep_all_its_threads(house):
     house.check("a", "m")
 
 
+@pytest.mark.slow
 async def test_a_restart_is_asked_for_once(house):
     await stick(house, "a", "b")
     house.begin(house.control.watch())
@@ -273,6 +275,7 @@ async def test_a_restart_is_asked_for_once(house):
         await asyncio.wait_for(house.server.restarted.wait(), 1.2)
 
 
+@pytest.mark.slow
 async def test_a_restart_that_fails_on_the_way_still_loads_everything_again(house):
     await house.load("m")
     await stick(house, "a", "b")
@@ -288,6 +291,7 @@ async def test_a_restart_that_fails_on_the_way_still_loads_everything_again(hous
     house.check("m")
 
 
+@pytest.mark.slow
 async def test_a_later_restart_of_tritons_own_loads_nothing_again(house):
     await house.load("m")
     await stick(house, "a", "b")
@@ -303,6 +307,7 @@ async def test_a_later_restart_of_tritons_own_loads_nothing_again(house):
     house.check()
 
 
+@pytest.mark.slow
 async def test_a_triton_of_somebody_elses_is_only_said_to_be_stuck():
     house = await House(limits=QUICK, embedded=False).open()
     for name in "ab":
@@ -324,6 +329,7 @@ async def test_a_triton_of_somebody_elses_is_only_said_to_be_stuck():
     await house.close()
 
 
+@pytest.mark.slow
 async def test_what_ends_loading_after_all_is_unloaded_and_its_name_is_free_again(house):
     await stick(house, "m")
     second = await house.load("m")
@@ -347,6 +353,7 @@ async def test_what_ends_loading_after_all_is_unloaded_and_its_name_is_free_agai
     house.check("m")
 
 
+@pytest.mark.slow
 async def test_clearing_away_does_not_wait_for_a_load_under_another_name(house):
     await stick(house, "m")
     house.triton.loading.discard("m")
@@ -364,6 +371,7 @@ async def test_clearing_away_does_not_wait_for_a_load_under_another_name(house):
     await load
 
 
+@pytest.mark.slow
 async def test_no_load_takes_the_name_of_a_stuck_one_before_its_folder_is_cleared(house):
     await stick(house, "m")
     house.triton.loading.discard("m")

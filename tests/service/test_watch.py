@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
 import pytest_asyncio
 
 from adapter.control import TimeLimits
@@ -46,18 +47,21 @@ async def test_what_was_learned_of_sizes_is_kept_and_noted_with_the_model(house)
     assert noted.source.url == "/m"
 
 
+@pytest.mark.slow
 async def test_nothing_new_is_not_kept_again(house):
     await passed(house, "confirm")
     await passed(house, "ready")
     assert len(house.store.saved) == 1
 
 
+@pytest.mark.slow
 async def test_what_could_not_be_kept_is_tried_again(house):
     house.steps.fail("save", BackendError("disk full"))
     await passed(house, "confirm")
     assert len(house.store.saved) == 1
 
 
+@pytest.mark.slow
 async def test_what_could_not_be_noted_is_tried_again(house):
     house.steps.fail("confirm", BackendError("disk full"))
     await passed(house, "confirm m")
@@ -65,12 +69,14 @@ async def test_what_could_not_be_noted_is_tried_again(house):
     assert house.packages.folders[TritonName("m")].held == {HOST: 300 * MIB}
 
 
+@pytest.mark.slow
 async def test_models_that_vanished_are_noticed_with_nobody_asking(house):
     house.triton.models.clear()
     await passed(house, "remove m")
     house.check()
 
 
+@pytest.mark.slow
 async def test_a_triton_that_cannot_be_reached_is_asked_again(house):
     house.steps.fail("ready", BackendUnavailable("Triton does not answer", delivered=False))
     await passed(house, "ready")
@@ -80,6 +86,7 @@ async def test_a_triton_that_cannot_be_reached_is_asked_again(house):
     house.check()
 
 
+@pytest.mark.slow
 async def test_a_disk_that_refuses_does_not_keep_the_watch_from_triton(house):
     house.triton.models.clear()
     looks = house.begin(passed(house, "remove m"))
@@ -89,6 +96,7 @@ async def test_a_disk_that_refuses_does_not_keep_the_watch_from_triton(house):
     house.check()
 
 
+@pytest.mark.slow
 async def test_growth_of_the_only_model_with_requests_is_learned(house):
     with house.control.lease(M):
         await passed(house, "read")
@@ -97,6 +105,7 @@ async def test_growth_of_the_only_model_with_requests_is_learned(house):
     assert house.held("m") == 340 * MIB
 
 
+@pytest.mark.slow
 async def test_memory_is_looked_at_all_the_time_while_an_operation_runs(house):
     gate = house.steps.hold("load n")
     load = house.begin(house.load("n"))

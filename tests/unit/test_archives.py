@@ -495,6 +495,7 @@ def test_a_target_that_is_there_already_is_left_alone(tmp_path, target):
 
 
 @pytest.mark.parametrize("name", ["m.tgz", "m.zip"])
+@pytest.mark.slow
 def test_memory_does_not_grow_with_a_member(tmp_path, target, name):
     archive = write(tmp_path / name, PACKERS[name](["a"], 64 * 2**20))
     tracemalloc.start()
@@ -580,6 +581,7 @@ def check_nothing_outside(data, name):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(tar_members(), min_size=1, max_size=6))
+@pytest.mark.slow
 def test_no_list_of_tar_members_writes_or_leads_outside(members):
     check_nothing_outside(tar_bytes(*members), "m.tar")
 

@@ -217,6 +217,7 @@ def test_fields_are_listed_with_the_one_that_they_stand_in():
     assert fields_of(tokens_of("a: { b: 1")) == []
 
 
+@pytest.mark.slow
 def test_nesting_costs_no_stack_and_no_square_of_time():
     depth = 100_000
     text = "a{" * depth + "}" * depth
@@ -264,6 +265,7 @@ def _layouts(draw):
 
 
 @given(_layouts())
+@pytest.mark.slow
 def test_the_rest_means_the_same(layout):
     config, text = layout
     before = text_format.Parse(text, ModelConfig())
@@ -285,6 +287,7 @@ def _parsed(text):
 
 
 @given(_layouts(), st.dictionaries(_TEXTS, _TEXTS, max_size=3), st.data())
+@pytest.mark.slow
 def test_a_renamed_config_differs_in_the_names_of_its_steps_only(layout, names, data):
     config, text = layout
     steps = config.ensemble_scheduling.step
@@ -299,6 +302,7 @@ def test_a_renamed_config_differs_in_the_names_of_its_steps_only(layout, names, 
 
 
 @given(_layouts(), st.dictionaries(_TEXTS, _TEXTS, max_size=3), st.sampled_from(["", "# x", "#\n"]))
+@pytest.mark.slow
 def test_parameters_are_added_and_nothing_else(layout, parameters, end):
     config, text = layout
     edited = with_parameters(text + end, parameters)
@@ -311,6 +315,7 @@ def test_parameters_are_added_and_nothing_else(layout, parameters, end):
 @given(
     _layouts(), st.none() | st.lists(_TEXTS, max_size=2), st.none() | st.lists(_TEXTS, max_size=2)
 )
+@pytest.mark.slow
 def test_tensors_are_replaced_and_nothing_else(layout, inputs, outputs):
     config, text = layout
     texts = [
@@ -337,6 +342,7 @@ _UNKNOWN = st.sampled_from(
 
 
 @given(st.lists(_layouts().map(lambda layout: layout[1]) | _UNKNOWN, max_size=4))
+@pytest.mark.slow
 def test_fields_of_newer_schemas_stay_byte_for_byte(parts):
     text = "".join(parts)
     unknown = [part.strip() for part in parts if "tomorrow" in part]

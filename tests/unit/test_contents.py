@@ -142,6 +142,7 @@ def test_names_that_are_not_utf8_are_served_and_can_be_named(root):
     assert r"a link to \xfe" in text
 
 
+@pytest.mark.slow
 def test_a_package_of_too_many_entries_is_refused(root):
     folder = make(root / "m", files=["1/model.py", *(f"data/{n}" for n in range(1000))])
     for number in range(MAX_ENTRIES // 1000):

@@ -106,6 +106,7 @@ async def test_a_save_replaces_the_file_and_never_writes_into_it(path):
         assert json.load(old) == DATA
 
 
+@pytest.mark.slow
 async def test_saves_side_by_side_leave_one_of_them_whole(path, caplog):
     file = LearnedFile(path)
     await asyncio.gather(*(file.save([number] * 50_000) for number in range(20)))

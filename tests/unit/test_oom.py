@@ -46,8 +46,8 @@ def test_no_other_failure_is_taken_for_out_of_memory(file):
 @pytest.mark.parametrize("file", ["triton_failure_texts.jsonl", "more_failure_texts.jsonl"])
 def test_out_of_memory_is_recognised(file):
     rows = [row for row in labelled(file) if row["is_oom"]]
-    missed = [row["text"] for row in rows if not is_strong(row)]
-    assert len(missed) <= 0.02 * len(rows), missed
+    assert len(rows) > 40
+    assert [row["text"] for row in rows if not is_strong(row)] == []
 
 
 @pytest.mark.parametrize(
@@ -269,28 +269,20 @@ def seconds(text, phase, http_status):
     return time.process_time() - before
 
 
+_PIECES = [
+    *("'a ", "'a' ", '"', "\\", "/", " ", "\n", "`", "“", "[request id: ", "', message: ", "': "),
+    *("may out of memory ", "RMM failure ", "failed to allocate a b c ", "KeyError: "),
+    *("memoryerror" + " " * 50, "no space left on device ", "\u0130", "exit code "),
+]
+
+
 @pytest.mark.parametrize(
-    ("phase", "http_status"), [(Phase.LOAD, 400), (Phase.INFER, 400), (Phase.INFER, 500)]
-)
-@pytest.mark.parametrize(
-    "piece",
+    ("piece", "phase", "http_status"),
     [
-        *(
-            "'a ",
-            "'a' ",
-            '"',
-            "\\",
-            "/",
-            " ",
-            "\n",
-            "`",
-            "“",
-            "[request id: ",
-            "', message: ",
-            "': ",
-        ),
-        *("may out of memory ", "RMM failure ", "failed to allocate a b c ", "KeyError: "),
-        *("memoryerror" + " " * 50, "no space left on device ", "\u0130", "exit code "),
+        *((piece, Phase.INFER, 500) for piece in _PIECES),
+        # what is cut off as the frame of a message is read otherwise in each
+        *((piece, Phase.INFER, 400) for piece in ("'a ", "[request id: ", "', message: ")),
+        *((piece, Phase.LOAD, 400) for piece in ("'a ", "': ", "', message: ")),
     ],
 )
 def test_time_grows_with_the_text_and_no_faster(piece, phase, http_status):

@@ -149,6 +149,7 @@ async def test_models_are_placed_side_by_side_at_once(packages, root, repository
         assert (repository / name / "config.pbtxt").read_bytes() == STAGED_CONFIG
 
 
+@pytest.mark.slow
 async def test_thousands_of_files_are_staged(packages, root, repository):
     source = make(root / "m")
     (source / "assets").mkdir()
