@@ -157,7 +157,6 @@ class Adapter:
             settings=self._settings,
             roots=roots,
             is_well=self._is_well,
-            learned=self._control.memory.sizes.of_url,
         )
 
     async def start(self) -> None:

@@ -236,7 +236,9 @@ class ModelControl:
                 fields = {"model_id": model_id, "warnings": package.warnings}
                 log.warning("model.package_odd", extra=fields)
             record.package_key = package.content_key
+            record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
             self.memory.sizes.known_at(source.url, package)
+            self.memory.sizes.known_as(model_id, package)
             estimate = await self.memory.admit(model_id, package)
             undo.push_async_callback(self.memory.not_loaded, model_id)
             record.placement = await self._packages.place(record.name, model_id, package)

@@ -80,7 +80,8 @@ class Memory:
 
     def is_measured(self, model_id: ModelId) -> bool:
         """Whether what the ledger holds is final, but for growth under traffic."""
-        return model_id not in self._loads
+        is_due = self._is_behind and self._window.has(model_id)
+        return model_id not in self._loads and not is_due
 
     # -- loads ------------------------------------------------------------------------------
 

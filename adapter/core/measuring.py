@@ -61,6 +61,10 @@ class Window:
         """A load ended well. `known` when `expected` was learned, and exact."""
         self._loads[model_id] = _Load(package_key, expected, known)
 
+    def has(self, model_id: ModelId) -> bool:
+        """Its load ended since the window was opened."""
+        return model_id in self._loads
+
     def released(self, model_id: ModelId, held: Bytes) -> None:
         """A model left. One that had been loaded in the window gives back only what it took in
         it, any other what it took before.

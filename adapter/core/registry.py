@@ -15,7 +15,8 @@ class ModelRecord:
     `in_flight`: inferences that Triton works on; `abandoned`: those of them that nobody waits for.
     `served` counts its inferences, `ended_before` those that had ended at the last look. `used_at`
     is when the last of them began (time.monotonic), or when the load ended. `can_load_again`:
-    `source` is all that it takes.
+    `source` is all that it takes. `declared_bytes` and `disk_bytes` are those of the package;
+    of one that an earlier run has loaded neither is known.
     """
 
     id: ModelId
@@ -30,6 +31,8 @@ class ModelRecord:
     placement: Placement = field(default_factory=lambda: Placement(()))
     package_key: str = ""
     can_load_again: bool = True
+    declared_bytes: int | None = None
+    disk_bytes: int = 0
 
     @property
     def is_renamed(self) -> bool:

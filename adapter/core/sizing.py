@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Bytes, Device, total
-from adapter.core.model import Package
+from adapter.core.model import ModelId, Package
 
 # Packages, and places of packages, that are remembered; the least recent go first.
 MAX_REMEMBERED = 10_000
@@ -78,9 +78,11 @@ class Sizes:
     def __init__(self, size_factor: float = 1.25, default_bytes: int = 0) -> None:
         self._size_factor = size_factor
         self._default_bytes = default_bytes
-        # both have the latest at the end
+        # all have the latest at the end
         self._learned: dict[str, _Learned] = {}
         self._key_at: dict[str, str] = {}
+        self._key_of: dict[str, str] = {}
+        self._declared_by: dict[str, int] = {}
 
     def estimate(self, package: Package, devices: Mapping[Device, int | None]) -> Estimate:
         """`devices` with CUDA's number of each, None where it has none or nobody says.
@@ -133,6 +135,24 @@ class Sizes:
             return None
         return total(learned.figures)
 
+    def known_as(self, model_id: ModelId, package: Package) -> None:
+        """The same for the name of a model, for whoever asks with another path than it loads."""
+        _put(self._key_of, model_id, package.content_key)
+        self._declared_by.pop(model_id, None)
+        if package.declared_bytes is not None:
+            _put(self._declared_by, model_id, package.declared_bytes)
+
+    def of_model(self, model_id: ModelId) -> int | None:
+        """Bytes on all devices that the files last loaded as `model_id` were learned to take."""
+        key = self._key_of.get(model_id)
+        if key is None or (learned := self._learned.get(key)) is None:
+            return None
+        return total(learned.figures)
+
+    def declared_by(self, model_id: ModelId) -> int | None:
+        """Bytes that the files last loaded as `model_id` by this process declare."""
+        return self._declared_by.get(model_id)
+
     def as_dict(self) -> dict[str, object]:
         """What was learned, in the order of learning, for JSON; `restore` reads it."""
         return {
@@ -141,6 +161,7 @@ class Sizes:
                 for key, learned in self._learned.items()
             ],
             "places": {url: key for url, key in self._key_at.items() if key in self._learned},
+            "models": {name: key for name, key in self._key_of.items() if key in self._learned},
         }
 
     def restore(self, data: object) -> int:
@@ -152,10 +173,11 @@ class Sizes:
         latest = list(found.items())[-MAX_REMEMBERED:]
         for key, learned in latest:
             self.learn(key, learned.figures, exact=learned.exact)
-        places = data.get("places") if isinstance(data, dict) else None
-        for url, key in places.items() if isinstance(places, dict) else ():
-            if isinstance(url, str) and isinstance(key, str) and key in self._learned:
-                _put(self._key_at, url, key)
+        for member, keys in (("places", self._key_at), ("models", self._key_of)):
+            named = data.get(member) if isinstance(data, dict) else None
+            for name, key in named.items() if isinstance(named, dict) else ():
+                if isinstance(name, str) and isinstance(key, str) and key in self._learned:
+                    _put(keys, name, key)
         return len(latest)
 
     def _guess(self, package: Package) -> tuple[int, Basis]:

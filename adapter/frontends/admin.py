@@ -116,6 +116,8 @@ class Admin:
         }
 
     def _model(self, record: ModelRecord) -> dict[str, Any]:
+        memory = self._control.memory
+        learned = memory.sizes.learned(record.package_key)
         return {
             "model_id": record.id,
             "triton_name": record.name,
@@ -123,8 +125,8 @@ class Admin:
             "state": record.state.value,
             "in_flight": record.in_flight,
             "abandoned": record.abandoned,
-            "bytes": self._control.memory.ledger.of(record.id),
-            "is_measured": self._control.memory.is_measured(record.id),
+            "bytes": memory.ledger.of(record.id),
+            "is_measured": learned is not None and memory.is_measured(record.id),
         }
 
     def _memory(self, reading: MemoryReading | None) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class GrpcServices:
         settings: Settings,
         roots: Sequence[Path],
         is_well: Callable[[], bool],
-        learned: Callable[[str], int | None],
     ) -> None:
         v2 = partial(
             V2Service,
@@ -54,7 +53,7 @@ class GrpcServices:
             passthrough=settings.passthrough,
         )
         self.gate = LaneGate(control, faults, metrics, is_traced=is_traced)
-        sizes = MeshSizes(control, settings, roots, learned)
+        sizes = MeshSizes(control, settings, roots)
         runtime = modelmesh.ModelRuntime(control, triton, sizes, settings, metrics, is_well=is_well)
         names = [SERVICE, modelmesh.SERVICE]
         self.everything = _services(

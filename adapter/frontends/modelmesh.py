@@ -77,7 +77,7 @@ class ModelRuntime:
         limit = self._settings.modelmesh_model_concurrency
         if isinstance(limit, str):
             limit = await self._triton.instances(record.name)
-        size = self._sizes.after_load(model_id, key)
+        size = self._sizes.after_load(model_id)
         return pb.LoadModelResponse(sizeInBytes=size, maxConcurrency=limit)
 
     async def _bring_up(
@@ -129,7 +129,8 @@ class ModelRuntime:
     async def predict_size(
         self, request: pb.PredictModelSizeRequest
     ) -> pb.PredictModelSizeResponse:
-        size = await self._sizes.predicted(request.modelPath, parse_key(request.modelKey))
+        model_id, key = ModelId(request.modelId), parse_key(request.modelKey)
+        size = await self._sizes.predicted(model_id, request.modelPath, key)
         return pb.PredictModelSizeResponse(sizeInBytes=size)
 
     async def size(self, request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:

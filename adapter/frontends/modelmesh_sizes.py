@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,9 @@ from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, total
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, BackendError, ModelNotFound
+from adapter.packages.config_check import parse, read_config
+from adapter.packages.footprint import declared_bytes
+from adapter.packages.inspection import CONFIG
 from adapter.packages.location import resolve
 from adapter.settings import Settings
 from adapter.settings.modelmesh import refuse_capacity
@@ -57,22 +60,18 @@ def _count(found: object) -> float:
 
 
 class MeshSizes:
-    """`learned` knows what the files at a path were seen to take."""
+    """What is measured is told as it is, what is guessed never below the default: a mesh books
+    what it is told, and asks once.
+    """
 
-    def __init__(
-        self,
-        control: ModelControl,
-        settings: Settings,
-        roots: Sequence[Path],
-        learned: Callable[[str], int | None],
-    ) -> None:
+    def __init__(self, control: ModelControl, settings: Settings, roots: Sequence[Path]) -> None:
         self._control = control
+        self._learned = control.memory.sizes
         self._default = settings.modelmesh_default_size
         self._factor = settings.size_factor
         self._memory = settings.modelmesh_memory
         self._buffer = settings.modelmesh_memory_buffer
         self._roots = [os.path.realpath(root) for root in roots]
-        self._learned = learned
 
     def capacity(self) -> int:
         """What the ledger may hand out; without a GPU no more than what of the memory of Triton's
@@ -95,62 +94,74 @@ class MeshSizes:
             raise BackendError(f"what there is of memory {error}") from error
         return min(bounds)
 
-    async def predicted(self, path: str, key: ModelKey) -> int:
-        """Before the load, at once: learned, else from the size on disk, else the default."""
-        if learned := self._learned(path):
+    async def predicted(self, model_id: ModelId, path: str, key: ModelKey) -> int:
+        """Before the load, at once: learned, else declared, else from the size on disk. A puller
+        asks with a path that nothing was loaded from: hence by the id as well.
+        """
+        if learned := self._learned.of_url(path) or self._learned.of_model(model_id):
             return learned
-        if key.disk_size_bytes:
-            return self._of_disk(key.disk_size_bytes)
+        end = time.monotonic() + _LOOK_SECONDS
+        seen = asyncio.to_thread(look, path, self._roots, end)
         try:
-            found = await asyncio.wait_for(self._on_disk(path, _LOOK_SECONDS), _LOOK_SECONDS)
+            declared, on_disk = await asyncio.wait_for(seen, _LOOK_SECONDS)
         except TimeoutError:
-            found = 0
-        return self._of_disk(found) or self._default
+            declared, on_disk = None, 0
+        if declared is None:
+            declared = self._learned.declared_by(model_id)
+        return self._guess(declared, key.disk_size_bytes or on_disk)
 
-    def after_load(self, model_id: ModelId, key: ModelKey) -> int:
-        """What is held, else what the key says; 0 when only `of_loaded` can tell."""
-        if not self._control.memory.is_measured(model_id):
-            return 0
-        return self._held(model_id) or self._of_disk(key.disk_size_bytes)
+    def after_load(self, model_id: ModelId) -> int:
+        """What a loaded model takes; 0 while that is being measured: then `of_loaded` tells."""
+        return self._told(model_id) if self._control.memory.is_measured(model_id) else 0
 
     async def of_loaded(self, model_id: ModelId) -> int:
-        record = self._control.registry.get(model_id)
-        if record is None:
-            raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
-        await self._wait_for_measure(model_id)
-        if held := self._held(model_id):
-            return held
-        found = await self._on_disk(record.source.url, float("inf"))
-        return self._of_disk(found) or self._default
-
-    def _held(self, model_id: ModelId) -> int:
-        return total(self._control.memory.ledger.of(model_id))
-
-    async def _wait_for_measure(self, model_id: ModelId) -> None:
+        """The same, after a measurement under way. ModelNotFound when it is not loaded."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_MEASURE_SECONDS):
                 # once after a load, and over in seconds: no event is worth it
                 while not self._control.memory.is_measured(model_id):  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_SECONDS)
+        return self._told(model_id)
 
-    def _of_disk(self, size_bytes: float) -> int:
-        return min(int(size_bytes * self._factor), _MAX_BYTES)
+    def _told(self, model_id: ModelId) -> int:
+        record = self._control.registry.get(model_id)
+        if record is None:
+            raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
+        held = total(self._control.memory.ledger.of(model_id))
+        if held and self._learned.learned(record.package_key) is not None:
+            return held
+        return max(held, self._guess(record.declared_bytes, record.disk_bytes))
 
-    async def _on_disk(self, path: str, seconds: float) -> int:
-        return await asyncio.to_thread(bytes_at, path, self._roots, time.monotonic() + seconds)
+    def _guess(self, declared: int | None, on_disk: float) -> int:
+        size_bytes = on_disk * self._factor if declared is None else declared
+        return max(self._default, min(int(size_bytes), _MAX_BYTES))
 
 
-def bytes_at(url: str, roots: Sequence[str], end: float) -> int:
-    """Bytes of all files; 0 when they cannot be seen, or not all of them until `end`."""
+def look(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
+    """What the configs declare together, None when they are silent, and the bytes of all files; 0
+    of those when they cannot be seen, or not all of them until `end` (time.monotonic).
+    """
+    configs: list[Path] = []
+    found = 0
     try:
         path = resolve(url, roots)
         if path.is_file():
-            return path.stat().st_size
-        found = 0
+            return None, path.stat().st_size
         for folder, _, names in os.walk(path):
             if time.monotonic() > end:
-                return 0
+                return None, 0
             found += sum(Path(folder, name).stat().st_size for name in names)
+            configs += [Path(folder, CONFIG)] if CONFIG in names else []
     except (AdapterError, OSError):
-        return 0
-    return found
+        return None, 0
+    sizes = [size for config in configs if (size := _declared(config)) is not None]
+    return (sum(sizes) if sizes else None), found
+
+
+def _declared(config: Path) -> int | None:
+    try:
+        # a pipe of that name would be waited for without end
+        text = read_config(config) if config.is_file() else ""
+        return declared_bytes(parse(text, config).config, config)
+    except (AdapterError, OSError):  # the load will say what is wrong with it
+        return None

@@ -11,12 +11,13 @@ from tests.fakes.steps import Steps
 
 class FakePackages:
     """`folders` is the repository, by entry. A package declares `declared[url]` bytes, or nothing;
-    it has one model, or those of `placements[url]`.
+    it has one model, or those of `placements[url]`, and `size_bytes` on disk.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.folders: dict[TritonName, StagedModel] = {}
         self.declared: dict[str, int] = {}
+        self.size_bytes = 10
         self.placements: dict[str, Placement] = {}
         self.warnings: tuple[str, ...] = ()
         self._steps = steps
@@ -26,7 +27,9 @@ class FakePackages:
         self.folders[name] = StagedModel(name, model_id, Placement((name,)))
         await self._steps.take("prepare", source.url)
         declared = self.declared.get(source.url)
-        return Package(source.url, (), 10, declared, source.url, warnings=self.warnings)
+        return Package(
+            source.url, (), self.size_bytes, declared, source.url, warnings=self.warnings
+        )
 
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
         placement = self.placements.get(package.root, Placement((name,)))

@@ -21,9 +21,10 @@ from adapter.errors import (
     ModelNotFound,
 )
 from adapter.frontends.modelmesh import ModelRuntime
-from adapter.frontends.modelmesh_sizes import MeshSizes, bytes_at
+from adapter.frontends.modelmesh_sizes import MeshSizes, look
 from adapter.settings import load_settings
 from tests.fakes.house import House
+from tests.trees import CONFIG
 
 STARTING, READY = pb.RuntimeStatusResponse.STARTING, pb.RuntimeStatusResponse.READY
 
@@ -39,17 +40,16 @@ class FakeTriton:
 
 
 class Front:
-    """What a mesh may ask, by id and path; `learned` are sizes by path."""
+    """What a mesh may ask, by id and path."""
 
     def __init__(self, house: House, root: Path, **settings: object) -> None:
         self.triton = FakeTriton()
-        self.learned: dict[str, int] = {}
         self.is_well = True
         given = load_settings(settings, {}, None).settings
         self.runtime = ModelRuntime(
             house.control,
             self.triton,
-            MeshSizes(house.control, given, [root], self.learned.get),
+            MeshSizes(house.control, given, [root]),
             given,
             house.metrics,
             is_well=lambda: self.is_well,
@@ -67,8 +67,8 @@ class Front:
     async def unload(self, model_id: str) -> None:
         await self.runtime.unload(pb.UnloadModelRequest(modelId=model_id))
 
-    async def predict(self, path: str, key: str = "{}") -> int:
-        request = pb.PredictModelSizeRequest(modelId="any", modelPath=path, modelKey=key)
+    async def predict(self, path: str, key: str = "{}", model_id: str = "any") -> int:
+        request = pb.PredictModelSizeRequest(modelId=model_id, modelPath=path, modelKey=key)
         return (await self.runtime.predict_size(request)).sizeInBytes
 
     async def size(self, model_id: str) -> int:
@@ -102,14 +102,47 @@ class TestLoad:
         assert await front.load("m") == 700
         house.check("m")
 
-    async def test_a_size_that_nobody_measured_is_the_keys_share(self, house, front):
+    async def test_a_size_that_nobody_measured_is_that_of_the_files(self, house, front):
         house.memory.limit_bytes = None
-        assert await front.load("m", disk_size_bytes=1000) == 1250
+        house.packages.size_bytes = 4_000_000
+        assert await front.load("m", disk_size_bytes=1000) == 5_000_000
+        assert await front.size("m") == 5_000_000
 
-    async def test_a_size_that_nobody_knows_is_left_to_model_size(self, house, front):
+    async def test_a_size_that_nobody_knows_is_the_default(self, house, front):
         house.memory.limit_bytes = None
-        assert await front.load("m") == 0
+        assert await front.load("m", disk_size_bytes=1000) == 1_000_000
         assert await front.size("m") == 1_000_000
+
+    async def test_a_size_that_is_declared_is_told_where_nothing_is_measured(self, house, front):
+        house.memory.limit_bytes = None
+        house.packages.declared["/m"] = 7_000_000
+        assert await front.load("m", disk_size_bytes=1000) == 7_000_000
+        assert await front.size("m") == 7_000_000
+
+    async def test_a_measured_size_may_be_below_the_default(self, house, front):
+        house.sizes["m"] = 700
+        assert await front.load("m") == 700
+
+    async def test_a_model_that_was_seen_to_take_nothing_has_the_default(self, house, front):
+        assert await front.load("m") == 1_000_000
+        assert await front.size("m") == 1_000_000
+
+    async def test_a_load_that_ends_beside_an_unload_is_told_when_it_was_measured(
+        self, house, front
+    ):
+        house.sizes |= {"old": 300, "new": 700}
+        await front.load("old")
+        gate = house.steps.hold("unload old")
+        unload = house.begin(front.unload("old"))
+        await gate.reached.wait()
+
+        assert await front.load("new") == 0
+        size = house.begin(front.size("new"))
+        await turns_of_the_loop()
+        assert not size.done()
+        gate.open()
+        await unload
+        assert await size == 700
 
     async def test_a_model_that_is_loaded_is_not_loaded_again(self, house, front):
         house.sizes["m"] = 700
@@ -320,14 +353,43 @@ class TestUnload:
 
 
 class TestSizes:
-    async def test_learned_beats_the_key(self, front):
-        front.learned["/m"] = 77
-        assert await front.predict("/m", '{"disk_size_bytes": 1000}') == 77
+    async def test_learned_beats_the_key(self, house, front):
+        house.sizes["m"] = 77
+        await front.load("m")
+        assert await front.predict("/m", '{"disk_size_bytes": 10000000}') == 77
+
+    async def test_what_was_learned_is_known_by_the_id_where_the_path_is_another(
+        self, house, front
+    ):
+        """A puller asks with the path in the bucket, and loads from a local one."""
+        house.sizes["m"] = 77
+        await front.load("m", "/models/m/files")
+        await front.unload("m")
+        assert await front.predict("bucket/files", model_id="m") == 77
+        assert await front.predict("bucket/files", model_id="other") == 1_000_000
+
+    async def test_what_was_declared_is_known_by_the_id_too(self, house, front):
+        house.memory.limit_bytes = None
+        house.packages.declared["/models/m/files"] = 7_000_000
+        await front.load("m", "/models/m/files")
+        assert await front.predict("bucket/files", model_id="m") == 7_000_000
+
+    @pytest.mark.parametrize(
+        ("declared", "size"), [("64MiB", 64 * 2**20), ("64KiB", 1_000_000), ("much", 1_000_000)]
+    )
+    async def test_what_the_config_declares_is_told_before_the_load(
+        self, front, tmp_path, declared, size
+    ):
+        parameter = f'parameters {{ key: "memory_bytes" value {{ string_value: "{declared}" }} }}'
+        (tmp_path / "m" / "inner").mkdir(parents=True)
+        (tmp_path / "m" / "inner" / "config.pbtxt").write_text(CONFIG + parameter)
+        assert await front.predict(str(tmp_path / "m"), '{"disk_size_bytes": 1000}') == size
 
     @pytest.mark.parametrize(
         ("key", "size"),
         [
-            ({"disk_size_bytes": 54321}, 67901),
+            ({"disk_size_bytes": 5_432_100}, 6_790_125),
+            ({"disk_size_bytes": 5432}, 1_000_000),
             ({"disk_size_bytes": 1e30}, 1_000_000),
             ({"disk_size_bytes": -5}, 1_000_000),
             ({"disk_size_bytes": "5"}, 1_000_000),
@@ -339,23 +401,23 @@ class TestSizes:
 
     async def test_the_factor_is_a_setting(self, house, tmp_path):
         front = Front(house, tmp_path, size_factor=1.35)
-        assert await front.predict("x", '{"disk_size_bytes": 54321}') == 73333
+        assert await front.predict("x", '{"disk_size_bytes": 5432100}') == 7_333_335
 
     async def test_files_that_are_here_are_added_up(self, front, tmp_path):
         (tmp_path / "m" / "1").mkdir(parents=True)
-        (tmp_path / "m" / "config.pbtxt").write_bytes(b"x" * 100)
-        (tmp_path / "m" / "1" / "model.bin").write_bytes(b"x" * 900)
-        assert await front.predict(str(tmp_path / "m")) == 1250
-        assert await front.predict(str(tmp_path / "m" / "1" / "model.bin")) == 1125
+        (tmp_path / "m" / "config.pbtxt").write_bytes(b"#" * 100_000)
+        (tmp_path / "m" / "1" / "model.bin").write_bytes(b"x" * 900_000)
+        assert await front.predict(str(tmp_path / "m")) == 1_250_000
+        assert await front.predict(str(tmp_path / "m" / "1" / "model.bin")) == 1_125_000
 
     async def test_nothing_is_told_of_files_outside_the_model_roots(self, house, tmp_path):
-        (tmp_path / "secret").write_bytes(b"x" * 100)
+        (tmp_path / "secret").write_bytes(b"x" * 2_000_000)
         (tmp_path / "root").mkdir()
         front = Front(house, tmp_path / "root")
         assert await front.predict(str(tmp_path / "secret")) == 1_000_000
 
     async def test_a_disk_that_does_not_answer_is_no_reason_to_wait(self, front, tmp_path):
-        (tmp_path / "m").write_bytes(b"x" * 1000)
+        (tmp_path / "m").write_bytes(b"x" * 2_000_000)
         loop, stuck = asyncio.get_running_loop(), threading.Event()
         with ThreadPoolExecutor(1) as pool:
             loop.set_default_executor(pool)
@@ -370,21 +432,14 @@ class TestSizes:
     def test_files_are_not_counted_past_the_time_for_it(self, tmp_path):
         (tmp_path / "m").mkdir()
         (tmp_path / "m" / "model.bin").write_bytes(b"x" * 1000)
-        assert bytes_at(str(tmp_path / "m"), [str(tmp_path)], time.monotonic() + 60) == 1000
-        assert bytes_at(str(tmp_path / "m"), [str(tmp_path)], time.monotonic() - 1) == 0
+        roots = [str(tmp_path)]
+        assert look(str(tmp_path / "m"), roots, time.monotonic() + 60) == (None, 1000)
+        assert look(str(tmp_path / "m"), roots, time.monotonic() - 1) == (None, 0)
 
     async def test_the_size_of_a_model_is_what_is_held(self, house, front):
         house.sizes["m"] = 700
         await front.load("m")
         assert await front.size("m") == 700
-
-    async def test_a_model_that_nothing_is_known_of_is_as_large_as_its_files(
-        self, house, front, tmp_path
-    ):
-        (tmp_path / "m").write_bytes(b"x" * 1000)
-        house.memory.limit_bytes = None
-        await front.load("m", str(tmp_path / "m"))
-        assert await front.size("m") == 1250
 
     async def test_a_model_that_is_not_loaded_has_no_size(self, front):
         with pytest.raises(ModelNotFound):

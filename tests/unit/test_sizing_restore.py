@@ -115,14 +115,16 @@ def test_where_a_package_was_comes_back_too():
     sizes.learn("k", {ONE: 5}, exact=True)
     sizes.known_at("/a", packed("k"))
     sizes.known_at("/never-measured", packed("other"))
+    sizes.known_as("m", packed("k"))
     again.restore(json.loads(json.dumps(sizes.as_dict())))
     assert again.of_url("/a") == 5
     assert again.of_url("/never-measured") is None
+    assert (again.of_model("m"), again.of_model("other")) == (5, None)
 
 
 @pytest.mark.parametrize("places", [None, [], {"/a": 3}, {"/a": "unknown"}, "x"])
 def test_places_that_are_not_well_formed_are_left_out(places):
     good = {"key": "k", "bytes": {"d": 1}, "exact": True}
     sizes = Sizes()
-    sizes.restore({"packages": [good], "places": places})
-    assert sizes.as_dict()["places"] == {}
+    sizes.restore({"packages": [good], "places": places, "models": places})
+    assert (sizes.as_dict()["places"], sizes.as_dict()["models"]) == ({}, {})
