@@ -29,6 +29,7 @@ from adapter.dataplane.relay.site import Site, connect_to
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.examples import examples_folder
 from adapter.frontends.http_lane.connections import Connections
+from adapter.log_stream import LogStream
 from adapter.metrics import Metrics, State
 from adapter.packages.learned import FILE_NAME, LearnedFile
 from adapter.packages.staging import Packages
@@ -187,6 +188,7 @@ def watched(
         triton_live=lambda: triton.live,
         ready=is_well,
         abandoned=lambda: control.leases.abandoned,
+        lost_lines=lambda: LogStream.lost,
         idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
         about=about(settings),
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PROG = "triton-adapter"
 _PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
 _POLL_SECONDS = 0.1
+_LAST_LINES_SECONDS = 1.0
 _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
 
 
@@ -157,13 +158,18 @@ def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     from adapter.demo import welcome  # noqa: PLC0415 - see the top
     from adapter.log import setup_logging  # noqa: PLC0415 - see the top
+    from adapter.log_stream import LogStream  # noqa: PLC0415 - see the top
     from adapter.serving import serve  # noqa: PLC0415 - see the top
 
-    setup_logging(loaded.settings.log_level, loaded.settings.log_format)
+    stream = LogStream(sys.stdout.fileno(), is_terminal=sys.stdout.isatty())
+    setup_logging(loaded.settings.log_level, loaded.settings.log_format, stream)
     for warning in loaded.warnings:
         logging.getLogger(__name__).warning("settings.ignored", extra={"reason": warning})
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(loaded, welcome if loaded.settings.examples else None))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(loaded, welcome if loaded.settings.examples else None))
+    finally:
+        stream.drain(_LAST_LINES_SECONDS)
 
 
 def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:

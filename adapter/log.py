@@ -3,6 +3,7 @@
 `logger.info("model.loaded", extra={"model_id": id, "seconds": 1.2})`
 """
 
+import io
 import json
 import logging
 import re
@@ -17,6 +18,7 @@ EVENTS: Mapping[str, str] = {
     "adapter.started": "ready for work",
     "adapter.stopped": "everything is closed; the process ends",
     "adapter.stopping": "asked to stop; work in flight goes on for a while",
+    "log.dropped": "lines that are not here: whoever reads the log stood still; how many",
     "memory.sizes_unreadable": "the file of measured sizes is damaged; they are learned anew",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
     "memory.source": "another memory reader is believed from now on; fields say which and why",
@@ -52,13 +54,14 @@ EVENTS: Mapping[str, str] = {
 }
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_MAX_CHARACTERS = 10_000  # of one field, and of an exception
 _BARE = re.compile(r"[\w.:/@%+~-]+")
 
 
 def setup_logging(
     level: Literal["debug", "info", "warning", "error"],
     format: Literal["auto", "json", "text"],  # noqa: A002 - the setting's name
-    stream: TextIO | None = None,
+    stream: TextIO | io.TextIOBase | None = None,
 ) -> None:
     """Send every logger's records to one stream (stdout), in place of what was set up before."""
     out = sys.stdout if stream is None else stream
@@ -84,7 +87,7 @@ class JsonFormatter(logging.Formatter):
             **_extra(record),
         }
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = self.formatException(record.exc_info)[-_MAX_CHARACTERS:]
         return "{" + ", ".join(f"{_json(str(k))}: {_json(v)}" for k, v in fields.items()) + "}"
 
 
@@ -95,7 +98,7 @@ class TextFormatter(logging.Formatter):
         head = f"{_time(record)[11:23]} {record.levelname.lower():<7} {_printable(_event(record))}"
         line = " ".join([head, *(f"{k}={_bare(v)}" for k, v in _extra(record).items())])
         if record.exc_info:
-            line += "\n" + _printable(self.formatException(record.exc_info))
+            line += "\n" + _printable(self.formatException(record.exc_info)[-_MAX_CHARACTERS:])
         return line
 
 
@@ -106,9 +109,9 @@ def _time(record: logging.LogRecord) -> str:
 
 def _event(record: logging.LogRecord) -> str:
     try:
-        return record.getMessage()
+        return _cut(record.getMessage())
     except Exception:  # noqa: BLE001 - arguments that do not fit must not lose the line
-        return _text(record.msg)
+        return _cut(_text(record.msg))
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
@@ -122,10 +125,21 @@ def _extra(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
+    if isinstance(value, str):
+        return json.dumps(_cut(value))
     try:
-        return json.dumps(value, default=_text, allow_nan=False)
+        written = json.dumps(value, default=_text, allow_nan=False)
     except (TypeError, ValueError, RecursionError):  # odd keys, NaN, a value inside itself
-        return json.dumps(_text(value))
+        return json.dumps(_cut(_text(value)))
+    # a long list, or an object with much in it, becomes a text
+    return written if len(written) <= _MAX_CHARACTERS else json.dumps(_cut(written))
+
+
+def _cut(text: str) -> str:
+    """A line has a bound, whatever a caller sends that is told in it."""
+    if len(text) <= _MAX_CHARACTERS:
+        return text
+    return f"{text[:_MAX_CHARACTERS]} ... ({len(text) - _MAX_CHARACTERS} characters cut)"
 
 
 def _text(value: object) -> str:
@@ -137,7 +151,7 @@ def _text(value: object) -> str:
 
 def _bare(value: object) -> str:
     """Quoted unless it is one plain word, so that a value cannot pass for another field."""
-    text = _text(value)
+    text = _cut(_text(value))
     return text if text.isascii() and _BARE.fullmatch(text) else _json(text)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from adapter.core.ledger import LedgerSnapshot
@@ -39,6 +39,7 @@ class State:
     triton_live: Callable[[], bool]
     ready: Callable[[], bool]
     abandoned: Callable[[], int]
+    lost_lines: Callable[[], int]
     idle_seconds: Callable[[], float | None]
     about: Mapping[str, str]
 
@@ -189,6 +190,11 @@ class _StateCollector(Collector):
             value=self._state.abandoned(),
         )
         yield self._idle()
+        yield CounterMetricFamily(
+            "adapter_log_lines_dropped",
+            "Lines of the log that were dropped because nobody read it.",
+            value=self._state.lost_lines(),
+        )
         about = GaugeMetricFamily("adapter_build_info", "Always 1.", labels=[*self._state.about])
         about.add_metric([*self._state.about.values()], 1)
         yield about

@@ -330,6 +330,7 @@ def metric_rows() -> list[list[str]]:
             memory=lambda: MemoryReading({HOST: DeviceReading(0, 0)}),
             triton_live=lambda: True,
             ready=lambda: True,
+            lost_lines=lambda: 0,
             idle_seconds=lambda: 1.0,
             about=dict.fromkeys(about(Settings()), ""),
         )

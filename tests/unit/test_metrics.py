@@ -31,6 +31,7 @@ class World:
                 memory=lambda: self.reading,
                 triton_live=lambda: self.live,
                 ready=lambda: self.live,
+                lost_lines=lambda: 0,
                 idle_seconds=lambda: self.registry.idle_seconds(1000.0),
                 about={"version": "1.2.3"},
             )

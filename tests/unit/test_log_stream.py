@@ -1,0 +1,103 @@
+"""The stream of the log, on a real pipe."""
+
+import io
+import logging
+import os
+import threading
+
+import pytest
+
+from adapter.log import setup_logging
+from adapter.log_stream import LogStream
+
+LINE = "x" * 999 + "\n"
+
+
+class Pipe:
+    def __init__(self):
+        self.read, self.write = os.pipe()
+        self.stream = LogStream(self.write)
+
+    def take(self, size):
+        got = b""
+        while len(got) < size:
+            got += os.read(self.read, size - len(got))
+        return got.decode()
+
+
+@pytest.fixture
+def pipe():
+    pipe = Pipe()
+    yield pipe
+    os.close(pipe.read)  # whatever is still to be written goes nowhere
+    pipe.stream.drain(5)
+    os.close(pipe.write)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before[0], before[1]
+
+
+def test_what_is_written_comes_out_in_order(pipe):
+    lines = [f"line {number}\n" for number in range(1000)]
+    reading = []
+    reader = threading.Thread(target=lambda: reading.append(pipe.take(len("".join(lines)))))
+    reader.start()
+    for line in lines:
+        pipe.stream.write(line)
+    reader.join(10)
+    assert reading == ["".join(lines)]
+
+
+def test_a_reader_that_stands_still_holds_up_nobody_and_costs_lines(pipe):
+    before, count = LogStream.lost, 20_000
+    for _ in range(count):
+        pipe.stream.write(LINE)
+    lost = LogStream.lost - before
+    assert 0.7 * count < lost < count
+    pipe.stream.drain(0.05)  # does not wait for a reader
+
+
+def test_when_it_reads_again_what_it_missed_is_one_line(pipe):
+    setup_logging("info", "json", pipe.stream)
+    before = LogStream.lost
+    for _ in range(20_000):
+        pipe.stream.write(LINE)
+    lost = LogStream.lost - before
+    kept = pipe.take((20_000 - lost) * len(LINE))
+    assert set(kept.splitlines()) == {LINE.strip()}
+    summed = pipe.take(50)
+    while not summed.endswith("\n"):
+        summed += pipe.take(1)
+    assert '"event": "log.dropped"' in summed
+    assert f'"lines": {lost}}}' in summed
+
+
+def test_memory_is_bounded_by_bytes_too(pipe):
+    before = LogStream.lost
+    for _ in range(100):
+        pipe.stream.write("y" * 2**20)
+    assert LogStream.lost - before >= 96
+
+
+def test_a_stream_whose_reader_has_gone_drops_what_comes(pipe):
+    os.close(pipe.read)
+    pipe.stream.write(LINE)
+    pipe.stream.drain(10)
+    assert pipe.stream._bytes == 0
+    pipe.read = os.open(os.devnull, os.O_RDONLY)
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+@pytest.mark.parametrize("value", ["z" * 10**6, ["z" * 99] * 10**4, "\0" * 10**5, "é" * 10**5])
+def test_one_field_of_a_line_has_a_bound(style, value):
+    out = io.StringIO()
+    setup_logging("info", style, out)
+    logging.getLogger("adapter").info("model.loaded", extra={"model_id": "m", "reason": value})
+    assert out.getvalue().count("\n") == 1
+    assert 10_000 < len(out.getvalue()) < 70_000
+    assert "characters cut" in out.getvalue()
