@@ -52,14 +52,15 @@ def render(
 
 
 def objects(values: Mapping[str, Any], kube_version: str = NEWEST) -> list[Object]:
-    rendered = render(values, kube_version=kube_version)
+    return json.loads(_objects(json.dumps(values), kube_version))  # the caller's own, to change
+
+
+@cache
+def _objects(values: str, kube_version: str) -> str:
+    rendered = render(json.loads(values), kube_version=kube_version)
     rendered.pop(NOTES)
-    return [
-        made
-        for name in sorted(rendered)
-        for made in yaml.safe_load_all(rendered[name])
-        if made is not None
-    ]
+    found = (made for name in sorted(rendered) for made in yaml.safe_load_all(rendered[name]))
+    return json.dumps([made for made in found if made is not None])
 
 
 def only(kind: str, values: Mapping[str, Any]) -> Object:

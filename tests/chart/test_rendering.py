@@ -27,7 +27,7 @@ from tests.chart.chart import (
     values_of,
 )
 
-VERSIONS = ["1.29", "1.31", "1.33", "1.35", NEWEST]
+VERSIONS = ["1.29", NEWEST]
 CRDS = {path.stem: path for path in (Path(__file__).parent / "crds").glob("*.json")}
 CRDS["ClusterServingRuntime"] = CRDS["ServingRuntime"]
 SAME_FILE = "the same as files/"

@@ -115,7 +115,7 @@ async def test_callers_have_their_least_time_to_notice(house):
     begun = asyncio.get_running_loop().time()
     drain.begin()  # asking again does not begin again
     await drain.noticed()
-    assert asyncio.get_running_loop().time() - begun >= 0.2
+    assert asyncio.get_running_loop().time() - begun > 0.19  # a clock of milliseconds
     assert await drain.finished(30) == 0
 
 
