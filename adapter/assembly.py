@@ -84,7 +84,7 @@ def build_triton(
 def build_memory(settings: Settings, embedded: EmbeddedTriton | None) -> ChosenMemory:
     host = None
     if embedded is not None:
-        host = HostMemory(embedded.process_ids, settings.memory_limit or host_limit_bytes())
+        host = HostMemory(embedded.owners, settings.memory_limit or host_limit_bytes())
     page = TritonMetrics(
         lambda: embedded.metrics_address if embedded else str(settings.triton_metrics)
     )

@@ -146,14 +146,21 @@ class BackendTimeout(BackendError):
 class ModelFailed(BackendError):
     """`suspected` is the phrase of the failure text that may mean out of memory, where one may.
 
-    The text cannot tell; an observation of the memory at that time can (core/witness.py).
+    The text cannot tell; an observation of the memory at that time can (core/witness.py): with
+    `of_shm` one of /dev/shm alone.
     """
 
     def __init__(
-        self, message: str, *, model_id: str | None = None, suspected: str | None = None
+        self,
+        message: str,
+        *,
+        model_id: str | None = None,
+        suspected: str | None = None,
+        of_shm: bool = False,
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.suspected = suspected
+        self.of_shm = of_shm
 
 
 class LoadFailed(ModelFailed):

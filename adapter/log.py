@@ -28,6 +28,8 @@ EVENTS: Mapping[str, str] = {
     "model.load_failed": "a load was tried and lost",
     "model.load_refused": "a load was not tried, for the reason given",
     "model.load_retried": "a load that ran out of memory is tried once more: memory came back",
+    "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
+    "process was killed",
     "model.load_stuck": "Triton does not answer for a load; it keeps one of Triton's load threads",
     "model.loaded": "a model is ready",
     "model.package_odd": "a package has something odd that is no fault, for the reasons given",

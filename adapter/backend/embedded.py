@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from adapter import lasting
-from adapter.backend.process import NotStarted, ServerProcess, arguments_of, descendants
+from adapter.backend.process import NotStarted, ServerProcess, descendants
+from adapter.backend.stubs import Stub, kill, owners, stubs
 from adapter.backend.tritonserver import RunFolder, prepare
 from adapter.errors import BackendUnavailable
 
@@ -122,23 +123,43 @@ class EmbeddedTriton:
         except OSError:
             return None
 
+    def owners(self) -> Mapping[int, str | None]:
+        """All processes, now, each with the name in Triton of the one model that it is of; none
+        while the server is down. OSError when they cannot be seen.
+        """
+        return {} if (pid := self.pid) is None else owners(pid, self.repository)
+
     def has_live_stub(self, triton_name: str) -> bool | None:
         """Does the Python process of this model live? None for a model that has none, when the
         server is down, or when that cannot be seen.
 
-        A stub carries the path of its model.py as an argument. Triton does not start a new one
-        when it dies, and still calls the model ready.
+        Triton does not start a new one when it dies, and still calls the model ready.
         """
-        if self.pid is None:
+        living = self._stubs(triton_name)
+        if living is None:
             return None
-        model = self.repository / triton_name
-        mark = f"{model}/".encode()
+        if living:
+            return True
+        return False if any((self.repository / triton_name).glob("*/model.py")) else None
+
+    def live_instances(self, triton_name: str) -> frozenset[str] | None:
+        """The names of the model's instances whose Python processes live; None as above."""
+        living = self._stubs(triton_name)
+        if living is None:
+            return None
+        return frozenset(stub.instance for stub in living if stub.instance is not None)
+
+    def end_stubs(self, triton_name: str) -> None:
+        """Kill the Python processes of this model; its load or its requests then fail."""
+        kill(self._stubs(triton_name) or [])
+
+    def _stubs(self, triton_name: str) -> list[Stub] | None:
+        if (pid := self.pid) is None:
+            return None
         try:
-            if any(arg.startswith(mark) for pid in self.process_ids() for arg in arguments_of(pid)):
-                return True
+            return stubs(pid, self.repository, triton_name)
         except OSError:
             return None
-        return False if any(model.glob("*/model.py")) else None
 
     def _prepare(self) -> None:
         launch = prepare(self._binary, self._folder.path)

@@ -145,8 +145,10 @@ async def _reap_orphans() -> None:
                         await asyncio.sleep(_POLL_SECONDS)
 
 
-def descendants(ancestor: int) -> list[int]:
-    """Living ones only: a zombie holds nothing. OSError when that cannot be seen."""
+def family(ancestor: int) -> list[tuple[int, int]]:
+    """Its living descendants, each with its parent, parents first: a zombie holds nothing. OSError
+    when that cannot be seen.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         with suppress(ValueError, *_GONE):  # no process, or it has just ended
@@ -155,10 +157,14 @@ def descendants(ancestor: int) -> list[int]:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 children.setdefault(int(parent), []).append(pid)
-    found = children.pop(ancestor, [])
-    for pid in found:
-        found += children.pop(pid, [])
+    found = [(pid, ancestor) for pid in children.pop(ancestor, [])]
+    for pid, _ in found:
+        found += [(child, pid) for child in children.pop(pid, [])]
     return found
+
+
+def descendants(ancestor: int) -> list[int]:
+    return [pid for pid, _ in family(ancestor)]
 
 
 def arguments_of(pid: int) -> list[bytes]:

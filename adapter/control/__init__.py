@@ -67,7 +67,7 @@ class ModelControl:
         self.registry = registry
         self.leases = Leases(max_abandoned, self._call_failed)
         self.is_open = False
-        self.memory = Memory(ledger, sizes, memory, metrics, limits)
+        self.memory = Memory(ledger, sizes, memory, metrics, limits, requests=registry.requests)
         self.recovery = Recovery(self.memory, metrics, limits)
         self._packages = packages
         self._limits = limits
@@ -104,6 +104,7 @@ class ModelControl:
             teardown=self._teardown,
             turn=self.operations.turn,
             begin_load=self._begin_load,
+            start=self.operations.start,
             loads_again=loads_again,
             load_threads=load_threads,
         )
@@ -202,7 +203,7 @@ class ModelControl:
     def _call_failed(self, record: ModelRecord, error: BaseException) -> None:
         # what looked like a lack of memory may be a death as well, and then says so by its cause
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
-            self.registry.died(record)
+            self._revival.suspect(record)
         elif isinstance(error, ModelNotFound):
             if self._reconciling is None or self._reconciling.done():
                 self._reconciling = self.operations.start(self.reconcile())
@@ -240,11 +241,11 @@ class ModelControl:
             self.memory.sizes.known_at(source.url, package)
             self.memory.sizes.known_as(model_id, package)
             estimate = await self.memory.admit(model_id, package)
-            undo.push_async_callback(self.memory.not_loaded, model_id)
+            undo.push_async_callback(self._bringup.let_go, record)
             record.placement = await self._packages.place(record.name, model_id, package)
+            self.memory.accounts.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._teardown.bring_down(record))
             await self._bringup.bring_up(record, package, estimate)
-            await self.memory.loaded(model_id)
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
             undo.pop_all()

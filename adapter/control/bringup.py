@@ -4,20 +4,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from adapter.control.memory import Memory
 from adapter.control.ports import Server, TimeLimits, Triton
 from adapter.control.recovery import Recovery
 from adapter.control.teardown import Teardown
 from adapter.core.guard import LoopGuard
-from adapter.core.model import Package, TritonName
+from adapter.core.ledger import LedgerSnapshot
+from adapter.core.memory import Bytes, MemoryReading
+from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Estimate
 from adapter.errors import (
     AdapterError,
-    CapacityError,
+    InsufficientMemory,
     LoadFailed,
     ModelTooLarge,
+    OutOfMemory,
 )
 from adapter.metrics import Metrics
 
@@ -26,6 +30,15 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 # Denser at first: a process that dies of its first line lives for a few tenths of a second.
 _FIRST_LOOK_SECONDS, _FIRST_SECONDS = 0.1, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Undone:
+    """What a load held that has to be undone, and what was seen and booked then."""
+
+    held: Bytes
+    before: MemoryReading | None
+    booked: LedgerSnapshot
 
 
 class BringUp:
@@ -48,9 +61,11 @@ class BringUp:
         self._metrics = metrics
         self._limits = limits
         self._guard = LoopGuard()
+        self._undone: dict[ModelId, _Undone] = {}
 
     async def bring_up(self, record: ModelRecord, package: Package, estimate: Estimate) -> None:
-        """Return when Triton serves every model of the package.
+        """Return when Triton serves every model of the package, and what it takes is measured as
+        far as it can be by then. A load that has taken more than there is is refused after all.
 
         A load that ran out of memory is undone and, when memory came back, tried once more
         (memory.md section 7, policy 5), unless Triton is stuck with it. What is raised is the last
@@ -58,7 +73,7 @@ class BringUp:
         """
         ended, before = self._memory.ended_unloads, await self._memory.read()
         error = await self._try(record, estimate)
-        if isinstance(error, CapacityError) and record.name not in self._teardown.stuck:
+        if isinstance(error, OutOfMemory) and record.name not in self._teardown.stuck:
             await self._teardown.bring_down(record)
             if await self._recovery.came_back(before, ended):
                 self._metrics.load_retries.inc()
@@ -66,8 +81,32 @@ class BringUp:
                 error = await self._try(record, estimate)
         if error is not None:
             raise self._last_word(error, package) from error.__cause__
+        await self._memory.loaded(record.id)
+        if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
+            raise self._exceeded(record, refusal)
+        record.instances = await self._instances(record)
         record.used_at = time.monotonic()
         self._guard.succeeded(package.content_key)
+
+    async def let_go(self, record: ModelRecord) -> None:
+        """The load is undone in Triton. What it took beyond the limit is waited for."""
+        undone = self._undone.pop(record.id, None)
+        await self._memory.not_loaded(record.id)
+        if undone is not None:
+            await self._recovery.given_back(undone.held, undone.before, undone.booked)
+
+    def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
+        held, booked = self._memory.ledger.of(record.id), self._memory.ledger.snapshot()
+        self._undone[record.id] = _Undone(held, self._memory.last, booked)
+        return refusal
+
+    async def _instances(self, record: ModelRecord) -> frozenset[str]:
+        if (server := self._server) is None:
+            return frozenset()
+        found = await asyncio.to_thread(
+            lambda: [server.live_instances(name) for name in record.placement.names]
+        )
+        return frozenset().union(*(each or () for each in found))
 
     async def _try(self, record: ModelRecord, estimate: Estimate) -> AdapterError | None:
         """The failure as text and memory together show it; None when all went well."""
@@ -75,6 +114,8 @@ class BringUp:
         try:
             for name in record.placement.load:
                 await self._load(record, name)
+        except (InsufficientMemory, ModelTooLarge) as refusal:
+            return refusal
         except AdapterError as error:
             judged = await self._recovery.judged(
                 error, record.id, since=begun, predicted=estimate.needs
@@ -86,7 +127,11 @@ class BringUp:
 
     def _last_word(self, error: AdapterError, package: Package) -> AdapterError:
         """A model that can never fit must not have all others evicted for it, for ever."""
-        if not isinstance(error, CapacityError):
+        if isinstance(error, LoadFailed) and package.warnings:
+            # Triton names neither file nor line: what was found odd may be the reason
+            found = "; ".join([str(error), *package.warnings])
+            return LoadFailed(found, model_id=error.model_id)
+        if not isinstance(error, OutOfMemory):
             return error
         is_too_large = self._guard.out_of_memory(
             package.content_key,
@@ -111,20 +156,40 @@ class BringUp:
         """
         load = asyncio.ensure_future(self._triton.load(name, record.id))
         watch = _StubWatch({name, *record.placement.along}, self._limits)
-        begun = time.monotonic()
+        begun, refusal = time.monotonic(), None
         try:
             while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
-                if self._server is None or (lost := await self._look(watch)) is None:
+                if self._server is None:
+                    continue
+                refusal = refusal or await self._end_overrun(record, self._server)
+                if (lost := await self._look(watch)) is None:
                     continue
                 self._teardown.give_up(record)
-                raise LoadFailed(
+                raise refusal or LoadFailed(
                     f"the python process of {lost!r} ended while the model was being loaded",
                     model_id=record.id,
                     suspected="python process ended",
                 )
+            if refusal is not None:
+                raise refusal
             await load
         finally:
             load.cancel()
+
+    async def _end_overrun(self, record: ModelRecord, server: Server) -> AdapterError | None:
+        """A load that has passed the limit by more than the reserve is ended: what it takes next
+        the kernel may get by killing others.
+        """
+        last = self._memory.last
+        if last is None or last.of_models is None:
+            return None
+        refusal = self._memory.limit.overrun(record.id, await self._memory.read())
+        if refusal is None:
+            return None
+        log.warning("model.load_ended", extra={"model_id": record.id, "reason": str(refusal)})
+        for name in record.placement.names:
+            await asyncio.to_thread(server.end_stubs, name)
+        return self._exceeded(record, refusal)
 
     async def _look(self, watch: "_StubWatch") -> str | None:
         server = self._server

@@ -31,6 +31,10 @@ class Gauge:
         return reading
 
     @property
+    def last(self) -> MemoryReading | None:
+        return self._reader.last
+
+    @property
     def lag_seconds(self) -> float:
         return self._reader.last.lag_seconds if self._reader.last else 0.0
 

@@ -1,21 +1,25 @@
 """What control knows of memory: the ledger, held against what the memory reader sees.
 
-Loads and unloads report here when they begin and end. From one quiet moment to the next, what
-memory grew by is what the models loaded in between take (core/measuring.py).
+Loads and unloads report here when they begin and end. What the models then take is in the accounts
+(core/accounts.py); where it is not told apart, it is what memory grew by from one quiet moment to
+the next.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 from adapter.control.admission_gate import AdmissionGate
 from adapter.control.gauge import Gauge
+from adapter.control.learning import Learning
+from adapter.control.limit import Limit
 from adapter.control.ports import MemoryReader, TimeLimits
+from adapter.core.accounts import Accounts
 from adapter.core.admission import Answer, Outlook, decide, waits_its_turn
 from adapter.core.ledger import Ledger
-from adapter.core.measuring import Measured, Peaks, Window
-from adapter.core.memory import Bytes, MemoryReading, at_least_zero, plus, total
+from adapter.core.measuring import Measured
+from adapter.core.memory import Bytes, MemoryReading
 from adapter.core.model import ModelId, Package
 from adapter.core.sizing import Basis, Estimate, Sizes
 from adapter.metrics import Metrics
@@ -28,9 +32,9 @@ _KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
 
 class Memory:
-    """`ledger` and `sizes` change through here alone.
+    """`ledger` and `sizes` change through here alone. `requests` tells how many there have been and
+    how many are under way.
 
-    `relearned`: models whose figures have changed since they were last asked for and cleared.
     `samples`: what was seen of late, with its time.monotonic().
     """
 
@@ -41,30 +45,38 @@ class Memory:
         reader: MemoryReader,
         metrics: Metrics,
         limits: TimeLimits,
+        *,
+        requests: Callable[[], tuple[int, int]],
     ) -> None:
         self.ledger = ledger
         self.sizes = sizes
-        self.relearned: set[ModelId] = set()
+        self.learning = Learning(ledger, sizes, metrics)
         self._gauge = Gauge(reader, ledger)
         self.samples = self._gauge.samples
         self.ended_unloads = 0
         self.unloads: set[ModelId] = set()
-        self._metrics = metrics
         self._limits = limits
         self._gate = AdmissionGate(limits.alone, metrics)
         self._changed = asyncio.Event()
         self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
-        self._keys: dict[ModelId, str] = {}
-        self._taken: dict[ModelId, Bytes] = {}  # measured; the ledger may hold an older peak
         self._supposed: set[ModelId] = set()  # of no known size, and not measured: need not be seen
         self._begun = 0
         self._since: dict[ModelId, float] = {}  # when each operation under way got to Triton
-        self._window, self._peaks = Window(), Peaks()
+        self.accounts = Accounts()
+        self.limit = Limit(ledger, sizes, self.accounts)
+        self._requests = requests
         self._is_behind = False  # a load ended, and something else was still going on
         self._later: set[asyncio.Task[None]] = set()
 
     async def read(self) -> MemoryReading | None:
-        return await self._gauge.read()
+        reading = await self._gauge.read()
+        if reading is not None and reading.of_models is not None and self.accounts.are_apart:
+            self.ledger.settle_baseline(reading.shared)
+        return reading
+
+    @property
+    def last(self) -> MemoryReading | None:
+        return self._gauge.last
 
     @property
     def lag_seconds(self) -> float:
@@ -80,8 +92,7 @@ class Memory:
 
     def is_measured(self, model_id: ModelId) -> bool:
         """Whether what the ledger holds is final, but for growth under traffic."""
-        is_due = self._is_behind and self._window.has(model_id)
-        return model_id not in self._loads and not is_due
+        return model_id not in self._loads and self.accounts.is_measured(model_id)
 
     # -- loads ------------------------------------------------------------------------------
 
@@ -96,8 +107,9 @@ class Memory:
             while True:
                 reading = await self.read()
                 now = time.monotonic()
-                estimate = self._estimate(package)
+                estimate = self.learning.estimate(package)
                 outlook = self._outlook(
+                    package.content_key,
                     reading,
                     is_patient=now - begun < self._limits.alone,
                     may_wait=not short_since or now - short_since < self._limits.recovery,
@@ -111,33 +123,38 @@ class Memory:
             self._since[model_id] = now
             self.ledger.reserve(model_id, estimate.needs)
             self._loads[model_id] = estimate
-            self._keys[model_id] = package.content_key
+            self.accounts.add(model_id, package.content_key)
+            self.limit.tries(package.content_key, estimate)
         return estimate
 
     async def loaded(self, model_id: ModelId) -> None:
         """Triton serves the model. It is measured now or, with a gauge that lags, a little later;
         until then the ledger holds what was expected.
         """
-        estimate = self._loads[model_id]
+        estimate, since = self._loads[model_id], self._since.pop(model_id)
         held = self.ledger.settle(model_id, None)
         self._gauge.changed()
         if estimate.basis in _KNOWN:
-            self._gauge.must_show(held, self._since[model_id])
+            self._gauge.must_show(held, since)
         else:
             self._supposed.add(model_id)
-        del self._since[model_id]
-        key = self._keys[model_id]
+        key = self.accounts.key_of(model_id)
         known = estimate.basis is Basis.LEARNED and self.sizes.is_exact(key)
-        self._window.loaded(model_id, key, estimate.needs, known=known)
+        # what is not told apart is read once all is quiet
+        told_apart = self.last is not None and self.last.of_models is not None
+        reading = await self.read() if told_apart else self.last
+        measured = self.accounts.loaded(model_id, estimate.needs, reading, known=known)
+        if measured is not None:
+            self._learn(measured)
         task = asyncio.create_task(self._measure(model_id, estimate, self.lag_seconds))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
-        if self.lag_seconds == 0:
+        if self.lag_seconds == 0 or self.limit.is_below_the_device(reading):
             await task
 
     async def not_loaded(self, model_id: ModelId) -> None:
         """The load is undone. What it left behind, if anything, nobody can tell."""
-        self._window.disturbed()
+        self.accounts.disturbed()
         self._gauge.changed()
         try:
             await self._catch_up(model_id)
@@ -172,7 +189,7 @@ class Memory:
     def gone(self, model_id: ModelId) -> Bytes:
         """Triton has let go; returns what was held."""
         held = self.ledger.of(model_id)
-        self._window.released(model_id, held)
+        self.accounts.released(model_id, held)
         self._gauge.changed()
         since = self._since.get(model_id)  # None when it has vanished, at some time
         if since is not None and model_id not in self._supposed:
@@ -185,20 +202,16 @@ class Memory:
 
     async def tick(self, active: Collection[ModelId]) -> None:
         """Now and then. `active`: models with requests since the last time."""
-        if self.is_busy:
-            await self.read()  # for those who want to know how low it got
-        elif active:
-            begun, reading = self._begun, await self.read()
-            if begun != self._begun:
-                return
-            seen = self._peaks.tick(self._gauge.settled(reading), active)
-            if seen is not None and (taken := self._taken.get(seen[0])) is not None:
-                model_id, change = seen
-                now = at_least_zero(plus(taken, change))
-                self._learn(Measured(model_id, self._keys[model_id], now, exact=True))
+        begun, reading = self._begun, await self.read() if self.is_busy or active else None
+        if reading is not None and begun == self._begun:
+            settled = None if self.is_busy else self._gauge.settled(reading)
+            baseline = self.ledger.snapshot().baseline
+            for measured in self.accounts.tick(reading, settled, active, baseline):
+                self._learn(measured)
 
     def adopt(self, model_id: ModelId, held: Bytes) -> None:
         """A model of an earlier run, which Triton still has."""
+        self.accounts.add(model_id, "")
         self.ledger.hold(model_id, held)
 
     async def rebase(self) -> None:
@@ -214,29 +227,29 @@ class Memory:
         if not self._loads and len(self.unloads) == unloads:
             settled = self._gauge.settled(reading)
             if self.ledger.snapshot().models == 0:
-                self.ledger.rebase(settled)
-            self._window.open(settled)
-            self._peaks.reset()
+                self.ledger.rebase(settled and settled.shared)
+            served, in_flight = self._requests()
+            self.accounts.open(settled, served - in_flight)
             self._is_behind = False
         self._begun += 1
 
-    def _estimate(self, package: Package) -> Estimate:
-        books = self.ledger.snapshot().devices
-        return self.sizes.estimate(package, {d: book.index for d, book in books.items()})
-
     def _outlook(
-        self, reading: MemoryReading | None, *, is_patient: bool, may_wait: bool
+        self, key: str, reading: MemoryReading | None, *, is_patient: bool, may_wait: bool
     ) -> Outlook:
         """`is_patient` no longer: the loads of others are not waited for."""
         loads = [e.basis for e in self._loads.values()] if is_patient else []
+        book = self.ledger.snapshot()
         return Outlook(
-            book=self.ledger.snapshot(),
-            reading=reading,
+            book=book,
+            reading=self.limit.less_reserved(reading, self._since.keys() & self._loads.keys()),
             loads=len(loads),
             unknown_loads=sum(basis not in _KNOWN for basis in loads),
             unloads=len(self.unloads),
             is_settling=self._gauge.is_settling(reading),
             may_wait=may_wait,
+            unknown_bytes=self.sizes.default_bytes,
+            may_be_wrong=self.limit.may_try(key),
+            proven=self.limit.proven(key),
         )
 
     async def _wait_for_change(self) -> None:
@@ -267,28 +280,21 @@ class Memory:
         begun, reading = self._begun, await self.read()
         if begun == self._begun:
             self._is_behind = False
-            for measured in self._window.close(self._gauge.settled(reading)):
+            served, _ = self._requests()
+            for measured in self.accounts.close(self._gauge.settled(reading), served):
                 if not self._gauge.missed(measured.bytes, self.ledger.of(measured.model_id)):
                     self._learn(measured)
 
     def _learn(self, measured: Measured) -> None:
-        """Hold the most that it was ever seen to take: it may grow to that again."""
         expected = self._loads.get(measured.model_id)
-        if measured.exact and expected is not None and expected.basis is not Basis.DEFAULT:
-            ratio = total(expected.needs) / max(1, total(measured.bytes))
-            self._metrics.prediction_ratio.labels(expected.basis.value).observe(ratio)
-        if measured.exact:
-            self._taken[measured.model_id] = measured.bytes
-        self.sizes.learn(measured.package_key, measured.bytes, exact=measured.exact)
-        self.ledger.hold(measured.model_id, self.sizes.learned(measured.package_key) or {})
-        self.relearned.add(measured.model_id)
+        was_wrong = expected is not None and self.limit.is_below(expected)
+        self.learning.learn(measured, expected, was_wrong=was_wrong)
         self._supposed.discard(measured.model_id)
 
     def _forget(self, model_id: ModelId) -> None:
         self.ledger.release(model_id)
-        self.relearned.discard(model_id)
         self._supposed.discard(model_id)
         self._loads.pop(model_id, None)
         self._since.pop(model_id, None)
-        self._keys.pop(model_id, None)
-        self._taken.pop(model_id, None)
+        key, most = self.accounts.key_of(model_id), self.accounts.forget(model_id)
+        self.learning.ended(model_id, key, most)

@@ -27,6 +27,12 @@ class Server(Protocol):
     def has_live_stub(self, name: TritonName) -> bool | None:
         """Whether a python process of this model runs; None when that cannot be known."""
 
+    def live_instances(self, name: TritonName) -> frozenset[str] | None:
+        """The instances of this model whose python processes run; None as above."""
+
+    def end_stubs(self, name: TritonName) -> None:
+        """Kill the python processes of this model."""
+
     async def restart(self, reason: str) -> None: ...
 
 

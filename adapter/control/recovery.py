@@ -8,7 +8,7 @@ from adapter.control.ports import TimeLimits
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading
 from adapter.core.model import ModelId
-from adapter.core.witness import Seen, second_opinion, view_of
+from adapter.core.witness import Seen, second_opinion, view_of, view_of_shm
 from adapter.errors import AdapterError, CapacityError, MemoryFigures, ModelFailed
 from adapter.metrics import Metrics
 
@@ -41,7 +41,9 @@ class Recovery:
         if not isinstance(error, CapacityError) and not _is_suspected(error):
             return error
         reading = await self._memory.read()
-        view = view_of(self._samples(since), predicted=predicted)
+        samples = self._samples(since)
+        is_of_shm = isinstance(error, ModelFailed) and error.of_shm
+        view = view_of_shm(samples) if is_of_shm else view_of(samples, predicted=predicted)
         judged = second_opinion(error, view, MemoryFigures())
         if isinstance(judged, CapacityError):
             judged.figures = self._figures(judged.figures, model_id, reading)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Server, Triton
@@ -20,7 +21,8 @@ _SETTLED = (ModelState.READY, ModelState.DEAD)
 
 class Revival:
     """`loads_again`: what Triton loses is loaded anew. `load_threads`: so many loads Triton works
-    on at a time. `turn` gives the lock of a model, `begin_load` does not wait for the load.
+    on at a time. `turn` gives the lock of a model, `begin_load` does not wait for the load,
+    `start` not for the work.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Revival:
         teardown: Teardown,
         turn: Callable[[ModelId], asyncio.Lock],
         begin_load: Callable[[ModelId, ModelSource], object],
+        start: Callable[[Coroutine[Any, Any, None]], object],
         loads_again: bool,
         load_threads: int,
     ) -> None:
@@ -45,9 +48,11 @@ class Revival:
         self._teardown = teardown
         self._turn = turn
         self._begin_load = begin_load
+        self._start = start
         self._loads_again = loads_again
         self._load_threads = load_threads
         self._is_restarting = False
+        self._suspects: set[ModelRecord] = set()
         self._returning: set[ModelId] = set()
 
     async def take_stock(self) -> None:
@@ -117,6 +122,23 @@ class Revival:
         if is_back_soon or model_id in self._returning:
             raise ModelNotReady(f"model {model_id!r} is being loaded again", model_id=model_id)
 
+    def suspect(self, record: ModelRecord) -> None:
+        """Triton's words say that a python process of the model has died. With a Triton of our own
+        that is looked at: a model may say whatever its caller said.
+        """
+        if self._server is None:
+            self._registry.died(record)
+        elif record not in self._suspects and record.state is ModelState.READY:
+            self._suspects.add(record)
+            self._start(self._look_for_death(record, self._server))
+
+    async def _look_for_death(self, record: ModelRecord, server: Server) -> None:
+        try:
+            if await asyncio.to_thread(_has_lost_a_process, record, server):
+                self._registry.died(record)
+        finally:
+            self._suspects.discard(record)
+
     async def triton_restarted(self) -> None:
         await self.free_stuck(restarted=True)
         await self.reconcile()
@@ -158,3 +180,12 @@ class Revival:
             await self._packages.remove(record.name)
         except AdapterError as error:
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
+
+
+def _has_lost_a_process(record: ModelRecord, server: Server) -> bool:
+    """One of several may be gone, and each request that it is given fails."""
+    names = record.placement.names
+    found = [server.live_instances(name) for name in names]
+    if None not in found and record.instances - frozenset().union(*(each or () for each in found)):
+        return True
+    return any(server.has_live_stub(name) is False for name in names)

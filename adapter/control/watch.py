@@ -51,13 +51,14 @@ class Watch:
 
     async def save(self) -> None:
         """Keep what was learned of sizes, for the next run."""
-        learned, self._memory.relearned = self._memory.relearned, set()
+        learning = self._memory.learning
+        learned, learning.relearned = learning.relearned, set()
         if not learned:
             return
         try:
             await self._keep(learned)
         except AdapterError:
-            self._memory.relearned |= learned
+            learning.relearned |= learned
             raise
 
     async def _keep(self, learned: set[ModelId]) -> None:

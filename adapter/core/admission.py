@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from adapter.core.ledger import UNSEEN, DeviceBook, LedgerSnapshot
-from adapter.core.memory import HOST, Device, MemoryReading
+from adapter.core.memory import HOST, Bytes, Device, MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.sizing import Basis, Estimate, format_size
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 
+# With less than this free a load of unknown size is not worth a try.
+_LEAST_BYTES = 64 * 2**20
 # Good enough to refuse a load by, and to let others load beside it.
 _KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
@@ -21,6 +23,10 @@ class Outlook:
     them without a known footprint. `unloads` are under way, or wait for their memory to come back.
     `is_settling`: the reading may be older than the last change of the ledger. `may_wait` is False
     once the caller has waited for memory as long as it will; turns are still waited for.
+
+    `unknown_bytes` is what is supposed of a model of which nothing is known. `may_be_wrong`: what
+    was learned of this package may be, and was not tried in this run. `proven` is what it was
+    measured to take when that was too much.
     """
 
     book: LedgerSnapshot
@@ -30,6 +36,9 @@ class Outlook:
     unloads: int = 0
     is_settling: bool = False
     may_wait: bool = True
+    unknown_bytes: int = 0
+    may_be_wrong: bool = False
+    proven: Bytes | None = None
 
 
 class Answer(Enum):
@@ -48,40 +57,76 @@ def decide(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> Answer:
     device = book.tightest(estimate.needs, reading)
     if device is None:
         return Answer.ADMIT
-    _refuse_what_can_never_fit(model_id, estimate, book)
+    _refuse_what_can_never_fit(model_id, estimate, outlook)
     if waits_its_turn(estimate, outlook):
         return Answer.WAIT
-    needed = estimate.needs.get(device, 0)
-    free = book.free(reading)[device]
-    if needed <= free:
+    refusal = _refusal(estimate, device, outlook)
+    if refusal is None:
         return Answer.ADMIT
     may_change = outlook.unloads > 0 or outlook.loads > 0 or outlook.is_settling
     if outlook.may_wait and may_change:
         return Answer.WAIT
-    if book.models == 0 or not _is_sure(estimate.basis, needed, free, book.devices[device]):
+    if book.models == 0 or not refusal.is_sure:
         return Answer.ADMIT
-    limit = book.devices[device].limit_bytes
+    free, limit = book.free(reading)[refusal.device], book.devices[refusal.device].limit_bytes
     raise InsufficientMemory(
-        f"model {model_id!r} needs {format_size(needed)} ({estimate.basis.value}); "
-        f"{format_size(free)} of {format_size(limit)} are free{_where(device)}",
+        f"model {model_id!r} {refusal.needs}; "
+        f"{format_size(free)} of {format_size(limit)} are free{_where(refusal.device)}",
         model_id=model_id,
-        figures=MemoryFigures(needed, free, limit, device),
+        figures=MemoryFigures(refusal.needed, free, limit, refusal.device),
     )
 
 
-def _refuse_what_can_never_fit(model_id: ModelId, estimate: Estimate, book: LedgerSnapshot) -> None:
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """`needs` is for people. `is_sure`: a try would be for nothing."""
+
+    device: Device
+    needed: int
+    needs: str
+    is_sure: bool
+
+
+def _refusal(estimate: Estimate, device: Device, outlook: Outlook) -> _Refusal | None:
+    """Why it does not fit now; None when it does. `device` is the tightest for it."""
+    book = outlook.book
+    free = book.free(outlook.reading)
     if estimate.basis not in _KNOWN:
+        least = max(outlook.unknown_bytes, _LEAST_BYTES)
+        usable = [each for each in estimate.needs if each in free]
+        full = min(usable, key=lambda each: free[each], default=None)
+        if full is not None and free[full] < least:
+            needed = max(least, estimate.needs[full])
+            needs = f"is of unknown size, for which {format_size(least)} must be free"
+            return _Refusal(full, needed, needs, is_sure=True)
+    needed = estimate.needs.get(device, 0)
+    if needed <= free[device]:
+        return None
+    needs = f"needs {format_size(needed)} ({estimate.basis.value})"
+    is_sure = _is_sure(estimate.basis, needed, free[device], book.devices[device])
+    return _Refusal(device, needed, needs, is_sure)
+
+
+def _refuse_what_can_never_fit(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> None:
+    """What was learned may be wrong: with nothing else loaded it is tried once."""
+    book, needs, basis = outlook.book, estimate.needs, estimate.basis.value
+    if outlook.proven is not None:
+        needs, basis = outlook.proven, "measured"
+    elif estimate.basis not in _KNOWN or _is_worth_a_try(estimate, outlook):
         return
     for device, booked in book.devices.items():
-        needed = estimate.needs.get(device, 0)
-        limit = booked.limit_bytes
-        if needed > limit:
+        needed, limit = needs.get(device, 0), booked.limit_bytes
+        if needed > limit or (outlook.proven is not None and needed > 0):
             raise ModelTooLarge(
-                f"model {model_id!r} needs {format_size(needed)} ({estimate.basis.value}); "
+                f"model {model_id!r} needs {format_size(needed)} ({basis}); "
                 f"it can never fit into {format_size(limit)}{_where(device)}",
                 model_id=model_id,
                 figures=MemoryFigures(needed, None, limit, device),
             )
+
+
+def _is_worth_a_try(estimate: Estimate, outlook: Outlook) -> bool:
+    return estimate.basis is Basis.LEARNED and outlook.may_be_wrong and outlook.book.models == 0
 
 
 def waits_its_turn(estimate: Estimate, outlook: Outlook) -> bool:

@@ -52,7 +52,7 @@ _REQUEST_TOO_LARGE = re.compile(
     r"^(?!CLIENT: Received|SERVER: Sent).{0,40}message larger than max", re.IGNORECASE
 )
 _DEAD_STUB = re.compile(
-    r"^(?:\[request id: .{0,1024}\] )?(?:in ensemble '[^']*', )?"
+    r"^(?:\[request id: (?s:.*)\] )?(?:in ensemble '[^']*', )?"
     r"Stub process '[^']*' is not healthy\.?\s*$"
 )
 
@@ -91,7 +91,8 @@ class Faults:
         )
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
-        return LoadFailed(said, model_id=model_id, suspected=verdict.matched)
+        suspected, of_shm = verdict.matched, verdict.of_shm
+        return LoadFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
     def of_inference(
         self, status: int, content_type: str, text: str, *, name: TritonName, model_id: ModelId
@@ -137,19 +138,20 @@ class Faults:
         verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
-        return _of_execution(status, text, said, verdict.matched, model_id)
+        return _of_execution(status, text, said, verdict, model_id)
 
 
 def _of_execution(
-    status: int, text: str, said: str, suspected: str | None, model_id: ModelId
+    status: int, text: str, said: str, verdict: Verdict, model_id: ModelId
 ) -> AdapterError:
+    suspected, of_shm = verdict.matched, verdict.of_shm
     if _DEAD_STUB.search(text):
         return StubDied(said, model_id=model_id, suspected=suspected)
     if status == _UNAVAILABLE:
         return Overloaded(said, model_id=model_id, delivered=True)
     # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
     if status >= _SERVER_ERROR or status == _NOT_FOUND:
-        return InferenceFailed(said, model_id=model_id, suspected=suspected)
+        return InferenceFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
     return InvalidRequest(said, model_id=model_id)
 
 

@@ -65,6 +65,10 @@ class LedgerSnapshot:
         return sum(book.headroom_bytes for book in self.devices.values())
 
     @property
+    def baseline(self) -> Bytes:
+        return {device: book.baseline_bytes for device, book in self.devices.items()}
+
+    @property
     def baseline_bytes(self) -> int:
         return sum(book.baseline_bytes for book in self.devices.values())
 
@@ -125,6 +129,12 @@ class Ledger:
             if (used := reading.used.get(device)) is not None:
                 baseline = max(0, used - self._held.on(device))
                 self._empty[device] = replace(book, baseline_bytes=baseline)
+
+    def settle_baseline(self, reading: MemoryReading) -> None:
+        """`reading` shows only what is no model's."""
+        for device, book in self._empty.items():
+            if (used := reading.used.get(device)) is not None:
+                self._empty[device] = replace(book, baseline_bytes=used)
 
     def reserve(self, model_id: ModelId, needs: Bytes) -> None:
         """Book an estimate for a load that begins."""

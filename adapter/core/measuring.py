@@ -1,6 +1,6 @@
 """Whose is the memory that was seen to go? Decided on readings and on what happened in between."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,9 +14,6 @@ from adapter.core.memory import (
     plus,
 )
 from adapter.core.model import ModelId
-
-# Below this a change under traffic is noise.
-_NOISE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +58,6 @@ class Window:
         """A load ended well. `known` when `expected` was learned, and exact."""
         self._loads[model_id] = _Load(package_key, expected, known)
 
-    def has(self, model_id: ModelId) -> bool:
-        """Its load ended since the window was opened."""
-        return model_id in self._loads
-
     def released(self, model_id: ModelId, held: Bytes) -> None:
         """A model left. One that had been loaded in the window gives back only what it took in
         it, any other what it took before.
@@ -96,31 +89,54 @@ class Window:
         return _shared(at_least_zero(taken), unknown)
 
 
-class Peaks:
-    """Growth of models under traffic: arenas and caches that a load alone does not show
-    (memory.md section 4).
+class Growth:
+    """What each loaded model takes at least, as far as the totals of devices tell.
+
+    More is a model's own where it alone had requests. Less may be any model's, or several have
+    given back: so nobody is supposed to take more than before less all of it. What is supposed is
+    then never more than was read in all, and a model that takes and gives back while others have
+    requests does not seem to grow (memory.md section 4 has why models grow after their loads).
     """
 
     def __init__(self) -> None:
         self._before: MemoryReading | None = None
+        self._least: dict[ModelId, Bytes] = {}
+
+    def measured(self, model_id: ModelId, taken: Bytes) -> None:
+        self._least[model_id] = at_least_zero(taken)
+
+    def forget(self, model_id: ModelId) -> None:
+        self._least.pop(model_id, None)
 
     def reset(self) -> None:
         """An operation ran: what changed since the last tick is not traffic alone."""
         self._before = None
 
     def tick(
-        self, reading: MemoryReading | None, active: Collection[ModelId]
+        self, reading: MemoryReading | None, active: Collection[ModelId], baseline: Bytes
     ) -> tuple[ModelId, Bytes] | None:
-        """The change since the last tick and whose it is: that of the only model in `active`,
-        those with requests since then. Below zero where it shrank: what grows again after that is
-        no new peak.
+        """What the only model in `active`, those with requests since the last tick, takes at
+        least, where it takes more than then. `baseline` is what no model takes.
         """
         before, self._before = self._before, reading
-        if before is None or reading is None or not _alike(before, reading) or len(active) != 1:
+        if before is None or reading is None or not _alike(before, reading):
             return None
-        change = {d: count for d, count in minus(reading.used, before.used).items() if count}
-        [model_id] = active
-        return (model_id, change) if sum(map(abs, change.values())) >= _NOISE_BYTES else None
+        change = minus(reading.used, before.used)
+        self._lower({device: -count for device, count in change.items()})
+        grown = at_least_zero(change)
+        found = None
+        if len(active) == 1 and (model_id := next(iter(active))) in self._least:
+            self._least[model_id] = plus(self._least[model_id], grown)
+            found = model_id if any(grown.values()) else None
+        in_all = at_least_zero(minus(reading.used, baseline))
+        self._lower(minus(_sum(self._least.values()), in_all))
+        return None if found is None else (found, self._least[found])
+
+    def _lower(self, amounts: Bytes) -> None:
+        """By what is above zero."""
+        if any(count > 0 for count in amounts.values()):
+            less = at_least_zero(amounts)
+            self._least = {m: at_least_zero(minus(t, less)) for m, t in self._least.items()}
 
 
 def _shared(taken: Bytes, loads: Mapping[ModelId, _Load]) -> list[Measured]:
@@ -148,6 +164,13 @@ def _split(count: int, weights: list[int]) -> list[int]:
         weights = [1] * len(weights)
     ends = [count * upto // sum(weights) for upto in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _sum(amounts: Iterable[Bytes]) -> Bytes:
+    found: Bytes = NO_BYTES
+    for each in amounts:
+        found = plus(found, each)
+    return found
 
 
 def _only(devices: Collection[Device], amounts: Bytes) -> Bytes:

@@ -1,7 +1,7 @@
 """Bytes of memory by device, and what was read of them. 'Unknown' is an answer: None."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NewType
 
 # A GPU by its UUID (`GPU-...`, `MIG-...`), or HOST.
@@ -28,7 +28,8 @@ class MemoryReading:
 
     `lag_seconds`: how old the figures may be (Triton's metrics are polled; memory.md section 3).
     `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of
-    this container for memory, are None where Triton's are not ours.
+    this container for memory, are None where Triton's are not ours. `of_models` is how much of
+    HOST is in processes of one model alone, by its name in Triton; None where nobody can tell.
     """
 
     devices: Mapping[Device, DeviceReading]
@@ -36,10 +37,26 @@ class MemoryReading:
     lag_seconds: float = 0.0
     shm_free_bytes: int | None = None
     oom_kills: int | None = None
+    of_models: Mapping[str, int] | None = None
 
     @property
     def used(self) -> Bytes:
         return {device: seen.used_bytes for device, seen in self.devices.items()}
+
+    @property
+    def shared(self) -> "MemoryReading":
+        """Without what is in processes of one model alone: Triton's own process is left."""
+        if not self.of_models:
+            return self
+        return self.less({HOST: sum(self.of_models.values())})
+
+    def less(self, amounts: Bytes) -> "MemoryReading":
+        """As if these bytes were not used."""
+        devices = {
+            device: replace(seen, used_bytes=max(0, seen.used_bytes - amounts.get(device, 0)))
+            for device, seen in self.devices.items()
+        }
+        return replace(self, devices=devices)
 
 
 def total(amounts: Bytes) -> int:
@@ -57,3 +74,7 @@ def minus(one: Bytes, other: Bytes) -> Bytes:
 
 def at_least_zero(amounts: Bytes) -> Bytes:
     return {device: max(0, count) for device, count in amounts.items()}
+
+
+def most_of(one: Bytes, other: Bytes) -> Bytes:
+    return {d: max(one.get(d, 0), other.get(d, 0)) for d in {**one, **other}}

@@ -9,7 +9,7 @@ of kilobytes, so every step takes time in proportion to the text.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from adapter.core.oom_rules import STRONG_RULES, WEAK_RULES, Rule
@@ -33,12 +33,14 @@ class Verdict:
     """`matched` is the phrase as it stood in the text, for callers; `rule` is a metric's label.
 
     `requested_bytes` is what the allocator was asked for, None when the text does not say.
+    `of_shm`: only that /dev/shm was full agrees with it.
     """
 
     strength: Strength
     matched: str | None
     rule: str | None
     requested_bytes: int | None
+    of_shm: bool = False
 
 
 _NOTHING = Verdict(Strength.NONE, None, None, None)
@@ -79,7 +81,8 @@ _HEDGED = re.compile(
     r"|\b(?:prompt|query|question|sentence|token|label|title|topic|keyword|utterance)[ :=]*$"
 )
 _SURVIVED = re.compile(
-    r"[^\n]{0,200}(?:falling back|fall back|fallback to|not a failure)"
+    r"[^\n]{0,200}(?:falling back|fall back|fallback to|not a failure|will use cuda ipc"
+    r"|pinned memory pool will not be available|no pinned memory pool)"
     r"|.{0,300}skipping (?:this )?tactic",
     re.DOTALL,
 )
@@ -121,7 +124,8 @@ class Classifier:
             if found := pattern.search(cleaned):
                 return _verdict(Strength.STRONG, "custom", cleaned, found.span())
         for rule, start, end in _occurrences(WEAK_RULES, low, needs_figure=refusal):
-            return _verdict(Strength.WEAK, rule.name, cleaned, (start, end))
+            weak = _verdict(Strength.WEAK, rule.name, cleaned, (start, end))
+            return replace(weak, of_shm=rule.of_shm)
         return _NOTHING
 
 

@@ -10,17 +10,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A head is found fast, the tail matched where it ends. `plain`: words that people write."""
+    """A head is found fast, the tail matched where it ends. `plain`: words that people write.
+    `of_shm`: the observation that agrees is one of /dev/shm.
+    """
 
     name: str
     heads: tuple[str, ...]
     tail: re.Pattern[str]
     before: re.Pattern[str]
     plain: bool
+    of_shm: bool
 
 
-def _rule(name: str, heads: str, tail: str = "", before: str = "", *, plain: bool = False) -> Rule:
-    return Rule(name, tuple(heads.split("|")), re.compile(tail), re.compile(before), plain)
+def _rule(
+    name: str,
+    heads: str,
+    tail: str = "",
+    before: str = "",
+    *,
+    plain: bool = False,
+    of_shm: bool = False,
+) -> Rule:
+    words = tuple(heads.split("|"))
+    return Rule(name, words, re.compile(tail), re.compile(before), plain, of_shm)
 
 
 # ahead of `out of memory` where it is the error itself and not a word in a sentence
@@ -42,6 +54,8 @@ STRONG_RULES = (
         r"_(?:alloc\w{0,20}_fail\w{0,40}|out_of_memory)"),
     _rule("cuda_malloc_failed", "cumemalloc|cumemcreate|cudamalloc|cudahostalloc",
         r"(?:async|host)?(?:\([^\n()]{0,80}\))? failed(?=[.;\n]|$)"),
+    # its figures follow, and may be cut off
+    _rule("onnxruntime_arena", "bfcarena::allocaterawinternal"),
     _rule("onnxruntime_arena", "available memory of", r" \d+ is smaller than requested bytes \w+"),
     _rule("onnxruntime_arena", "failed to allocate memory", r" for requested buffer of size \d+"),
     _rule("tensorflow_oom", "oom when allocating", r" (?:tensor|[\d.])"),
@@ -72,7 +86,7 @@ STRONG_RULES = (
         "failed to allocate|unable to allocate|cannot allocate|can't allocate|can not allocate|"
         "could not allocate|couldn't allocate",
         rf" (?:{_SIZE}|request for {_SIZE}|(?:[\w-]{{1,20}} ){{0,4}}?memory(?! in static tls)"
-        r"|a? ?contiguous buffer|kv[ -]cache|compute buffers|pinned stage"
+        r"|a? ?contiguous buffer|(?:an )?output buffer|kv[ -]cache|compute buffers|pinned stage"
         r"|(?:cuda|gpu|device)\d{0,2} buffer)"),
     _rule("allocation_failed", "memory allocation|device allocation|cuda allocation",
         " (?:failed|failure|error)"),
@@ -94,6 +108,9 @@ WEAK_RULES = (
     _rule("opencl_resources", "cl_out_of_resources"),
     _rule("engine_core_died", "engine core initialization failed|enginedeaderror"),
     _rule("worker_killed", "exit code|exitcode", "[:=]? ?(?:137|-9)"),
+    # a disk, or /dev/shm
+    _rule("shared_memory_may_be_full", "[errno 28] no space left on device", of_shm=True),
+    _rule("shared_memory_may_be_full", "unable to initialize shared memory key", of_shm=True),
     _rule("worker_killed", "sigkill|killed by signal 9|signal: 9|signal: killed"),
 )
 # fmt: on

@@ -16,7 +16,8 @@ class ModelRecord:
     `served` counts its inferences, `ended_before` those that had ended at the last look. `used_at`
     is when the last of them began (time.monotonic), or when the load ended. `can_load_again`:
     `source` is all that it takes. `declared_bytes` and `disk_bytes` are those of the package;
-    of one that an earlier run has loaded neither is known.
+    of one that an earlier run has loaded neither is known. `instances` are those that had a python
+    process of their own when the load ended, by their names in Triton.
     """
 
     id: ModelId
@@ -33,6 +34,7 @@ class ModelRecord:
     can_load_again: bool = True
     declared_bytes: int | None = None
     disk_bytes: int = 0
+    instances: frozenset[str] = frozenset()
 
     @property
     def is_renamed(self) -> bool:
@@ -85,6 +87,11 @@ class Registry:
 
     def records(self) -> list[ModelRecord]:
         return list(self._records.values())
+
+    def requests(self) -> tuple[int, int]:
+        """How many there have been, and how many of them are under way."""
+        records = self._records.values()
+        return sum(r.served for r in records), sum(r.in_flight for r in records)
 
     def counts(self) -> dict[ModelState, int]:
         return dict(self._counts)

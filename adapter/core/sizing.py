@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from adapter.core.ledger import UNSEEN
-from adapter.core.memory import HOST, Bytes, Device, total
+from adapter.core.memory import HOST, Bytes, Device, most_of, total
 from adapter.core.model import ModelId, Package
 
 # Packages, and places of packages, that are remembered; the least recent go first.
@@ -15,6 +15,9 @@ MAX_REMEMBERED = 10_000
 
 # Files below this are code and configuration, and say nothing of memory.
 _TELLING_BYTES = 2**20
+
+# Each time a model is unloaded its learned size loses this part of what it did not take.
+_DECAY = 4
 
 _Value = TypeVar("_Value")
 
@@ -77,7 +80,7 @@ class Sizes:
 
     def __init__(self, size_factor: float = 1.25, default_bytes: int = 0) -> None:
         self._size_factor = size_factor
-        self._default_bytes = default_bytes
+        self.default_bytes = default_bytes
         # all have the latest at the end
         self._learned: dict[str, _Learned] = {}
         self._key_at: dict[str, str] = {}
@@ -109,11 +112,26 @@ class Sizes:
         if known is not None and known.exact:
             if not exact:
                 return
-            figures = {
-                d: max(figures.get(d, 0), known.figures.get(d, 0))
-                for d in {**known.figures, **figures}
-            }
+            figures = dict(most_of(figures, known.figures))
         _put(self._learned, package_key, _Learned(figures, exact))
+
+    def forget(self, package_key: str) -> None:
+        """Whatever was learned of it is wrong."""
+        self._learned.pop(package_key, None)
+
+    def lived(self, package_key: str, most: Bytes) -> bool:
+        """`most` is all that it took from a load to its unload: a larger figure of before comes
+        nearer to it, and True is returned. Not at once: models grow by what they are asked.
+        """
+        known = self._learned.get(package_key)
+        if known is None or not known.exact:
+            return False
+        figures = {
+            device: count - max(0, count - most.get(device, 0)) // _DECAY
+            for device, count in known.figures.items()
+        }
+        self._learned[package_key] = _Learned(figures, exact=True)
+        return figures != known.figures
 
     def learned(self, package_key: str) -> Bytes | None:
         """The figures that count for the package; None when it was never measured."""
@@ -185,7 +203,7 @@ class Sizes:
             return package.declared_bytes, Basis.DECLARED
         if package.size_bytes >= _TELLING_BYTES:
             return int(package.size_bytes * self._size_factor), Basis.DISK
-        return self._default_bytes, Basis.DEFAULT
+        return self.default_bytes, Basis.DEFAULT
 
 
 def _may_use(package: Package, device: Device, index: int | None) -> bool:

@@ -49,9 +49,12 @@ class Seen:
         return bool(self.devices) or self.shm_free_bytes is not None or self.oom_kills is not None
 
     @property
+    def is_shm_low(self) -> bool:
+        return self.shm_free_bytes is not None and self.shm_free_bytes < _MIB
+
+    @property
     def is_low(self) -> bool:
-        shm_is_low = self.shm_free_bytes is not None and self.shm_free_bytes < _MIB
-        return shm_is_low or any(device.is_low for device in self.devices.values())
+        return self.is_shm_low or any(device.is_low for device in self.devices.values())
 
 
 def seen(book: LedgerSnapshot, reading: MemoryReading) -> Seen:
@@ -80,6 +83,13 @@ def view_of(samples: Sequence[Seen], *, predicted: Bytes) -> View:
         or _processes_were_killed(samples)
     )
     return View.LOW if low else View.OK
+
+
+def view_of_shm(samples: Sequence[Seen]) -> View:
+    """The same of /dev/shm alone."""
+    if all(sample.shm_free_bytes is None for sample in samples):
+        return View.UNKNOWN
+    return View.LOW if any(sample.is_shm_low for sample in samples) else View.OK
 
 
 def second_opinion(error: AdapterError, view: View, figures: MemoryFigures) -> AdapterError:

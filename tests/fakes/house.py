@@ -20,8 +20,12 @@ from tests.fakes.triton import FakeControlTriton, FakeServer
 QUICK = TimeLimits(load=10, unload=10, stall=5, recovery=1, alone=5)
 
 
+_TURNS = 1000
+
+
 class House:
-    """`sizes[name]` is what a model takes in the fake Triton, beside `others` bytes of strangers.
+    """`sizes[name]` is what a model takes in the fake Triton, beside `others` bytes of strangers;
+    `loading[name]` is what one takes that is being loaded.
 
     With a limit, memory is read; without one, nothing is known of memory. Triton has two threads
     for loads.
@@ -34,6 +38,8 @@ class House:
         *,
         embedded: bool = True,
         loads_again: bool = False,
+        memory_limit: int | None = None,
+        headroom: int = 0,
     ) -> None:
         self.steps = Steps()
         self.triton = FakeControlTriton(self.steps)
@@ -42,12 +48,13 @@ class House:
         self.store = FakeStore(self.steps)
         self.metrics = Metrics()
         self.sizes: dict[str, int] = {}
+        self.loading: dict[str, int] = {}
         self.others = 0
-        self.memory = FakeMemory(self.steps, self._used)
+        self.memory = FakeMemory(self.steps, self._used, self._of_models)
         self.memory.limit_bytes = limit
         self.control = ModelControl(
             registry=Registry(),
-            ledger=Ledger(None, lambda _: 0),
+            ledger=Ledger(memory_limit, lambda _: headroom),
             sizes=Sizes(),
             triton=self.triton,
             packages=self.packages,
@@ -62,7 +69,12 @@ class House:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def _used(self) -> int:
-        return self.others + sum(self.sizes.get(name, 0) for name in self.triton.models)
+        return self.others + sum(self._of_models().values())
+
+    def _of_models(self) -> dict[str, int]:
+        held = {name: self.sizes.get(name, 0) for name in self.triton.models}
+        alive = {n: count for n, count in self.loading.items() if n not in self.server.ended}
+        return held | alive
 
     async def open(self) -> "House":
         await self.control.open()
@@ -88,11 +100,13 @@ class House:
         return task
 
     async def until_state(self, name: str, state: ModelState | None) -> None:
-        """Bounded in loop turns: the fakes need a few for each step."""
-        for _ in range(1000):
+        """Bounded: the fakes need a few turns of the loop for each step, a look at processes a
+        thread.
+        """
+        for turn in range(2000):
             if self.state(name) is state:
                 return
-            await asyncio.sleep(0)
+            await asyncio.sleep(0 if turn < _TURNS else 0.01)
         raise AssertionError(f"{name} is {self.state(name)} and not {state}")
 
     async def turns(self, count: int = 60) -> None:

@@ -9,16 +9,21 @@ from tests.fakes.steps import Steps
 class FakeMemory:
     """Sees nothing at all while `limit_bytes` is None, and `frozen` bytes while that is set.
 
-    `changes` are the times since when it was told that memory changed.
+    `changes` are the times since when it was told that memory changed. `tells_apart`:
+    what each model's processes take is told.
     """
 
-    def __init__(self, steps: Steps, used: Callable[[], int]) -> None:
+    def __init__(
+        self, steps: Steps, used: Callable[[], int], of_models: Callable[[], dict[str, int]]
+    ) -> None:
         self.limit_bytes: int | None = None
         self.lag = 0.0
         self.frozen: int | None = None
         self.is_in_doubt = False
         self.changes: list[float] = []
         self.last: MemoryReading | None = None
+        self.tells_apart = False
+        self._of_models = of_models
         self._steps = steps
         self._used = used
 
@@ -26,7 +31,8 @@ class FakeMemory:
         limit, reading = self.limit_bytes, None
         if limit is not None:
             seen = DeviceReading(limit, self._used() if self.frozen is None else self.frozen)
-            reading = MemoryReading({HOST: seen}, lag_seconds=self.lag)
+            of_models = self._of_models() if self.tells_apart else None
+            reading = MemoryReading({HOST: seen}, lag_seconds=self.lag, of_models=of_models)
         await self._steps.take("read")  # others may look meanwhile
         self.last = reading
         return reading

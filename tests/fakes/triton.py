@@ -50,13 +50,16 @@ class FakeControlTriton:
 
 class FakeServer:
     """Knows of no process unless told: `live["m"] = False`, or of one that has only been seen when
-    it is in `dies`. `restarts` are the reasons given.
+    it is in `dies`. `instances["m"]` are the names of those that run. `ended` are the models whose
+    processes were killed. `restarts` are the reasons given.
     """
 
     def __init__(self) -> None:
         self.live: dict[str, bool] = {}
         self.dies: set[str] = set()
         self.load_threads = 2
+        self.instances: dict[str, set[str]] = {}
+        self.ended: list[str] = []
         self.restarts: list[str] = []
         self.restarted = asyncio.Event()
 
@@ -69,3 +72,9 @@ class FakeServer:
         if name in self.dies:
             self.live[name] = False
         return alive
+
+    def live_instances(self, name: TritonName) -> frozenset[str] | None:
+        return frozenset(self.instances.get(name, ()))
+
+    def end_stubs(self, name: TritonName) -> None:
+        self.ended.append(name)

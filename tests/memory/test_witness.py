@@ -18,12 +18,14 @@ from tests.fakes.metrics_endpoint import MIB
 from tests.memory.failing_models import failing, write_failing_answers, write_failing_load
 from tests.memory.scripted_gpus import ScriptedGpus, adapter_beside
 from tests.running import EMBEDDED, Client, Reply, RunningAdapter, embedded_adapter, unload_all
-from tests.trees import infer_body, write_python_model
+from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
 _TOTAL = 1000 * MIB
 _VIEWS = ("low", "ok", "unknown")
+# With little free, what says nothing of its size is refused before it is tried.
+_SMALL = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "1KiB" } }\n'
 _SHM = "'--shm-size' flag to control the shared memory region size. Error:"
 
 WEAK = [
@@ -182,7 +184,7 @@ def test_more_than_the_device_has_is_507_once(seen: Seen) -> None:
 def test_a_process_killed_in_a_load_is_507_where_memory_was_low(seen: Seen) -> None:
     package = seen.root / "killed-in-load"
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    write_python_model(package, initialize=kill)
+    write_python_model(package, initialize=kill, config=_SMALL)
 
     expected = OOM if seen.is_low else (400, "InvalidModel")
     assert outcome(seen.client.load(package.name, package)) == expected
@@ -193,7 +195,7 @@ def test_a_process_killed_in_an_inference_is_507_where_memory_was_low(seen: Seen
     """As the kernel does it when memory runs out. The model is dead either way: 404 after it."""
     package, pid = seen.root / "killed", seen.root / "killed.pid"
     note = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))"
-    write_python_model(package, initialize=note)
+    write_python_model(package, initialize=note, config=_SMALL)
     assert seen.client.load("killed", package).status == 200
     os.kill(int(pid.read_text()), signal.SIGKILL)
 

@@ -305,8 +305,9 @@ async def test_a_load_that_is_given_up_while_memory_is_low_is_out_of_memory_and_
     house,
 ):
     await house.load("n")
-    house.others = 780 * MIB
     task = await stick(house, "m")
+    house.others = 780 * MIB
+    await house.control.memory.read()
     await house.unload("n")
     with pytest.raises(OutOfMemory):
         await asyncio.wait_for(task, 5)

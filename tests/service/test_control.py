@@ -25,6 +25,8 @@ from adapter.errors import (
 from adapter.log import EVENTS
 from tests.fakes.house import House
 
+MIB = 2**20
+
 LOAD = ["prepare /m", "read", "place m", "read", "load m", "read", "confirm m"]
 UNDO = ["unload m", "wait_gone m", "remove m"]
 UNLOAD = ["read", *UNDO]
@@ -40,9 +42,9 @@ async def house():
 
 @pytest_asyncio.fixture
 async def measured():
-    """1000 bytes, and a reader that sees who takes them."""
-    house = await House(limit=1000).open()
-    house.sizes |= {"m": 300, "n": 200}
+    """1000 MiB, and a reader that sees who takes them."""
+    house = await House(limit=1000 * MIB).open()
+    house.sizes |= {"m": 300 * MIB, "n": 200 * MIB}
     yield house
     await house.close()
 
@@ -92,8 +94,8 @@ async def test_each_operation_leaves_one_line_with_its_figures(measured, caplog)
     await measured.unload("m")
     lines = [(r.message, r.model_id, r.bytes) for r in caplog.records]
     assert lines == [
-        ("model.loaded", "n", 200),
-        ("model.loaded", "m", 300),
+        ("model.loaded", "n", 200 * MIB),
+        ("model.loaded", "m", 300 * MIB),
         ("model.unloaded", "m", 0),
     ]
     assert caplog.records[1].request_id == "r7"
@@ -353,8 +355,10 @@ async def test_an_inference_that_failed_says_nothing_about_the_model(house):
 
 async def kill(house: House, name: str) -> None:
     house.triton.stuck.add(name)
+    house.server.live[name] = False
     with pytest.raises(StubDied), house.control.lease(ModelId(name)):
         raise StubDied(f"Stub process '{name}_0_0' is not healthy.")
+    await house.until_state(name, ModelState.DEAD)
 
 
 async def test_a_dead_model_is_neither_listed_nor_served(house):

@@ -103,7 +103,9 @@ async def test_the_end_of_an_abandoned_call_still_tells_that_its_process_died(ho
     lease = house.control.lease(M)
     with lease:
         lease.abandon()
+    house.server.live["m"] = False
     lease.end(StubDied("gone", model_id="m"))
+    await house.until_state("m", ModelState.DEAD)
     with pytest.raises(ModelNotFound, match="lost its process"):
         house.control.lease(M)
 

@@ -9,7 +9,6 @@ import pytest_asyncio
 from adapter.control import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId
-from adapter.core.sizing import Sizes
 from adapter.errors import (
     InsufficientMemory,
     LoadFailed,
@@ -220,7 +219,7 @@ async def test_a_refusal_is_counted_apart(house):
 
 async def test_where_nothing_else_is_loaded_what_does_not_fit_is_tried(house):
     declare(house, big=900)
-    house.others = 500 * MIB
+    house.others, house.sizes["big"] = 500 * MIB, 400 * MIB
     await house.load("big")
     house.check("big")
 
@@ -641,7 +640,7 @@ async def test_that_nothing_was_taken_is_believed_by_a_reader_that_does_not_lag(
 
 @pytest.mark.slow
 async def test_a_model_whose_size_was_only_supposed_need_not_be_seen_to_go(house):
-    house.control.memory.sizes = Sizes(default_bytes=100 * MIB)
+    house.control.memory.sizes.default_bytes = 100 * MIB
     house.memory.lag, house.memory.frozen = 0.1, 0
     await house.load("a")
     await measured(house, "a")

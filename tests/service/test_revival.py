@@ -193,8 +193,10 @@ async def test_what_nobody_loads_again_is_not_found(house, reloading):
 
 async def test_a_dead_model_is_loaded_again_too(reloading):
     await reloading.load("m")
+    reloading.server.live["m"] = False
     with pytest.raises(StubDied), reloading.control.lease(ModelId("m")):
         raise StubDied("Stub process 'm_0_0' is not healthy.")
+    await reloading.until_state("m", ModelState.DEAD)
     reloading.triton.models.clear()
     await reloading.control.triton_restarted()
     await reloading.quiet()

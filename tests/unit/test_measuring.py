@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.core.measuring import Measured, Peaks, Window
+from adapter.core.measuring import Growth, Measured, Window
 from adapter.core.memory import Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId
 
@@ -253,45 +253,59 @@ def test_no_more_is_attributed_than_went_and_all_of_it_when_there_are_unknown_lo
         assert attributed == (max(0, adjusted) if measured else 0)
 
 
+def grown(**least: int) -> Growth:
+    """Models of which so much was measured on ONE, and a look at as much in all."""
+    growth = Growth()
+    for model_id, count in least.items():
+        growth.measured(ModelId(model_id), {ONE: count})
+    growth.tick(seen(sum(least.values())), [], {})
+    return growth
+
+
 def test_growth_is_that_of_the_only_model_with_traffic():
-    peaks = Peaks()
-    assert peaks.tick(seen(0, 50), [A]) is None
-    assert peaks.tick(seen(2 * MIB, 40), [A]) == (A, {ONE: 2 * MIB, TWO: -10})
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "is_told"),
-    [(MIB, 0, True), (MIB - 1, 0, False), (MIB - 1, 1, True), (-MIB, 0, True), (-5, -5, False)],
-)
-def test_a_change_below_a_mebibyte_is_noise(one, two, is_told):
-    peaks = Peaks()
-    peaks.tick(seen(2 * MIB, 100), [A])
-    change = peaks.tick(seen(2 * MIB + one, 100 + two), [A])
-    assert change == (
-        (A, {d: n for d, n in {ONE: one, TWO: two}.items() if n}) if is_told else None
-    )
+    assert grown(a=5, b=7).tick(seen(15), [A], {}) == (A, {ONE: 8, TWO: 0})
 
 
 @pytest.mark.parametrize("active", [[], [A, B]])
 def test_growth_is_no_ones_when_none_or_several_had_traffic(active):
-    peaks = Peaks()
-    peaks.tick(seen(0), [A])
-    assert peaks.tick(seen(2 * MIB), active) is None
-    assert peaks.tick(seen(5 * MIB), [A]) == (A, {ONE: 3 * MIB})
+    growth = grown(a=5, b=7)
+    assert growth.tick(seen(20), active, {}) is None
+    assert growth.tick(seen(23), [A], {}) == (A, {ONE: 8, TWO: 0})
+
+
+@pytest.mark.parametrize("active", [[], [A], [B], [A, B]])
+def test_what_is_given_back_may_be_any_ones(active):
+    growth = grown(a=50, b=70)
+    assert growth.tick(seen(100), active, {}) is None
+    assert growth.tick(seen(120), [A], {}) == (A, {ONE: 50, TWO: 0})
+
+
+def test_what_one_takes_alone_and_gives_back_beside_others_never_adds_up():
+    growth = grown(a=20, b=20)
+    for _ in range(10):
+        assert growth.tick(seen(140), [A], {}) == (A, {ONE: 120, TWO: 0})
+        assert growth.tick(seen(40), [B], {}) is None
+
+
+def test_nobody_takes_more_than_is_used_beyond_the_baseline():
+    growth = grown(a=50)
+    assert growth.tick(seen(60), [A], {ONE: 25}) == (A, {ONE: 35, TWO: 0})
+
+
+def test_of_a_model_that_was_not_measured_no_growth_is_told():
+    assert grown(a=5).tick(seen(15), [B], {}) is None
 
 
 def test_growth_over_an_operation_is_no_ones():
-    peaks = Peaks()
-    peaks.tick(seen(0), [A])
-    peaks.reset()
-    assert peaks.tick(seen(2 * MIB), [A]) is None
-    assert peaks.tick(seen(4 * MIB), [A]) == (A, {ONE: 2 * MIB})
+    growth = grown(a=5)
+    growth.reset()
+    assert growth.tick(seen(20), [A], {}) is None
+    assert growth.tick(seen(23), [A], {}) == (A, {ONE: 8, TWO: 0})
 
 
-@pytest.mark.parametrize("between", [None, seen(0, source="triton"), MemoryReading({}, "nvml")])
+@pytest.mark.parametrize("between", [None, seen(5, source="triton"), MemoryReading({}, "nvml")])
 def test_growth_is_told_only_between_readings_that_can_be_compared(between):
-    peaks = Peaks()
-    peaks.tick(seen(0), [A])
-    assert peaks.tick(between, [A]) is None
-    assert peaks.tick(seen(2 * MIB), [A]) is None
-    assert peaks.tick(seen(3 * MIB), [A]) == (A, {ONE: MIB})
+    growth = grown(a=5)
+    assert growth.tick(between, [A], {}) is None
+    assert growth.tick(seen(20), [A], {}) is None
+    assert growth.tick(seen(23), [A], {}) == (A, {ONE: 8, TWO: 0})

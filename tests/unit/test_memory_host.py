@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from adapter.backend.memory import HostMemory
+from adapter.backend.memory import HostMemory, host_limit_bytes
 from adapter.core.memory import HOST
 
 KIB = 1024
@@ -16,10 +16,14 @@ class Machine:
     def __init__(self, root):
         self.root = root
         self.pids = []
+        self.models = {}
         self.now = 100.0
         self.between = lambda: None
         (root / "dev/shm").mkdir(parents=True)
-        self.memory = HostMemory(lambda: list(self.pids), 1000, root=root, clock=self.clock)
+        self.memory = HostMemory(self.owners, 1000, root=root, clock=self.clock)
+
+    def owners(self):
+        return {pid: self.models.get(pid) for pid in self.pids}
 
     def clock(self):
         self.between()
@@ -146,3 +150,59 @@ async def test_free_shared_memory_is_unknown_where_there_is_no_such_place(machin
     assert (await machine.memory.read()).shm_free_bytes > 0
     (machine.root / "dev/shm").rmdir()
     assert (await machine.memory.read()).shm_free_bytes is None
+
+
+async def test_what_is_in_processes_of_one_model_is_told_apart(machine):
+    machine.run(1, share_kib=100)
+    machine.run(2, share_kib=50)
+    machine.run(3, share_kib=20)
+    machine.run(4, share_kib=7)
+    machine.models = {2: "a", 3: "a", 4: "b"}
+    reading = await machine.memory.read()
+    assert reading.of_models == {"a": 70 * KIB, "b": 7 * KIB}
+    assert (reading.used[HOST], reading.shared.used[HOST]) == (177 * KIB, 100 * KIB)
+
+
+# -- the limit ----------------------------------------------------------------------------------
+
+V1_UNLIMITED = "9223372036854771712\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/\n", {}, 4000 * KIB),
+        ("0::/\n", {"memory.max": "max\n"}, 4000 * KIB),
+        ("0::/\n", {"memory.max": "9000000\n"}, 4000 * KIB),
+        ("0::/\n", {"memory.max": "100000\n"}, 100000),
+        ("0::/a/b\n", {"a/b/memory.max": "300\n"}, 300),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "200\n"}, 200),
+        ("0::/a/b\n", {"a/b/memory.max": "300\n", "a/memory.max": "200\n"}, 200),
+        ("0::/a/b\n", {"a/b/memory.max": "300\n", "x/memory.max": "200\n"}, 300),
+        ("0::/not/seen/here\n", {"memory.max": "100\n"}, 100),
+        ("0::/../b\n", {"memory.max": "100\n"}, 100),
+        ("9:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "500\n"}, 500),
+        ("9:memory:/a\n", {"memory/memory.limit_in_bytes": "600\n"}, 600),
+        (
+            "9:cpu,memory:/a/b\n",
+            {
+                "memory/a/b/memory.limit_in_bytes": V1_UNLIMITED,
+                "memory/a/memory.limit_in_bytes": "700\n",
+            },
+            700,
+        ),
+        ("9:memory:/a\n", {"memory/a/memory.limit_in_bytes": V1_UNLIMITED}, 4000 * KIB),
+        ("9:cpu:/a\n0::/b\n", {"unified/b/memory.max": "800\n"}, 800),
+        (None, {"memory.max": "100\n"}, 100),
+    ],
+)
+def test_the_limit_is_the_least_that_our_cgroup_or_one_above_it_sets(
+    tmp_path, groups, files, limit
+):
+    machine = Machine(tmp_path)
+    machine.write("proc/meminfo", "MemTotal: 4000 kB\nMemFree: 1 kB\n")
+    if groups is not None:
+        machine.write("proc/self/cgroup", groups)
+    for path, text in files.items():
+        machine.write(f"sys/fs/cgroup/{path}", text)
+    assert host_limit_bytes(tmp_path) == limit

@@ -110,11 +110,14 @@ def test_an_allocators_phrase_is_strong(text, rule):
         ("Engine core initialization failed. See above.", "engine_core_died"),
         ("worker 3 exited with exit code 137", "worker_killed"),
         ("process 7 was killed by signal 9", "worker_killed"),
+        ("OSError: [Errno 28] No space left on device", "shared_memory_may_be_full"),
+        ("Unable to initialize shared memory key 'k' to requ", "shared_memory_may_be_full"),
     ],
 )
 def test_a_failure_that_memory_may_explain_is_weak(text, rule):
     verdict = judge(text)
     assert (verdict.strength, verdict.rule) == (Strength.WEAK, rule)
+    assert verdict.of_shm is (rule == "shared_memory_may_be_full")
 
 
 def test_a_strong_phrase_wins_over_a_weak_one():

@@ -13,10 +13,6 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STALE_SECONDS = 5.0
 # Errors that say something of the file; any other, such as a lack of descriptors, of the reader.
 _ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError)
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),  # v2
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # v1
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +54,18 @@ class HostMemory:
 
     def __init__(
         self,
-        process_ids: Callable[[], Iterable[int]],
+        owners: Callable[[], Mapping[int, str | None]],
         limit_bytes: int,
         *,
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`root` is where proc, sys and dev are looked for."""
+        """`owners` are the processes, each with the model that it is of, None where it is of no
+        single one. `root` is where proc, sys and dev are looked for.
+        """
         self.last: MemoryReading | None = None
         self.why = "it was not asked yet"
-        self._process_ids = process_ids
+        self._owners = owners
         self._limit = limit_bytes
         self._root = root
         self._clock = clock
@@ -90,20 +88,26 @@ class HostMemory:
             return Surroundings(None, None)
 
     def _look(self) -> MemoryReading | None:
-        self._walked = self._processes()
+        owners = self._owners()
+        self._walked = self._processes(owners)
         if not self._walked:
             return None
-        used = sum(process.share_bytes for process in self._walked.values())
+        used, of_models = 0, dict[str, int]()
+        for pid, process in self._walked.items():
+            used += process.share_bytes
+            if (model := owners[pid]) is not None:
+                of_models[model] = of_models.get(model, 0) + process.share_bytes
         around = self.surroundings()
         return MemoryReading(
             {HOST: DeviceReading(self._limit, used)},
             source=HOST,
             shm_free_bytes=around.shm_free_bytes,
             oom_kills=around.oom_kills,
+            of_models=of_models,
         )
 
-    def _processes(self) -> Mapping[int, _Process]:
-        counted = {pid: _page_counts(self._folder(pid)) for pid in self._process_ids()}
+    def _processes(self, pids: Iterable[int]) -> Mapping[int, _Process]:
+        counted = {pid: _page_counts(self._folder(pid)) for pid in pids}
         counts = {pid: counts for pid, counts in counted.items() if counts is not None}
         known, now = self._walked, self._clock()
         is_as_shared = _shared(counts) == _shared({pid: p.counts for pid, p in known.items()})
@@ -133,16 +137,35 @@ class HostMemory:
         return None
 
 
-def host_limit_bytes() -> int:
-    """The memory limit of our own cgroup, or all physical memory."""
-    kib = _field(Path("/proc/meminfo"), "MemTotal:")
+def host_limit_bytes(root: Path = Path("/")) -> int:
+    """The memory limit that holds for this process, or all physical memory: the least that its
+    cgroup or one above it sets. A container sees its own cgroup as the root of what is mounted.
+    """
+    kib = _field(root / "proc/meminfo", "MemTotal:")
     assert kib is not None  # noqa: S101 - every Linux has it
-    for path in _CGROUP_LIMITS:
-        try:
-            return min(kib * 1024, int(path.read_text()))
-        except (OSError, ValueError):  # not this cgroup version; 'max'
-            continue
-    return kib * 1024
+    groups = root / "sys/fs/cgroup"
+    own = _cgroups(root / "proc/self/cgroup")
+    limits = [kib * 1024]
+    for mounted, path, name in (
+        (groups, own.get(""), "memory.max"),  # v2
+        (groups / "unified", own.get(""), "memory.max"),  # v2 beside v1
+        (groups / "memory", own.get("memory"), "memory.limit_in_bytes"),  # v1
+    ):
+        folder = mounted / (path or "")
+        for each in (folder, *folder.parents):
+            if (limit := _limit(each / name)) is not None:
+                limits.append(limit)
+            if each == mounted:
+                break
+    return min(limits)
+
+
+def _limit(path: Path) -> int | None:
+    """None where there is none: `max`, or no such file."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _shared(counts: Mapping[int, _Counts]) -> Mapping[int, int]:

@@ -1,0 +1,93 @@
+"""Loads that take more than there is: found while they go on and when they are done."""
+
+import time
+from collections.abc import Collection
+
+from adapter.core.accounts import Accounts
+from adapter.core.ledger import Ledger
+from adapter.core.memory import HOST, Bytes, MemoryReading
+from adapter.core.model import ModelId
+from adapter.core.overrun import Oversize, exceeded, is_alone, refusal
+from adapter.core.sizing import Estimate, Sizes
+from adapter.errors import CapacityError, ModelTooLarge
+
+
+class Limit:
+    """The limit of each device, held against what a load was seen to take."""
+
+    def __init__(self, ledger: Ledger, sizes: Sizes, accounts: Accounts) -> None:
+        self._ledger = ledger
+        self._sizes = sizes
+        self._accounts = accounts
+        self._oversize = Oversize()
+
+    # -- before a load ----------------------------------------------------------------------
+
+    def is_below(self, estimate: Estimate) -> bool:
+        books = self._ledger.snapshot().devices
+        return any(n > books[d].limit_bytes for d, n in estimate.needs.items() if d in books)
+
+    def is_below_the_device(self, reading: MemoryReading | None) -> bool:
+        """Some device has more than may be given: nothing but we would stop a load."""
+        books = self._ledger.snapshot().devices
+        seen = reading.devices if reading else {}
+        return any(books[d].limit_bytes < s.limit_bytes for d, s in seen.items() if d in books)
+
+    def tries(self, key: str, estimate: Estimate) -> None:
+        """A load is let in; one that seems too large is so only once."""
+        if self.is_below(estimate):
+            self._oversize.tried(key)
+
+    def may_try(self, key: str) -> bool:
+        return self._oversize.may_try(key)
+
+    def proven(self, key: str) -> Bytes | None:
+        """What the package was measured to take, where that is more than there is."""
+        return self._oversize.proven(key, self._ledger.snapshot(), time.monotonic())
+
+    def less_reserved(
+        self, reading: MemoryReading | None, loading: Collection[ModelId]
+    ) -> MemoryReading | None:
+        """Without what loads under way have taken: that is in their reservations already."""
+        if reading is None:
+            return None
+        found = 0
+        for model_id in loading:
+            own = self._accounts.in_processes(model_id, reading)
+            found += min(own, self._ledger.of(model_id).get(HOST, 0))
+        return reading.less({HOST: found}) if found else reading
+
+    # -- amid and after it ------------------------------------------------------------------
+
+    def overrun(
+        self, model_id: ModelId, reading: MemoryReading | None
+    ) -> CapacityError | ModelTooLarge | None:
+        """Amid a load: a refusal where its own processes have passed the limit of host memory by
+        more than the headroom. What they take by now is learned.
+        """
+        own = {HOST: self._accounts.in_processes(model_id, reading)}
+        found = self._refusal(model_id, own, reading, is_over=False)
+        if found is not None:
+            self._sizes.learn(self._accounts.key_of(model_id), own, exact=True)
+        return found
+
+    def excess(
+        self, model_id: ModelId, reading: MemoryReading | None
+    ) -> CapacityError | ModelTooLarge | None:
+        """After a load: a refusal where a limit is passed by what this load took."""
+        found = self._refusal(model_id, self._accounts.taken(model_id), reading, is_over=True)
+        if found is None:
+            self._oversize.fits(self._accounts.key_of(model_id))
+        return found
+
+    def _refusal(
+        self, model_id: ModelId, taken: Bytes, reading: MemoryReading | None, *, is_over: bool
+    ) -> CapacityError | ModelTooLarge | None:
+        book = self._ledger.snapshot()
+        device = exceeded(book, reading, taken, with_headroom=not is_over) if reading else None
+        if reading is None or device is None:
+            return None
+        if is_alone(book):
+            key = self._accounts.key_of(model_id)
+            self._oversize.measured(key, taken, book, time.monotonic())
+        return refusal(model_id, device, taken, book, reading, is_over=is_over)

@@ -1,0 +1,123 @@
+"""A load that has taken more than there is, and packages that are known to be too large.
+
+A model seen for the first time is tried, so that its size is learned; what it then takes may pass
+a limit that nobody but the adapter enforces.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from adapter.core.ledger import LedgerSnapshot
+from adapter.core.memory import HOST, Bytes, Device, MemoryReading
+from adapter.core.model import ModelId
+from adapter.core.sizing import format_size
+from adapter.errors import CapacityError, InsufficientMemory, MemoryFigures, ModelTooLarge
+
+# So long a package that was measured above the limit is not tried again.
+_PROOF_SECONDS = 24 * 3600.0
+_MAX_KEYS = 10_000
+
+_Value = TypeVar("_Value")
+
+
+def exceeded(
+    book: LedgerSnapshot, reading: MemoryReading, own: Bytes, *, with_headroom: bool
+) -> Device | None:
+    """The device whose limit is passed by what `own` is of it: without that it would not be.
+
+    `with_headroom`: passed by more than what is kept free on purpose.
+    """
+    for device, booked in book.devices.items():
+        bound = booked.limit_bytes + (booked.headroom_bytes if with_headroom else 0)
+        used, mine = reading.used.get(device, 0), own.get(device, 0)
+        if used > bound >= used - mine:
+            return device
+    return None
+
+
+def refusal(
+    model_id: ModelId,
+    device: Device,
+    taken: Bytes,
+    book: LedgerSnapshot,
+    reading: MemoryReading,
+    *,
+    is_over: bool,
+) -> CapacityError | ModelTooLarge:
+    """For a load that was undone because it exceeded the limit of this device. `is_over`: it
+    was loaded, else it was ended amid that.
+    """
+    booked, needed = book.devices[device], taken.get(device, 0)
+    free = max(0, booked.limit_bytes - (reading.used.get(device, 0) - needed))
+    figures = MemoryFigures(needed, free, booked.limit_bytes, device)
+    where = "" if device == HOST else f" on {device}"
+    took = f"took {format_size(needed)}" + ("" if is_over else " and was still being loaded")
+    had = f"{format_size(free)} of {format_size(booked.limit_bytes)} were free{where}"
+    if is_alone(book):
+        return ModelTooLarge(
+            f"model {model_id!r} {took} with nothing else loaded, where {had}; it was unloaded",
+            model_id=model_id,
+            figures=figures,
+        )
+    return InsufficientMemory(
+        f"model {model_id!r} {took}, where {had}; it was unloaded",
+        model_id=model_id,
+        figures=figures,
+    )
+
+
+def is_alone(book: LedgerSnapshot) -> bool:
+    """The model that is being loaded is the only one."""
+    return book.models <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    needed: Bytes
+    limits: Mapping[Device, int]
+    at: float
+
+
+class Oversize:
+    """What is known of packages that seem too large, by content key; for this run only.
+
+    A size learned in the past may be wrong, so one above the limit is tried once, with nothing
+    else loaded. What then was measured above the limit is not tried again for 24 hours, unless the
+    limit changes. Times are of time.monotonic().
+    """
+
+    def __init__(self) -> None:
+        self._tried: dict[str, None] = {}
+        self._proofs: dict[str, _Proof] = {}
+
+    def may_try(self, key: str) -> bool:
+        return key not in self._tried
+
+    def tried(self, key: str) -> None:
+        _keep(self._tried, key, None)
+
+    def measured(self, key: str, needed: Bytes, book: LedgerSnapshot, now: float) -> None:
+        """It takes so much, with nothing else loaded, and that is more than there is."""
+        _keep(self._proofs, key, _Proof(needed, _limits(book), now))
+
+    def proven(self, key: str, book: LedgerSnapshot, now: float) -> Bytes | None:
+        """What it was measured to take where that is too much still."""
+        proof = self._proofs.get(key)
+        if proof is None or proof.limits != _limits(book) or now - proof.at >= _PROOF_SECONDS:
+            return None
+        return proof.needed
+
+    def fits(self, key: str) -> None:
+        self._proofs.pop(key, None)
+
+
+def _limits(book: LedgerSnapshot) -> dict[Device, int]:
+    return {device: booked.limit_bytes for device, booked in book.devices.items()}
+
+
+def _keep(entries: dict[str, _Value], key: str, value: _Value) -> None:
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > _MAX_KEYS:
+        del entries[next(iter(entries))]

@@ -1,0 +1,221 @@
+"""No learned size is larger than what the model truly took, whatever traffic there is."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapter.core.accounts import Accounts
+from adapter.core.ledger import Ledger
+from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.core.model import ModelId
+from adapter.core.sizing import Sizes
+
+MIB = 2**20
+LIMIT = 100_000 * MIB
+BASELINE = 40 * MIB
+A, B = ModelId("a"), ModelId("b")
+NAMES = st.sampled_from([A, B, ModelId("c")])
+AMOUNTS = st.integers(1, 400).map(lambda count: count * MIB)
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("load"), NAMES, AMOUNTS),
+        st.tuples(st.just("unload"), NAMES, AMOUNTS),
+        st.tuples(st.just("take"), NAMES, AMOUNTS),
+        st.tuples(st.just("give back"), NAMES, AMOUNTS),
+        st.tuples(st.just("parse"), NAMES, AMOUNTS),
+        st.tuples(st.just("look"), NAMES, AMOUNTS),
+    ),
+    max_size=60,
+)
+
+
+@dataclass
+class World:
+    """Models that truly hold something, and what is believed of them. With `is_apart` readings tell
+    the models' processes apart, else only totals are read.
+    """
+
+    is_apart: bool
+    holds: dict[ModelId, int] = field(default_factory=dict)
+    most: dict[ModelId, int] = field(default_factory=dict)
+    parsing: int = 0
+    active: set[ModelId] = field(default_factory=set)
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.accounts, self.sizes = Accounts(), Sizes()
+        self.ledger = Ledger(None, lambda _: 0)
+        self.ledger.open(self.read())
+        self.ledger.rebase(self.read())
+
+    def read(self) -> MemoryReading:
+        used = BASELINE + self.parsing + sum(self.holds.values())
+        of_models = dict(self.holds) if self.is_apart else None
+        return MemoryReading({HOST: DeviceReading(LIMIT, used)}, of_models=of_models)
+
+    def learn(self, found) -> None:
+        for measured in found:
+            self.sizes.learn(measured.package_key, measured.bytes, exact=measured.exact)
+
+    def change(self, model_id: ModelId, amount: int) -> None:
+        self.holds[model_id] = max(0, self.holds[model_id] + amount)
+        self.most[model_id] = max(self.most.get(model_id, 0), self.holds[model_id])
+
+    def look(self) -> None:
+        reading, active = self.read(), self.active
+        self.active = set()
+        baseline = self.ledger.snapshot().baseline
+        self.learn(self.accounts.tick(reading, reading, active, baseline))
+
+    def load(self, model_id: ModelId, amount: int, traffic: dict[ModelId, int]) -> None:
+        """`traffic`: what others take meanwhile, asked to."""
+        before = self.requests
+        self.accounts.add(model_id, model_id)
+        self.accounts.open(self.read(), before)
+        self.holds[model_id] = 0
+        self.change(model_id, amount)
+        for other, more in traffic.items():
+            self.change(other, more)
+            self.requests += 1
+        self.accounts.placed(model_id, [model_id])
+        found = self.accounts.loaded(model_id, {}, self.read(), known=False)
+        self.learn([found] if found else [])
+        self.learn(self.accounts.close(self.read(), self.requests))
+
+    def unload(self, model_id: ModelId) -> None:
+        self.accounts.open(self.read(), self.requests)
+        del self.holds[model_id]
+        self.accounts.released(model_id, {})
+        if (most := self.accounts.forget(model_id)) is not None:
+            self.sizes.lived(model_id, most)
+
+    def learned(self, model_id: ModelId) -> int:
+        return (self.sizes.learned(model_id) or {}).get(HOST, 0)
+
+    def check(self) -> None:
+        for model_id, most in self.most.items():
+            if self.sizes.is_exact(model_id):
+                assert self.learned(model_id) <= most * 1.1 + 16 * MIB
+
+
+@given(steps=STEPS)
+@settings(max_examples=300, deadline=None)
+def test_no_size_is_larger_than_what_was_taken_where_processes_are_told_apart(steps):
+    """Whatever goes on at the same time: loads, traffic, and large requests that Triton reads."""
+    world = World(is_apart=True)
+    for step, model_id, amount in steps:
+        match step:
+            case "load" if model_id not in world.holds:
+                world.load(model_id, amount, dict.fromkeys(world.holds, amount // 2))
+            case "unload" if model_id in world.holds:
+                world.unload(model_id)
+            case "take" | "give back" if model_id in world.holds:
+                world.active.add(model_id)
+                world.change(model_id, amount if step == "take" else -amount)
+            case "parse":
+                world.parsing = amount
+            case _:
+                world.look()
+        world.check()
+
+
+@given(steps=STEPS, sole=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_no_size_is_larger_than_what_was_taken_where_only_totals_are_read(steps, sole):
+    """What is taken and what is given back lie in different looks, and nothing is given back while
+    a load is measured: totals cannot tell these.
+    """
+    world = World(is_apart=False)
+    for step, model_id, amount in steps:
+        match step:
+            case "load" if model_id not in world.holds:
+                busy = {} if sole else dict.fromkeys(world.holds, amount // 2)
+                world.load(model_id, amount, busy)
+            case "unload" if model_id in world.holds:
+                world.unload(model_id)
+            case "take" if model_id in world.holds:
+                world.active.add(model_id)
+                world.change(model_id, amount)
+                world.look()
+            case "give back" if model_id in world.holds:
+                world.active.add(model_id if amount % 2 else min(world.holds))
+                world.change(model_id, -amount)
+                world.look()
+            case _:
+                world.look()
+        world.check()
+
+
+# -- rules in words -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[True, False], ids=["apart", "totals"])
+def world(request):
+    return World(request.param)
+
+
+def test_what_one_takes_and_gives_back_while_another_has_requests_does_not_add_up(world):
+    world.load(A, 20 * MIB, {})
+    world.load(B, 20 * MIB, {})
+    world.look()
+    for _ in range(10):
+        for model_id, change in ((A, 100), (B, 0), (A, -100), (B, 0)):
+            world.change(model_id, change * MIB)
+            world.active = {A} if change > 0 else {B}
+            world.look()
+    assert world.learned(A) == 120 * MIB
+    assert world.learned(B) == 20 * MIB
+
+
+def test_what_others_take_while_a_model_is_loaded_is_not_its_own():
+    world = World(is_apart=True)
+    world.load(A, 20 * MIB, {})
+    world.load(B, 20 * MIB, {A: 100 * MIB})
+    assert world.learned(B) == 20 * MIB
+
+
+def test_where_only_totals_are_read_a_load_beside_requests_is_no_exact_measurement():
+    world = World(is_apart=False)
+    world.load(A, 20 * MIB, {})
+    world.load(B, 20 * MIB, {A: 100 * MIB})
+    assert not world.sizes.is_exact(B)
+    world.unload(B)
+    world.load(B, 20 * MIB, {})
+    assert world.learned(B) == 20 * MIB
+
+
+def test_what_triton_takes_to_read_requests_is_no_models():
+    world = World(is_apart=True)
+    world.load(A, 20 * MIB, {})
+    world.parsing, world.active = 200 * MIB, {A}
+    world.look()
+    assert world.learned(A) == 20 * MIB
+
+
+def test_a_model_without_a_process_of_its_own_is_measured_by_what_triton_itself_takes():
+    world = World(is_apart=True)
+    world.load(A, 20 * MIB, {})
+    world.accounts.add(B, B)
+    world.accounts.open(world.read(), 0)
+    world.accounts.placed(B, [B])
+    world.parsing = 70 * MIB
+    assert world.accounts.loaded(B, {}, world.read(), known=False) is None
+    assert not world.accounts.is_measured(B)
+    world.change(A, 30 * MIB)
+    world.learn(world.accounts.close(world.read(), 0))
+    assert world.accounts.is_measured(B)
+    assert world.learned(B) == 70 * MIB
+
+
+def test_a_learned_size_comes_nearer_to_what_is_taken_from_life_to_life(world):
+    world.sizes.learn(A, {HOST: 1000 * MIB}, exact=True)
+    learned = []
+    for _ in range(12):
+        world.load(A, 100 * MIB, {})
+        world.unload(A)
+        learned.append(world.learned(A) // MIB)
+    assert learned[:2] == [775, 606]
+    assert 100 <= learned[-1] < 130
