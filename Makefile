@@ -1,6 +1,8 @@
 # Every target sets up what it needs in .venv. Needs Python 3.11+ (with venv), pip and make.
 PYTEST ?= .venv/bin/pytest
 MINUTES ?= 90
+# more than the cores: tests mostly wait
+WORKERS ?= 3
 HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 GRPC ?= 127.0.0.1:8085
@@ -22,10 +24,10 @@ demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction 
 	@exec .venv/bin/triton-adapter demo
 
 test: setup  ## the whole test suite, against a real Triton; a file of tests stays in one process
-	$(PYTEST) -n 3 --dist loadfile --reruns 1 -m 'not nightly and not e2e'
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not nightly and not gpu and not e2e'
 
 unit: setup  ## the quick tests, before no Triton
-	$(PYTEST) -n 2 --dist loadfile -m 'not triton and not slow and not nightly and not gpu and not e2e'
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not triton and not slow and not nightly and not gpu and not e2e'
 
 nightly: setup  ## the long tests; MINUTES=90 are shared out among PARTS, which are all if not given
 	.venv/bin/python -m tests.nightly --minutes=$(MINUTES) $(PARTS)

@@ -11,6 +11,7 @@ import uvloop
 from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 
+pytest_plugins = ["tests.outcomes"]
 asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the adapter runs on
 
 

@@ -13,7 +13,6 @@ SOURCES = sorted(
     for path in (ROOT / "adapter").rglob("*.py")
     if "_proto" not in path.relative_to(ROOT).parts
 )
-THIS = Path(__file__).resolve()
 
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 # what the events of control/operations.py are named after
@@ -139,10 +138,3 @@ def test_every_event_that_is_described_is_logged():
 
 def test_an_event_is_a_noun_and_what_happened_to_it():
     assert [event for event in EVENTS if not re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", event)] == []
-
-
-def test_at_most_15_tests_are_run_again():
-    """A rerun is for what truly races with a real Triton."""
-    tests = (ROOT / "tests").rglob("test_*.py")
-    racing = {name(path): path.read_text().count("mark.races") for path in tests if path != THIS}
-    assert sum(racing.values()) <= 15, {path: count for path, count in racing.items() if count}

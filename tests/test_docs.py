@@ -4,20 +4,13 @@ import re
 from pathlib import Path
 
 from adapter import errors
-from tests.docs.pages import ROOT, pages, shown, without_blocks
+from tests.docs.pages import ROOT, anchors, pages, shown, without_blocks
 
 DOCS = ROOT / "docs"
 PAGES = pages()
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/.]+?)/?`")
 MACHINE = re.compile(r"(?<![\w.])/(?:work|tmp|home|root|Users|mnt|private)/")
-
-
-def anchors(page: Path) -> set[str]:
-    """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
-    text = without_blocks(page.read_text(encoding="utf-8"))
-    titles = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def links(page: Path) -> list[str]:

@@ -219,6 +219,7 @@ def killed_at_the_end(repository: Path, temporary: Path):
 
 
 @real
+@pytest.mark.races
 async def test_nothing_outlives_a_killed_adapter_and_the_next_removes_its_folder(tmp_path):
     # this stub never notices a dead server by itself: the call holds Python's lock
     stuck = "import ctypes; ctypes.PyDLL(None).sleep(1000)"

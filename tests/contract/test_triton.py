@@ -309,6 +309,7 @@ async def test_two_loads_go_side_by_side(shelf, tmp_path):
 
 
 @real
+@pytest.mark.races
 async def test_a_load_over_grpc_does_not_hold_up_inference_over_http(shelf, tmp_path):
     """Over Triton's HTTP port it does, for as long as the load takes: hence gRPC."""
     shelf.put("quick")

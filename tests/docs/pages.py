@@ -71,6 +71,13 @@ def without_blocks(text: str) -> str:
     return _FENCE.sub("", text)
 
 
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
+    text = without_blocks(page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def blocks(page: Path) -> list[Block]:
     return blocks_of(page, page.read_text(encoding="utf-8"))
 

@@ -212,5 +212,6 @@ def resident_bytes(adapter: RunningAdapter) -> int:
     return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.races
 def test_whoever_is_not_cut_is_answered_and_nothing_stays(triton, tmp_path):
     asyncio.run(play(triton, tmp_path, SHORT_SECONDS, SEED))

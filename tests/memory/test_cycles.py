@@ -133,6 +133,7 @@ def ratios(adapter: RunningAdapter, at_most: str = "+Inf") -> float:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.races
 def test_random_cycles_stay_within_the_limit_and_leave_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

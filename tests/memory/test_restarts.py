@@ -124,6 +124,7 @@ def running(*flags: str) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("mode", ["forget", "reload"])
 @pytest.mark.parametrize("whose", ["external", "embedded"])
+@pytest.mark.races
 def test_a_triton_that_was_restarted_is_noticed_at_once(
     request: pytest.FixtureRequest, package: Path, whose: str, mode: str
 ) -> None:
@@ -169,6 +170,7 @@ def folders(adapter: RunningAdapter) -> list[Path]:
     return [path for path in adapter.repository.iterdir() if path.is_dir()]
 
 
+@pytest.mark.races
 def test_the_list_never_names_what_triton_has_lost_for_long(
     triton: RunningAdapter, package: Path
 ) -> None:

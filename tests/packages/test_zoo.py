@@ -290,13 +290,6 @@ def _within_the_repository(folder: Path) -> object:
     return "REPOSITORY/good"
 
 
-@refused("1/model.py: Permission denied")
-def _unreadable(folder: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may read everything")
-    (write_python_model(folder) / "1" / "model.py").chmod(0)
-
-
 # -- several models -----------------------------------------------------------------------------
 
 

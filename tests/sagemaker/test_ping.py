@@ -45,6 +45,7 @@ def pings_during(adapter: RunningAdapter, work: Callable[[], Any]) -> tuple[set[
     return {status for status, _ in seen}, seconds[len(seconds) // 2], seconds[-1]
 
 
+@pytest.mark.races
 def test_ping_is_well_and_quick_during_loads_failed_loads_and_unloads(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
