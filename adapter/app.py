@@ -46,6 +46,7 @@ from adapter.frontends.traced import TracedCalls, traced, traced_inference
 from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
 from adapter.settings import Loaded, for_programs
+from adapter.threads import REPOSITORY
 from adapter.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -167,8 +168,8 @@ class Adapter:
             http, grpc = self._embedded.http_address, self._embedded.grpc_address
         else:
             if self._settings.staging == "upload":
-                await asyncio.to_thread(RunFolder.sweep)
-                await asyncio.to_thread(self._repository.mkdir, parents=True, exist_ok=True)
+                await REPOSITORY.run(RunFolder.sweep)
+                await REPOSITORY.run(self._repository.mkdir, parents=True, exist_ok=True)
             http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
         self._triton.connect(grpc)
         self._triton_grpc = grpc
@@ -217,10 +218,10 @@ class Adapter:
         if self._embedded is not None:
             await self._embedded.stop()
         if self._private is not None:
-            await asyncio.to_thread(self._private.remove)
+            await REPOSITORY.run(self._private.remove)
         await self._doors.close_probes()
         if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+            await REPOSITORY.run(self._tracing.close)
 
     def _why_not_started(self) -> str | None:
         return self._phase if self._phase.startswith("starting") else None

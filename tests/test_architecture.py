@@ -45,6 +45,17 @@ def test_a_function_has_at_most_40_lines():
     assert [long for path in SOURCES if (long := long_functions(path))] == []
 
 
+def test_nobody_uses_the_threads_that_all_share():
+    """adapter/threads.py has some for each kind of work; the bench has nobody to wait for."""
+    shared = {
+        f"{name(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"to_thread", "run_in_executor"}
+    }
+    assert {place for place in shared if not place.startswith("adapter/bench/")} == set()
+
+
 def protocols(module: ast.Module) -> list[ast.ClassDef]:
     return [
         node

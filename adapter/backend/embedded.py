@@ -19,6 +19,7 @@ from adapter.backend.process import NotStarted, ServerProcess, descendants
 from adapter.backend.stubs import Stub, kill, owners, stubs
 from adapter.backend.tritonserver import RunFolder, prepare
 from adapter.errors import BackendUnavailable
+from adapter.threads import REPOSITORY
 
 _log = logging.getLogger("adapter.triton")
 
@@ -82,7 +83,7 @@ class EmbeddedTriton:
     async def start(self) -> None:
         """Return when the server is live. BackendUnavailable says why it is not to be had."""
         try:
-            await asyncio.to_thread(RunFolder.sweep)
+            await REPOSITORY.run(RunFolder.sweep)
             self._prepare()
             await self._launch()
         except BaseException:
@@ -99,7 +100,7 @@ class EmbeddedTriton:
         if self._server is not None:
             await self._server.stop()
         self._ports.close()
-        await asyncio.to_thread(self._folder.remove)
+        await REPOSITORY.run(self._folder.remove)
 
     async def restart(self, reason: str) -> None:
         """End the server at once, as it cannot end in good order; the supervisor starts another."""

@@ -29,6 +29,7 @@ from adapter.errors import (
     LoadFailed,
 )
 from adapter.packages.uploads import Payload
+from adapter.threads import UNPACKS
 from adapter.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class TritonControl:
         """
         carried: dict[str, Any] = {}
         if self._payload is not None:
-            given = await asyncio.to_thread(self._payload, name)
+            given = await UNPACKS.run(self._payload, name)
             carried = {"config": given.config, "files": given.files}
             await self._make_room(name, model_id)
             self._uploaded.add(name)

@@ -24,6 +24,7 @@ from adapter.errors import (
     OutOfMemory,
 )
 from adapter.metrics import Metrics
+from adapter.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class BringUp:
     async def _look(self, watch: "_StubWatch") -> str | None:
         server = self._server
         assert server is not None  # noqa: S101 - asked only where there is one
-        lives = await asyncio.to_thread(
+        lives = await PROCESSES.run(
             lambda: {name: server.has_live_stub(TritonName(name)) for name in watch.names}
         )
         return watch.lost(lives, time.monotonic(), may_queue=self._memory.loads > 1)

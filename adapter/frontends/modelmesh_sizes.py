@@ -21,6 +21,7 @@ from adapter.packages.inspection import CONFIG
 from adapter.packages.location import resolve
 from adapter.settings import Settings
 from adapter.settings.modelmesh import refuse_capacity
+from adapter.threads import LOOKUPS
 
 # A mesh gives a prediction 500 ms, and holds up one of its loading threads with it.
 _LOOK_SECONDS = 0.03
@@ -101,7 +102,7 @@ class MeshSizes:
         if learned := self._learned.of_url(path) or self._learned.of_model(model_id):
             return learned
         end = time.monotonic() + _LOOK_SECONDS
-        seen = asyncio.to_thread(look, path, self._roots, end)
+        seen = LOOKUPS.run(look, path, self._roots, end)
         try:
             declared, on_disk = await asyncio.wait_for(seen, _LOOK_SECONDS)
         except TimeoutError:

@@ -21,6 +21,7 @@ from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import AlreadyLoaded, InvalidRequest, ModelNotFound, SourceMissing
 from adapter.packages.uploads import config_text
+from adapter.threads import LOOKUPS, UNPACKS
 
 _FILE = "file:"
 # Triton reads versions as 64-bit numbers and passes over those with leading zeros.
@@ -74,7 +75,9 @@ class Repository:
         known = self._control.registry.get(model_id)
         if not parameters and known is not None and known.state is ModelState.READY:
             return
-        source = await asyncio.to_thread(_source, model_id, parameters, self._roots)
+        brings_files = any(name.startswith(_FILE) for name in parameters)
+        threads = UNPACKS if brings_files else LOOKUPS
+        source = await threads.run(_source, model_id, parameters, self._roots)
         kept = replace(source, files=())
         while True:
             try:

@@ -4,12 +4,13 @@ It lies in Triton's repository, which outlives the process wherever the models d
 folders alone for models, and passes over files beside them (seen on 2.51).
 """
 
-import asyncio
 import json
 import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
+
+from adapter.threads import REPOSITORY
 
 FILE_NAME = ".triton-adapter-sizes.json"
 
@@ -46,7 +47,7 @@ class LearnedFile:
 
         A disk that refuses is said once, until it takes it again.
         """
-        await asyncio.to_thread(self._save, data)
+        await REPOSITORY.run(self._save, data)
 
     def _save(self, data: object) -> None:
         text = _json(data)

@@ -1,10 +1,9 @@
 """A package's way into Triton's repository and out of it again."""
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapter.core.memory import Bytes
@@ -38,15 +37,24 @@ from adapter.packages.location import resolve
 from adapter.packages.ownership import Loaded, Ownership, note_ownership, ownership_of
 from adapter.packages.unpacking import Limits
 from adapter.packages.uploads import write_package
+from adapter.threads import LOOKUPS, REPOSITORY, UNPACKS, WALKS
 
 # By this parameter Python code learns the name in Triton of a model that could not keep its own.
 PARAMETER = "triton_adapter.model."
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A real path: of an archive, or of the package itself."""
+
+    path: Path
+    is_archive: bool
+
+
 class Packages:
     """Model packages under `model_roots`, and their folders in `repository`.
 
-    All file work runs in a thread: a slow disk must not hold up a ping. `backends` are those of
+    All file work runs in threads: a slow disk must not hold up a ping. `backends` are those of
     this Triton, None where that is not known.
     """
 
@@ -72,7 +80,14 @@ class Packages:
         SourceMissing, InvalidRequest (a path not allowed) or InvalidModel (file and reason).
         After an error `remove` clears what was unpacked.
         """
-        return await asyncio.to_thread(self._prepare, name, model_id, source)
+        if source.schema is not None:
+            schema = await LOOKUPS.run(resolve, source.schema, self._roots)
+            source = replace(source, schema=str(schema))
+        found = None if source.files else await LOOKUPS.run(self._found, source)
+        is_light = found is not None and not found.is_archive and source.config is None
+        threads = WALKS if is_light else UNPACKS
+        path, roots, known_as = await threads.run(self._located, name, model_id, source, found)
+        return await WALKS.run(self._inspected, source, path, roots, known_as)
 
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
         """Stage every model of the package.
@@ -80,7 +95,8 @@ class Packages:
         BackendError when the disk refuses, InvalidRequest when a name in the repository is
         somebody else's; `remove` clears what there is then.
         """
-        return await asyncio.to_thread(self._place, name, model_id, package)
+        threads = REPOSITORY if self._staging == "symlink" else UNPACKS
+        return await threads.run(self._place, name, model_id, package)
 
     async def confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
@@ -90,24 +106,23 @@ class Packages:
         To be called again when `held` changes. BackendError when the disk refuses; nothing happens
         when the model's folder has gone.
         """
-        await asyncio.to_thread(self._confirm, name, source, content_key, held)
+        await REPOSITORY.run(self._confirm, name, source, content_key, held)
 
     async def remove(self, name: TritonName) -> None:
         """Remove the package's folders, if there are any. The caller's files stay."""
-        await asyncio.to_thread(self._remove, name)
+        await REPOSITORY.run(self._remove, name)
 
     async def staged(self) -> list[StagedModel]:
         """What an earlier run left in the repository, by name. To be called before all else:
         folders that a killed process was making or removing are swept away.
         """
-        return await asyncio.to_thread(self._staged)
+        return await REPOSITORY.run(self._staged)
 
     # -- looking ----------------------------------------------------------------------------
 
-    def _prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
-        if source.schema is not None:
-            source = replace(source, schema=str(resolve(source.schema, self._roots)))
-        path, roots, known_as = self._located(name, model_id, source)
+    def _inspected(
+        self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
+    ) -> Package:
         try:
             package = inspect(source, path, roots)
         except InvalidModel as error:  # callers know the archive, not where it was unpacked
@@ -116,24 +131,29 @@ class Packages:
         refuse_missing_backends(package, self._backends())
         return package
 
-    def _located(
-        self, name: TritonName, model_id: ModelId, source: ModelSource
-    ) -> tuple[Path, list[str], str]:
-        """Where the package lies, the roots that it must not leave, and what callers call it."""
-        if source.files:
-            return *self._written(name, model_id, source, None), "the request"
+    def _found(self, source: ModelSource) -> "_Found":
+        """What the url leads to, or why that is refused: nothing here takes long."""
         path = resolve(source.url, self._roots)
         self._refuse_repository(path)
-        if (archive := archive_at(path)) is None:
-            if source.config is not None:
-                return *self._written(name, model_id, source, path), shown(path)
-            return path, self._roots, shown(path)
-        if source.config is not None:
+        archive = archive_at(path)
+        if archive is not None and source.config is not None:
             raise InvalidRequest(f"config is for a folder; {shown(archive)} is an archive")
-        target = self._claimed(name, model_id) / UNPACKED
-        unpack(archive, target, self._limits)
-        real = os.path.realpath(target)
-        return Path(real), [real], shown(archive)
+        return _Found(archive or path, is_archive=archive is not None)
+
+    def _located(
+        self, name: TritonName, model_id: ModelId, source: ModelSource, found: "_Found | None"
+    ) -> tuple[Path, list[str], str]:
+        """Where the package lies, the roots that it must not leave, and what callers call it."""
+        if found is None:
+            return *self._written(name, model_id, source, None), "the request"
+        if found.is_archive:
+            target = self._claimed(name, model_id) / UNPACKED
+            unpack(found.path, target, self._limits)
+            real = os.path.realpath(target)
+            return Path(real), [real], shown(found.path)
+        if source.config is not None:
+            return *self._written(name, model_id, source, found.path), shown(found.path)
+        return found.path, self._roots, shown(found.path)
 
     def _written(
         self, name: TritonName, model_id: ModelId, source: ModelSource, package: Path | None

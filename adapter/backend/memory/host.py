@@ -1,6 +1,5 @@
 """Host memory of the embedded Triton, as the kernel counts it."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.threads import PROCESSES
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STALE_SECONDS = 5.0
@@ -75,7 +75,7 @@ class HostMemory:
     async def read(self) -> MemoryReading | None:
         """None while there is no process or it cannot be seen; `why` says so."""
         try:
-            self.last = await asyncio.to_thread(self._look)
+            self.last = await PROCESSES.run(self._look)
             self.why = "" if self.last else "no process of Triton runs"
         except OSError as error:  # what could be read would be too little
             self.last, self.why = None, f"Triton's processes cannot be seen: {error}"

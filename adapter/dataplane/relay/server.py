@@ -11,6 +11,7 @@ from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.refusal import Refusal
 from adapter.dataplane.relay.relay import Relay
 from adapter.dataplane.relay.site import Site
+from adapter.threads import REPOSITORY
 
 _LOOK_SECONDS, _LOOKS_A_SECOND = 0.1, 10
 
@@ -74,7 +75,7 @@ class RelayServer:
             return
         self._server.close()
         if self._path is not None:
-            await asyncio.to_thread(Path(self._path).unlink, missing_ok=True)
+            await REPOSITORY.run(Path(self._path).unlink, missing_ok=True)
         for relay in self._relays:
             relay.caller.leave()
         with suppress(TimeoutError):

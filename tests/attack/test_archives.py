@@ -1,0 +1,66 @@
+"""The real command with many large archives at once: nobody else waits for them."""
+
+import io
+import tarfile
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.running import Client, embedded_adapter, wait_until
+from tests.sagemaker.asking import quoted
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_ARCHIVES = 12  # more than there are threads for them
+_FILES = 10_000  # each is a call or two of the kernel's, which takes seconds
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name in ("small", "other"):
+        write_python_model(root / name)
+    with tarfile.open(root / "large.tar", "w") as archive:
+        for number in range(_FILES):
+            entry = tarfile.TarInfo(f"1/{number}")
+            entry.size = 1
+            archive.addfile(entry, io.BytesIO(b"x"))
+    return root
+
+
+def test_refusals_probes_scrapes_and_small_unloads_do_not_wait_for_archives(root: Path) -> None:
+    with embedded_adapter(f"--model-roots={root}") as adapter:
+        client, admin = adapter.client(), Client(adapter.admin)
+        with closing(client), closing(admin):
+            assert client.load("small", root / "small").status == 200
+            ended: list[str] = []
+
+            def load(name: str) -> None:
+                with closing(adapter.client()) as own:
+                    own.load(name, root / "large.tar")
+                ended.append(name)
+
+            names = [f"large {number}" for number in range(_ARCHIVES)]
+            threads = [threading.Thread(target=load, args=(name,)) for name in names]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: loading(admin) == _ARCHIVES, 20, "all are being loaded")
+            assert client.load("none", root / "none").status == 404
+            assert client.load("outside", "/etc").status == 400
+            assert client.get("/ping").status == 200
+            assert admin.get("/metrics").status == 200
+            assert client.post("/models/small/invoke", infer_body(1.0)).status == 200
+            assert client.delete("/models/small").status == 200
+            assert ended == [], "they were too quick: nothing is proven"
+            for thread in threads:
+                thread.join()
+            for name in names:
+                client.delete(f"/models/{quoted(name)}")
+
+
+def loading(admin: Client) -> int:
+    states = [model["state"] for model in admin.get("/debug/state").json()["models"]]
+    return states.count("LOADING")

@@ -1,0 +1,78 @@
+"""Threads for what may take long."""
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from adapter.threads import Threads
+
+
+async def test_what_is_run_gives_its_result_or_error():
+    threads = Threads("test", 2)
+    assert await threads.run(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(divmod, 7, 0)
+
+
+async def test_so_many_run_at_a_time_and_the_others_wait_their_turn():
+    threads, go = Threads("test", 3), threading.Event()
+    begun, all_in = [], threading.Barrier(4)
+
+    def work(number):
+        begun.append(number)
+        if number < 3:
+            all_in.wait(5)
+            go.wait(5)
+        return threading.current_thread().name
+
+    tasks = [asyncio.create_task(threads.run(work, number)) for number in range(9)]
+    await asyncio.to_thread(all_in.wait, 5)
+    assert sorted(begun) == [0, 1, 2]
+    go.set()
+    names = set(await asyncio.gather(*tasks))
+    assert names <= {"test-0", "test-1", "test-2"}
+    assert begun[3:] == [3, 4, 5, 6, 7, 8]
+
+
+async def test_a_thread_that_is_free_is_used_again():
+    threads = Threads("test", 8)
+    names = {await threads.run(lambda: threading.current_thread().name) for _ in range(20)}
+    assert len(names) <= 2
+
+
+async def test_work_whose_caller_left_before_it_began_is_not_done():
+    threads, go, done = Threads("test", 1), threading.Event(), []
+    first = asyncio.create_task(threads.run(go.wait, 5))
+    second = asyncio.create_task(threads.run(done.append, "second"))
+    await asyncio.sleep(0)
+    second.cancel()
+    third = asyncio.create_task(threads.run(done.append, "third"))
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(first, third)
+    assert done == ["third"]
+
+
+async def test_context_variables_go_along():
+    word = contextvars.ContextVar("word")
+    word.set("span")
+    assert await Threads("test", 1).run(word.get) == "span"
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_process():
+    code = (
+        "import asyncio, threading\n"
+        "from adapter.threads import Threads\n"
+        "async def main():\n"
+        "    begun = threading.Event()\n"
+        "    def hang():\n"
+        "        begun.set(); threading.Event().wait()\n"
+        "    task = asyncio.create_task(Threads('t', 1).run(hang))\n"
+        "    while not begun.is_set(): await asyncio.sleep(0.01)\n"
+        "asyncio.run(main())\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
