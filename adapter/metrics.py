@@ -73,6 +73,16 @@ class Metrics:
             ("operation",),
             _OPERATION_BUCKETS,
         )
+        self.processes_killed = self._counter(
+            "adapter_processes_killed",
+            "Processes of models that did not end with the unload and were killed.",
+        )
+        self.left_running = Gauge(
+            "adapter_models_left_running",
+            "Models that are gone, or whose unload does not end, of which something still runs in"
+            " Triton. No size is learned meanwhile.",
+            registry=self.registry,
+        )
         self.retries = self._counter(
             "adapter_backend_retries",
             "Control calls sent to Triton again because they had not reached it.",

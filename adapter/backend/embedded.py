@@ -4,20 +4,22 @@ Nothing outlives the adapter, even when it is killed: see process.py.
 """
 
 import asyncio
-import errno
 import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from adapter import lasting
-from adapter.backend.process import NotStarted, ServerProcess, descendants
-from adapter.backend.stubs import Stub, kill, owners, stubs
+from adapter.backend import processes
+from adapter.backend.liveness import is_live
+from adapter.backend.process import NotStarted, ServerProcess
+from adapter.backend.stubs import Stub, owners, processes_of, stubs
 from adapter.backend.tritonserver import RunFolder, prepare
+from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
 from adapter.threads import REPOSITORY
 
@@ -112,7 +114,7 @@ class EmbeddedTriton:
         """The server and all its descendants, now. Empty while it is down; OSError when they
         cannot be seen.
         """
-        return [] if (pid := self.pid) is None else [pid, *descendants(pid)]
+        return [] if (pid := self.pid) is None else [pid, *processes.descendants(pid)]
 
     def backends(self) -> frozenset[str] | None:
         """The names of the server's backends; None when their folder cannot be read."""
@@ -152,7 +154,9 @@ class EmbeddedTriton:
 
     def end_stubs(self, triton_name: str) -> None:
         """Kill the Python processes of this model; its load or its requests then fail."""
-        kill(self._stubs(triton_name) or [])
+        if (pid := self.pid) is not None:
+            with suppress(OSError):
+                processes.kill(processes_of(pid, self.repository, [TritonName(triton_name)]))
 
     def _stubs(self, triton_name: str) -> list[Stub] | None:
         if (pid := self.pid) is None:
@@ -161,6 +165,32 @@ class EmbeddedTriton:
             return stubs(pid, self.repository, triton_name)
         except OSError:
             return None
+
+    async def running_models(self) -> frozenset[TritonName]:
+        """Those that have a Python process, loaded or not. OSError when none can be seen."""
+        found = await asyncio.to_thread(self.owners)
+        return frozenset(TritonName(name) for name in found.values() if name is not None)
+
+    async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+        """The Python processes of these models and what they have started; none while the server
+        is down. BackendUnavailable when none can be seen.
+        """
+        if (pid := self.pid) is None:
+            return frozenset()
+        try:
+            return await asyncio.to_thread(processes_of, pid, self.repository, names)
+        except OSError as error:
+            raise BackendUnavailable(
+                f"the processes of Triton cannot be seen: {error}", delivered=False
+            ) from error
+
+    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
+        """Those that live, and what these have started since; all while none can be seen."""
+        return await asyncio.to_thread(processes.living, known)
+
+    async def kill(self, known: Collection[ProcessId]) -> None:
+        """End them at once, and what they have started."""
+        await asyncio.to_thread(processes.kill, known)
 
     def _prepare(self) -> None:
         launch = prepare(self._binary, self._folder.path)
@@ -209,8 +239,8 @@ class EmbeddedTriton:
         )
         try:
             async with asyncio.timeout(self._start_timeout_seconds) as limit:
-                while not (is_live := await _is_live(self.http_address)):
-                    if is_live is None:  # no fault of the server's
+                while not (answer := await is_live(self.http_address)):
+                    if answer is None:  # no fault of the server's
                         now = asyncio.get_running_loop().time()
                         limit.reschedule(now + self._start_timeout_seconds)
                     if server.pid is None:
@@ -261,20 +291,3 @@ class EmbeddedTriton:
             except Exception:  # noqa: BLE001 - whatever it raises, supervision goes on
                 _log.exception("triton.restart_hook_failed")
         return True
-
-
-async def _is_live(address: str) -> bool | None:
-    """None when that cannot be seen, for want of descriptors."""
-    host, _, port = address.rpartition(":")
-    request = f"GET /v2/health/live HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    try:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            writer.write(request.encode())
-            status = await reader.readline()
-        finally:
-            writer.close()
-            await writer.wait_closed()
-    except OSError as error:
-        return None if error.errno in {errno.EMFILE, errno.ENFILE} else False
-    return status.startswith(b"HTTP/1.1 200 ")

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Self
 
 from adapter.backend.output import Output
@@ -16,9 +15,6 @@ from adapter.errors import BackendUnavailable
 _STOP_SECONDS = 10.0
 _LOG_END_SECONDS = 1.0
 _ORPHANS_SECONDS, _POLL_SECONDS = 1.0, 0.02
-# What /proc says of a process that has just ended, or that is not ours to look at. Any other error,
-# such as a lack of descriptors, leaves us without an answer.
-_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 # Between fork and exec nothing may run here, because of threads; so a second, tiny Python prepares
 # what follows and then becomes tritonserver. It leaves a guard behind, whose stdin is a pipe that
@@ -143,33 +139,3 @@ async def _reap_orphans() -> None:
                 while True:
                     if os.waitpid(-1, os.WNOHANG)[0] == 0:  # noqa: ASYNC222 - does not block
                         await asyncio.sleep(_POLL_SECONDS)
-
-
-def family(ancestor: int) -> list[tuple[int, int]]:
-    """Its living descendants, each with its parent, parents first: a zombie holds nothing. OSError
-    when that cannot be seen.
-    """
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        with suppress(ValueError, *_GONE):  # no process, or it has just ended
-            pid = int(entry.name)
-            # the name, in brackets, may hold anything
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(pid)
-    found = [(pid, ancestor) for pid in children.pop(ancestor, [])]
-    for pid, _ in found:
-        found += [(child, pid) for child in children.pop(pid, [])]
-    return found
-
-
-def descendants(ancestor: int) -> list[int]:
-    return [pid for pid, _ in family(ancestor)]
-
-
-def arguments_of(pid: int) -> list[bytes]:
-    """None of a process that has ended. OSError when that cannot be seen."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except _GONE:
-        return []

@@ -5,14 +5,12 @@ its model.py as an argument, and further on the name of its instance (`m_0_1`); 
 completes the configuration carries the model's name there.
 """
 
-import os
-import signal
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter.backend.process import arguments_of, family
+from adapter.backend.processes import arguments_of, family
+from adapter.core.model import ProcessId, TritonName
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +39,28 @@ def owners(server: int, repository: Path) -> Mapping[int, str | None]:
     """The server and all its descendants, each with the model that it is of; None where it is of
     no single one. What a stub has started is of its model too.
     """
-    found: dict[int, str | None] = {server: None}
-    for pid, parent in family(server):
-        stub = stub_at(pid, repository)
-        found[pid] = stub.model if stub else found.get(parent)
-    return found
+    return {server: None} | {p.pid: model for p, model in _owned(server, repository).items()}
+
+
+def processes_of(
+    server: int, repository: Path, models: Collection[TritonName]
+) -> frozenset[ProcessId]:
+    """The stubs of these models, and what they have started."""
+    owned = _owned(server, repository)
+    return frozenset(process for process, model in owned.items() if model in models)
 
 
 def stubs(server: int, repository: Path, model: str) -> list[Stub]:
     """Those of one model."""
-    seen = (stub_at(pid, repository) for pid, _ in family(server))
+    seen = (stub_at(member.id.pid, repository) for member in family(server))
     return [stub for stub in seen if stub is not None and stub.model == model]
 
 
-def kill(found: list[Stub]) -> None:
-    for stub in found:
-        with suppress(ProcessLookupError):
-            os.kill(stub.pid, signal.SIGKILL)
+def _owned(server: int, repository: Path) -> Mapping[ProcessId, str | None]:
+    found: dict[ProcessId, str | None] = {}
+    models: dict[int, str | None] = {}
+    for member in family(server):
+        stub = stub_at(member.id.pid, repository)
+        model = stub.model if stub else models.get(member.parent)
+        found[member.id] = models[member.id.pid] = model
+    return found

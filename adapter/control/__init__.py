@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from adapter.control.bringup import BringUp
 from adapter.control.lease import Lease, Leases
+from adapter.control.leftovers import Leftovers
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
@@ -67,17 +68,19 @@ class ModelControl:
         self.registry = registry
         self.leases = Leases(max_abandoned, self._call_failed)
         self.is_open = False
-        self.memory = Memory(ledger, sizes, memory, metrics, limits, requests=registry.requests)
+        left = Leftovers(registry, server, metrics)
+        books = (ledger, sizes, memory, metrics, limits)
+        self.memory = Memory(*books, requests=registry.requests, is_shared=left.are_there)
         self.recovery = Recovery(self.memory, metrics, limits)
         self._packages = packages
         self._limits = limits
         self.operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
-        self._teardown = Teardown(triton, server, limits)
+        self._teardown = Teardown(triton, server, limits, left, metrics)
         self._bringup = self._make_bringup(triton, server, metrics)
         self._revival = self._make_revival(
             triton, server, loads_again=loads_again, load_threads=load_threads
         )
-        self._watch = Watch(registry, self.memory, packages, self._revival, store)
+        self._watch = Watch(registry, self.memory, left, packages, self._revival, store=store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._reconciling: asyncio.Task[None] | None = None
 
@@ -265,7 +268,7 @@ class ModelControl:
                 if not await self.leases.drained(record, self._limits.unload / 2):
                     log.warning("model.drain_timed_out", extra={"model_id": record.id})
                 before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
-                await self._teardown.bring_down(record, is_dead=is_dead)
+                await self._teardown.bring_down(record, is_dead=is_dead, to_the_end=True)
             except BaseException:
                 self.registry.unload_failed(record)
                 if is_dead:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 
 from adapter.control.ports import MemoryReader
 from adapter.core.ledger import Ledger
@@ -15,15 +16,22 @@ _NOTICEABLE_SHARE = 100
 
 
 class Gauge:
-    """`samples`: what was seen of late, with its time.monotonic()."""
+    """`samples`: what was seen of late, with its time.monotonic(). `is_shared`: whether something
+    takes memory that is no model's.
+    """
 
-    def __init__(self, reader: MemoryReader, ledger: Ledger) -> None:
+    def __init__(
+        self, reader: MemoryReader, ledger: Ledger, is_shared: Callable[[], Awaitable[bool]]
+    ) -> None:
         self.samples: deque[tuple[float, Seen]] = deque(maxlen=_SAMPLES)
         self._reader = reader
         self._ledger = ledger
         self._changed_at = -math.inf
+        self._look_around = is_shared
+        self._is_shared = False
 
     async def read(self) -> MemoryReading | None:
+        self._is_shared = await self._look_around()  # first: it may end before the reading
         reading = await self._reader.read()
         self._ledger.open(reading)
         if reading is not None:
@@ -64,7 +72,7 @@ class Gauge:
 
     def settled(self, reading: MemoryReading | None) -> MemoryReading | None:
         """None in place of a reading that nothing may be measured from."""
-        return None if self.is_settling(reading) else reading
+        return None if self._is_shared or self.is_settling(reading) else reading
 
     def _is_noticeable(self, amounts: Bytes) -> bool:
         books = self._ledger.snapshot().devices

@@ -7,7 +7,7 @@ the next.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 from adapter.control.admission_gate import AdmissionGate
@@ -26,14 +26,13 @@ from adapter.metrics import Metrics
 
 # How often a load that waits looks again when nobody tells it of a change.
 _LOOK_SECONDS = 0.25
-# By so much an event loop's timers may be early.
-_EARLY_SECONDS = 0.1
+_EARLY_SECONDS = 0.1  # by so much an event loop's timers may be early
 _KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
 
 class Memory:
     """`ledger` and `sizes` change through here alone. `requests` tells how many there have been and
-    how many are under way.
+    how many are under way, `is_shared` whether something runs in Triton that is no model's.
 
     `samples`: what was seen of late, with its time.monotonic().
     """
@@ -47,11 +46,12 @@ class Memory:
         limits: TimeLimits,
         *,
         requests: Callable[[], tuple[int, int]],
+        is_shared: Callable[[], Awaitable[bool]],
     ) -> None:
         self.ledger = ledger
         self.sizes = sizes
         self.learning = Learning(ledger, sizes, metrics)
-        self._gauge = Gauge(reader, ledger)
+        self._gauge = Gauge(reader, ledger, is_shared)
         self.samples = self._gauge.samples
         self.ended_unloads = 0
         self.unloads: set[ModelId] = set()

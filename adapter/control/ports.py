@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from adapter.core.memory import Bytes, MemoryReading
-from adapter.core.model import ModelId, ModelSource, Package, Placement, StagedModel, TritonName
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    Package,
+    Placement,
+    ProcessId,
+    StagedModel,
+    TritonName,
+)
 
 
 class Triton(Protocol):
@@ -32,6 +40,18 @@ class Server(Protocol):
 
     def end_stubs(self, name: TritonName) -> None:
         """Kill the python processes of this model."""
+
+    async def running_models(self) -> frozenset[TritonName]:
+        """Those that have a python process, loaded or not. OSError when none can be seen."""
+
+    async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+        """The python processes of these models and what they have started."""
+
+    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
+        """Those that live, and what these have started since; all while none can be seen."""
+
+    async def kill(self, known: Collection[ProcessId]) -> None:
+        """End them at once, and what they have started."""
 
     async def restart(self, reason: str) -> None: ...
 
@@ -71,7 +91,8 @@ class TimeLimits:
     `stall`: how long an unload may stand still before it is helped along. `recovery`: how long
     memory that is about to come back is waited for. `alone`: how long a load of unknown footprint
     waits to run without others. `stub_gone`: how long a load goes on without its python process
-    before it is given up; `stub_unseen`: the same where none was ever seen.
+    before it is given up; `stub_unseen`: the same where none was ever seen. `linger`: how long what
+    a model has started may outlive it; `killed`: how long a process may that was killed.
     """
 
     load: float = 350.0
@@ -81,3 +102,5 @@ class TimeLimits:
     alone: float = 20.0
     stub_gone: float = 5.0
     stub_unseen: float = 60.0
+    linger: float = 3.0
+    killed: float = 5.0

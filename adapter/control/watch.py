@@ -5,6 +5,7 @@ import time
 from typing import NoReturn
 
 from adapter import lasting
+from adapter.control.leftovers import Leftovers
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, SizeStore
 from adapter.control.revival import Revival
@@ -16,6 +17,7 @@ _TICK_SECONDS = 0.5
 # A look at memory costs milliseconds for each process; traffic alone changes little.
 _PEAK_SECONDS = 2.0
 _RECONCILE_SECONDS = 2.0
+_LEFTOVERS_SECONDS = 10.0
 # Triton's index takes time in proportion to its models.
 _RECONCILE_SECONDS_PER_MODEL = 0.001
 
@@ -25,17 +27,20 @@ class Watch:
         self,
         registry: Registry,
         memory: Memory,
+        leftovers: Leftovers,
         packages: Packages,
         revival: Revival,
+        *,
         store: SizeStore | None,
     ) -> None:
         self._registry = registry
+        self._leftovers = leftovers
         self._memory = memory
         self._packages = packages
         self._revival = revival
         self._store = store
         self._were_active: set[ModelId] = set()
-        self._peaks_at = self._reconciled_at = time.monotonic()
+        self._peaks_at = self._reconciled_at = self._left_at = time.monotonic()
 
     async def run(self) -> NoReturn:
         """For ever. What fails here is no caller's fault, and is tried again."""
@@ -45,6 +50,7 @@ class Watch:
             self.save,
             self._revival.restart_if_stuck,
             self._look_at_triton,
+            self._look_for_leftovers,
             seconds=_TICK_SECONDS,
             expected=AdapterError,  # the disk refuses, or Triton cannot be reached
         )
@@ -98,3 +104,10 @@ class Watch:
             self._reconciled_at = now
             await self._revival.reconcile()
             await self._revival.free_stuck(restarted=False)
+
+    async def _look_for_leftovers(self) -> None:
+        """Say so, though nothing is measured just now."""
+        now = time.monotonic()
+        if now - self._left_at >= _LEFTOVERS_SECONDS:
+            self._left_at = now
+            await self._leftovers.are_there()

@@ -18,6 +18,16 @@ MAX_MODEL_ID_BYTES = 1024
 _UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """`started`, in the kernel's ticks since its own start, tells it from a later one that was
+    given the same pid.
+    """
+
+    pid: int
+    started: int
+
+
 def parse_model_id(text: str) -> ModelId:
     """Refuse what cannot be a name at all; everything else is opaque and accepted as it is."""
     if not text:

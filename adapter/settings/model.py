@@ -145,7 +145,9 @@ class Settings(BaseModel):
         340.0, "how long an unload may take; SageMaker itself gives up after 360"
     )
     unload_stall_seconds: Seconds = _setting(
-        30.0, "an unload that has shown no progress for so long is taken for stuck"
+        30.0,
+        "an unload that has shown no progress for so long is taken for stuck: an embedded Triton's "
+        "processes of the model are killed",
     )
     infer_timeout_seconds: Seconds = _setting(300.0, "how long an inference may take")
     max_abandoned_requests: Annotated[int, Field(ge=1, lt=2**31)] = _setting(

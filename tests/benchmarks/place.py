@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapter.backend.process import descendants
+from adapter.backend.processes import descendants
 from tests.builtin.alone import leave_the_network
 from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.process import descendants
+from adapter.backend.processes import descendants
 from tests.builtin.doors import BuiltinServer, Door
 from tests.running import RunningAdapter, embedded_adapter
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from adapter.backend.process import descendants
+from adapter.backend.processes import descendants
 from adapter.backend.tritonserver import Launch, prepare
 from tests.running import Client, Reply, wait_until
 from tests.trees import infer_body, write_python_model

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection
 
-from adapter.core.model import ModelId, TritonName
+from adapter.core.model import ModelId, ProcessId, TritonName
 from tests.fakes.steps import Steps
 
 
@@ -51,12 +51,16 @@ class FakeControlTriton:
 class FakeServer:
     """Knows of no process unless told: `live["m"] = False`, or of one that has only been seen when
     it is in `dies`. `instances["m"]` are the names of those that run. `ended` are the models whose
-    processes were killed. `restarts` are the reasons given.
+    processes were killed. `processes` are those of each model, loaded or not; those in `unkillable`
+    stay when they are killed. `restarts` are the reasons given.
     """
 
     def __init__(self) -> None:
         self.live: dict[str, bool] = {}
         self.dies: set[str] = set()
+        self.processes: dict[TritonName, set[ProcessId]] = {}
+        self.unkillable: set[ProcessId] = set()
+        self.killed: list[ProcessId] = []
         self.load_threads = 2
         self.instances: dict[str, set[str]] = {}
         self.ended: list[str] = []
@@ -78,3 +82,17 @@ class FakeServer:
 
     def end_stubs(self, name: TritonName) -> None:
         self.ended.append(name)
+
+    async def running_models(self) -> frozenset[TritonName]:
+        return frozenset(name for name, processes in self.processes.items() if processes)
+
+    async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
+        return frozenset().union(*(self.processes.get(name, ()) for name in names))
+
+    async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
+        return frozenset().union(*self.processes.values()) & frozenset(known)
+
+    async def kill(self, known: Collection[ProcessId]) -> None:
+        self.killed += known
+        for name in self.processes:
+            self.processes[name] -= set(known) - self.unkillable

@@ -1,0 +1,87 @@
+"""The processes of this machine: who started whom, which live, and their end."""
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapter.core.model import ProcessId
+
+# What /proc says of a process that has just ended, or that is not ours to look at. Any other error,
+# such as a lack of descriptors, leaves us without an answer.
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+_PARENT, _STARTED = 1, 19  # of the fields behind the name in /proc/PID/stat
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of a family. `parent` is its pid."""
+
+    id: ProcessId
+    parent: int
+
+
+_Children = Mapping[int, Sequence[Member]]
+
+
+def family(ancestor: int) -> list[Member]:
+    """Its living descendants, parents first: a zombie holds nothing. OSError when they cannot be
+    seen.
+    """
+    return _below([ancestor], _children())
+
+
+def descendants(ancestor: int) -> list[int]:
+    return [member.id.pid for member in family(ancestor)]
+
+
+def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
+    """Those of them that live, and what these have started; all of them when none can be seen."""
+    try:
+        children = _children()
+    except OSError:
+        return frozenset(known)
+    alive = {member.id for each in children.values() for member in each} & set(known)
+    below = _below([process.pid for process in alive], children)
+    return frozenset([*alive, *(member.id for member in below)])
+
+
+def kill(known: Collection[ProcessId]) -> None:
+    """At once, those that live and what they have started."""
+    for process in living(known):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def arguments_of(pid: int) -> list[bytes]:
+    """None of a process that has ended. OSError when that cannot be seen."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except _GONE:
+        return []
+
+
+def _below(ancestors: Iterable[int], children: _Children) -> list[Member]:
+    found = [member for ancestor in ancestors for member in children.get(ancestor, ())]
+    for member in found:
+        found += children.get(member.id.pid, ())
+    return found
+
+
+def _children() -> _Children:
+    """All living processes, by the pids of their parents."""
+    children: dict[int, list[Member]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with suppress(*_GONE):
+            # the name, in brackets, may hold anything
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                process = ProcessId(int(entry.name), int(fields[_STARTED]))
+                parent = int(fields[_PARENT])
+                children[parent].append(Member(process, parent))
+    return children

@@ -1,0 +1,64 @@
+"""What still runs in Triton though its model is gone. Nothing can be measured beside it."""
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from adapter.control.ports import Server
+from adapter.core.model import ModelId, ProcessId, TritonName
+from adapter.core.registry import ModelRecord, Registry
+from adapter.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Leftovers:
+    """Without a server of our own nobody can see its processes, and there are none as far as is
+    known.
+    """
+
+    def __init__(self, registry: Registry, server: Server | None, metrics: Metrics) -> None:
+        self._registry = registry
+        self._server = server
+        self._metrics = metrics
+        self._unended: set[ModelId] = set()
+        self._ownerless: frozenset[TritonName] = frozenset()
+
+    async def are_there(self) -> bool:
+        """Whether a process lives below Triton that no model owns; True while none can be seen."""
+        if self._server is None:
+            return bool(self._unended)
+        owned = self._owned()
+        try:
+            found = await self._server.running_models()
+        except OSError:
+            return True
+        # one that was loaded or unloaded meanwhile is no stranger
+        self._found(found - owned - self._owned())
+        return bool(self._ownerless or self._unended)
+
+    @contextmanager
+    def unended(self, record: ModelRecord, processes: Collection[ProcessId]) -> Iterator[None]:
+        """While its unload waits for what cannot be ended."""
+        self._unended.add(record.id)
+        self._count()
+        pids = sorted(process.pid for process in processes)
+        fields = {"model_id": record.id, "processes": pids, "in_flight": record.in_flight}
+        log.warning("model.left_running", extra=fields)
+        try:
+            yield
+        finally:
+            self._unended.discard(record.id)
+            self._count()
+
+    def _owned(self) -> set[TritonName]:
+        return {name for r in self._registry.records() for name in r.placement.names}
+
+    def _found(self, names: frozenset[TritonName]) -> None:
+        new, self._ownerless = names - self._ownerless, names
+        self._count()
+        if new:
+            log.warning("model.left_running", extra={"triton_names": sorted(new)})
+
+    def _count(self) -> None:
+        self._metrics.left_running.set(len(self._ownerless) + len(self._unended))
