@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _PROG = "triton-adapter"
 _PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
 _POLL_SECONDS = 0.1
-_LAST_LINES_SECONDS = 1.0
 _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
 
 
@@ -151,25 +150,10 @@ def _load(args: argparse.Namespace, environ: Mapping[str, str]) -> "Loaded":
 
 def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     loaded = _load(args, environ)
-    import asyncio  # noqa: PLC0415 - see the top
-    import logging  # noqa: PLC0415 - see the top
-
-    import uvloop  # noqa: PLC0415 - see the top
-
     from adapter.demo import welcome  # noqa: PLC0415 - see the top
-    from adapter.log import setup_logging  # noqa: PLC0415 - see the top
-    from adapter.log_stream import LogStream  # noqa: PLC0415 - see the top
-    from adapter.serving import serve  # noqa: PLC0415 - see the top
+    from adapter.serving import run  # noqa: PLC0415 - see the top
 
-    stream = LogStream(sys.stdout.fileno(), is_terminal=sys.stdout.isatty())
-    setup_logging(loaded.settings.log_level, loaded.settings.log_format, stream)
-    for warning in loaded.warnings:
-        logging.getLogger(__name__).warning("settings.ignored", extra={"reason": warning})
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(loaded, welcome if loaded.settings.examples else None))
-    finally:
-        stream.drain(_LAST_LINES_SECONDS)
+    return run(loaded, welcome if loaded.settings.examples else None)
 
 
 def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:

@@ -7,14 +7,33 @@ import signal
 import sys
 from collections.abc import Callable
 
+import uvloop
+
 from adapter import process
 from adapter.app import Adapter
 from adapter.assembly import own_version
 from adapter.errors import AdapterError
+from adapter.log import setup_logging
+from adapter.log_stream import LogStream
 from adapter.settings import Loaded
 from adapter.tracing import tracing_of
 
 log = logging.getLogger(__name__)
+
+_LAST_LINES_SECONDS = 1.0
+
+
+def run(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
+    """`serve`, with a log on stdout and an event loop of its own. The exit code."""
+    stream = LogStream(sys.stdout.fileno(), is_terminal=sys.stdout.isatty())
+    setup_logging(loaded.settings.log_level, loaded.settings.log_format, stream)
+    for warning in loaded.warnings:
+        log.warning("settings.ignored", extra={"reason": warning})
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(loaded, on_started))
+    finally:
+        stream.drain(_LAST_LINES_SECONDS)
 
 
 async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:

@@ -104,7 +104,7 @@ class BringUp:
     async def _instances(self, record: ModelRecord) -> frozenset[str]:
         if (server := self._server) is None:
             return frozenset()
-        found = await asyncio.to_thread(
+        found = await PROCESSES.run(
             lambda: [server.live_instances(name) for name in record.placement.names]
         )
         return frozenset().union(*(each or () for each in found))
@@ -189,7 +189,7 @@ class BringUp:
             return None
         log.warning("model.load_ended", extra={"model_id": record.id, "reason": str(refusal)})
         for name in record.placement.names:
-            await asyncio.to_thread(server.end_stubs, name)
+            await PROCESSES.run(server.end_stubs, name)
         return self._exceeded(record, refusal)
 
     async def _look(self, watch: "_StubWatch") -> str | None:

@@ -13,6 +13,7 @@ from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, BackendTimeout, ModelNotReady
+from adapter.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Revival:
 
     async def _look_for_death(self, record: ModelRecord, server: Server) -> None:
         try:
-            if await asyncio.to_thread(_has_lost_a_process, record, server):
+            if await PROCESSES.run(_has_lost_a_process, record, server):
                 self._registry.died(record)
         finally:
             self._suspects.discard(record)
