@@ -182,7 +182,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "use it, or unload it first",
     ),
     errors.PayloadTooLarge: (
-        "a body is over `max_body_bytes`, or over `max_control_body_bytes` for a load",
+        "a body is over `max_body_bytes`, of a load `max_control_body_bytes`, or JSON is too wide",
         "send less, or raise the limit",
     ),
     errors.ModelTooLarge: (

@@ -8,9 +8,11 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.model import ModelId, parse_model_id
-from adapter.errors import InvalidRequest
+from adapter.errors import InvalidRequest, PayloadTooLarge
 from adapter.frontends.grpc_edge import Context, ids_of
 from adapter.frontends.repository import Repository
+
+_MAX_PARAMETERS = 10_000
 
 
 class GrpcRepository:
@@ -47,6 +49,10 @@ def _parsed(kind: Any, message: bytes) -> Any:
 
 
 def _about(request: Any) -> tuple[ModelId, Mapping[str, Any]]:
+    if len(request.parameters) > _MAX_PARAMETERS:
+        raise PayloadTooLarge(
+            f"{len(request.parameters)} parameters; at most {_MAX_PARAMETERS} are accepted"
+        )
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
         for name, value in request.parameters.items()

@@ -1,7 +1,6 @@
 """What a mesh is told of bytes: of a model before its load, of a loaded one, of all together."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from adapter.control import ModelControl
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, total
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, BackendError, ModelNotFound
+from adapter.errors import AdapterError, BackendError, CallerError, ModelNotFound
+from adapter.frontends.callers_json import parsed
 from adapter.packages.config_check import parse, read_config
 from adapter.packages.footprint import declared_bytes
 from adapter.packages.inspection import CONFIG
@@ -41,8 +41,8 @@ class ModelKey:
 
 def parse_key(text: str) -> ModelKey:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parsed(text, "modelKey")
+    except CallerError:
         return ModelKey()
     if not isinstance(found, dict):
         return ModelKey()

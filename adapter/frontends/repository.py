@@ -8,7 +8,6 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import AlreadyLoaded, InvalidRequest, ModelNotFound, SourceMissing
+from adapter.frontends.callers_json import json_object
 from adapter.packages.uploads import config_text
 from adapter.threads import LOOKUPS, UNPACKS
 
@@ -107,16 +107,6 @@ class Repository:
             await self._control.unload(model_id, **seen)
         except ModelNotFound:
             return  # Triton says OK to the unload of what it does not have
-
-
-def json_object(text: str | bytes, what: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{what} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"{what} must be a JSON object")
-    return found
 
 
 def _entry(record: ModelRecord, version: str) -> IndexEntry:

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
 from adapter.frontends.body import whole_body
+from adapter.frontends.callers_json import json_object
 from adapter.frontends.edge import path_segments
 from adapter.frontends.http import Handler, answer, ids_of, method_not_allowed
 
@@ -102,13 +102,7 @@ class SageMaker:
 
     async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
         raw = await whole_body(request, self._max_control_body)
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise InvalidRequest("the body must be a JSON object with model_name and url")
-        return body
+        return json_object(raw, "the body")
 
 
 def _hint(body: dict[str, Any], field: str) -> str | None:

@@ -4,7 +4,6 @@ Triton loads the steps of an ensemble along with it, but never what Python code 
 (sagemaker.md section 2, faults 7 and 11): such helpers have to be loaded one by one.
 """
 
-import ast
 import graphlib
 import hashlib
 import re
@@ -15,8 +14,6 @@ from adapter.core.model import TritonName
 from adapter.errors import InvalidModel
 
 _MAX_NAME_BYTES = 200
-# The parser keeps all other threads waiting, about a second for each MiB.
-_MAX_PARSED = 2**18
 # No branch gives anything back, and a string that is never closed ends with its line or the file:
 # each character is looked at a fixed number of times.
 _QUOTED = re.compile(
@@ -93,18 +90,11 @@ def _escaped(found: re.Match[bytes]) -> bytes:
 def mentioned(source: str, names: Collection[str]) -> frozenset[str]:
     """Those of `names` that occur as string literals in Python source.
 
-    What is too long to parse, or is written for another Python than this one, is searched for
-    quoted strings. A name put together at run time is not found.
+    The text is searched for quoted strings and not parsed: for that Python stops all threads, for
+    seconds where the source is made for it. A name that is put together, of several literals or at
+    run time, or written with escapes is not found.
     """
     wanted = frozenset(names)
-    if len(source) <= _MAX_PARSED:
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            pass
-        else:
-            constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-            return wanted.intersection(value for value in constants if isinstance(value, str))
     found = _QUOTED.finditer(source)
     return wanted.intersection(match[match.lastindex] for match in found if match.lastindex)
 

@@ -31,7 +31,8 @@ from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
 
 CONFIG = "config.pbtxt"
 SCHEMA = "_schema.json"
-_MAX_CODE_BYTES = 2**20
+_MAX_CODE_BYTES = 2**20  # of a file
+_MAX_ALL_CODE_BYTES = 2**24  # of a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +155,13 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str]) -> Mem
     steps = tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
     others = frozenset(names) - {name}
     mentions: frozenset[str] = frozenset()
-    if model.backend == "python":
+    if model.backend == "python" and others:
+        left = _MAX_ALL_CODE_BYTES
         for code in sorted(folder.rglob("*.py")):
             with code.open("rb") as file:
-                text = file.read(_MAX_CODE_BYTES).decode("utf-8", "replace")
-            mentions |= mentioned(text, others)
+                raw = file.read(min(_MAX_CODE_BYTES, left))
+            mentions |= mentioned(raw.decode("utf-8", "replace"), others)
+            left -= len(raw)
     return Member(name, is_ensemble(config), steps, mentions)
 
 

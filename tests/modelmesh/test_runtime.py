@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from adapter.errors import (
 from adapter.frontends.modelmesh import ModelRuntime
 from adapter.frontends.modelmesh_sizes import MeshSizes, look
 from adapter.settings import load_settings
+from adapter.threads import LOOKUPS
 from tests.fakes.house import House
 from tests.trees import CONFIG
 
@@ -419,13 +419,13 @@ class TestSizes:
     async def test_a_disk_that_does_not_answer_is_no_reason_to_wait(self, front, tmp_path):
         (tmp_path / "m").write_bytes(b"x" * 2_000_000)
         loop, stuck = asyncio.get_running_loop(), threading.Event()
-        with ThreadPoolExecutor(1) as pool:
-            loop.set_default_executor(pool)
-            pool.submit(stuck.wait)
-            begun = loop.time()
-            size = await front.predict(str(tmp_path / "m"))
-            taken = loop.time() - begun
-            stuck.set()
+        waiting = [asyncio.create_task(LOOKUPS.run(stuck.wait)) for _ in range(20)]
+        await asyncio.sleep(0)
+        begun = loop.time()
+        size = await front.predict(str(tmp_path / "m"))
+        taken = loop.time() - begun
+        stuck.set()
+        await asyncio.gather(*waiting)
         assert size == 1_000_000
         assert taken < 0.05
 

@@ -1,0 +1,76 @@
+"""The real command with control calls that are made to be slow to read."""
+
+import json
+import threading
+from contextlib import closing
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.running import Client, RunningAdapter
+
+pytestmark = pytest.mark.triton
+
+_WIDE = b"{}," * 13_000_000  # 39 MB; 1.7 GB once it is parsed
+_LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
+
+
+def most_memory(adapter: RunningAdapter) -> int:
+    """Of the adapter's process, in KiB."""
+    with open(f"/proc/{adapter.process.pid}/status") as status:  # noqa: PTH123
+        (row,) = [row for row in status if row.startswith("VmHWM:")]
+    return int(row.split()[1])
+
+
+def test_a_wide_body_is_413_and_is_not_parsed(client: Client, adapter: RunningAdapter) -> None:
+    before = most_memory(adapter)
+    body = b'{"parameters": {"x": [' + _WIDE + b"{}]}}"
+    answer = client.post("/v2/repository/models/zzz/load", body)
+    assert (answer.status, answer.json()["code"]) == (413, "PayloadTooLarge")
+    assert most_memory(adapter) - before < 400 * 1024
+
+
+_CALLS = ["/models", "/v2/repository/index", "/v2/repository/models/z/unload"]
+
+
+@pytest.mark.parametrize("path", _CALLS)
+def test_so_is_that_of_every_other_control_call(client: Client, path: str) -> None:
+    assert client.post(path, b"[" + b"0," * 200_000 + b"0]").status == 413
+
+
+def test_config_text_within_a_call_has_the_same_bound(adapter: RunningAdapter) -> None:
+    request = pb.RepositoryModelLoadRequest(model_name="zzz")
+    request.parameters["config"].string_param = json.dumps({"input": [0] * 200_000})
+    with pytest.raises(grpc.RpcError) as failed:
+        load(adapter, request)
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "PayloadTooLarge" in failed.value.details()
+
+
+def test_parameters_over_grpc_are_counted(adapter: RunningAdapter) -> None:
+    request = pb.RepositoryModelLoadRequest(model_name="zzz")
+    for number in range(10_001):
+        request.parameters[str(number)].bool_param = True
+    with pytest.raises(grpc.RpcError) as failed:
+        load(adapter, request)
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "10001 parameters" in failed.value.details()
+
+
+def load(adapter: RunningAdapter, request: pb.RepositoryModelLoadRequest) -> None:
+    with grpc.insecure_channel(adapter.grpc) as channel:
+        channel.unary_unary(_LOAD)(request.SerializeToString(), timeout=20)
+
+
+def test_others_are_answered_meanwhile(adapter: RunningAdapter) -> None:
+    def widen() -> None:
+        with closing(adapter.client()) as own:
+            own.post("/v2/repository/models/zzz/load", b"[" + _WIDE + b"{}]")
+
+    widening = threading.Thread(target=widen)
+    widening.start()
+    with closing(adapter.client(timeout=2)) as client:  # what SageMaker allows
+        while widening.is_alive():
+            assert client.get("/ping").status == 200
+    widening.join()

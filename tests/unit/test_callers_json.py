@@ -1,0 +1,31 @@
+"""JSON of callers, in control calls."""
+
+import json
+
+import pytest
+
+from adapter.errors import InvalidRequest, PayloadTooLarge
+from adapter.frontends.callers_json import json_object, parsed
+
+
+@pytest.mark.parametrize("piece", ["{},", "[],", "1,", "[", "{"])
+@pytest.mark.parametrize("kind", [str, str.encode])
+def test_what_has_too_many_parts_is_refused_before_it_is_parsed(piece, kind):
+    with pytest.raises(PayloadTooLarge, match="100000"):
+        parsed(kind("[" + piece * 100_001), "the body")
+
+
+def test_a_large_file_in_base64_has_no_parts():
+    body = {"parameters": {"config": "{}", "file:1/model.py": "QUJD" * 2**20}}
+    assert json_object(json.dumps(body), "the body") == body
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 5000, b"\xff", "nul", "9" * 5000])
+def test_what_is_no_json_is_an_invalid_request(text):
+    with pytest.raises(InvalidRequest, match="the body is not JSON"):
+        parsed(text, "the body")
+
+
+def test_another_value_is_no_object():
+    with pytest.raises(InvalidRequest, match="must be a JSON object"):
+        json_object("[]", "the body")
