@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -252,6 +253,8 @@ class ModelControl:
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
             undo.pop_all()
+            # here, as its caller may have left: the contents are in Triton now, and not kept twice
+            record.source, record.can_load_again = replace(source, files=()), not source.files
             self.registry.finish_load(record)
             return record
 

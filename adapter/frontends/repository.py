@@ -81,7 +81,7 @@ class Repository:
         kept = replace(source, files=())
         while True:
             try:
-                record = await self._control.load(model_id, source, **seen)
+                await self._control.load(model_id, source, **seen)
             except AlreadyLoaded:  # "or reloaded if the model is already loaded"
                 known = self._control.registry.get(model_id)
                 if known is None or known.state is not ModelState.READY:
@@ -91,7 +91,6 @@ class Repository:
                 else:
                     await self._take_down(model_id, seen)
             else:
-                record.source = kept  # the contents are in Triton now
                 return
 
     async def unload(self, model_id: ModelId, parameters: Mapping[str, Any], **seen: str) -> None:

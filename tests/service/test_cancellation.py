@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from adapter.core.model import ModelId
+from adapter.core.model import ModelId, ModelSource
 from adapter.errors import LoadFailed
 from tests.fakes.house import House
 
@@ -118,4 +118,15 @@ async def test_a_whole_load_and_a_whole_unload_take_fewer_turns_than_are_tried()
     unload = house.begin(house.unload("m"))
     await turns(TURNS - 1)
     assert unload.done()
+    await house.close()
+
+
+@pytest.mark.parametrize("after", range(1, TURNS))
+async def test_what_a_load_brought_is_not_kept_once_it_is_loaded(after):
+    house = await House(limit=1000).open()
+    source = ModelSource("request:1", config="{}", files=(("1/model.py", b"x" * 1000),))
+    await leave(house, house.control.load(ModelId("m"), source), after)
+    record = house.control.registry.serving(ModelId("m"))
+    assert (record.source.files, record.source.config) == ((), "{}")
+    assert not record.can_load_again
     await house.close()

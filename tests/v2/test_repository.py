@@ -260,3 +260,18 @@ def test_calls_are_counted_as_those_of_v2(repository, adapter):
         text = admin.get("/metrics").body.decode()
     counted = [line for line in text.splitlines() if 'method="repository_index"' in line]
     assert any('frontend="v2"' in line for line in counted)
+
+
+def test_a_load_whose_caller_left_is_not_done_again_for_the_same_load(
+    adapter, repository, tmp_path
+):
+    """A client whose time limit is below the load's, and who tries again."""
+    slow = write_python_model(tmp_path, imports="import time", initialize="time.sleep(2)")
+    files = {"1/model.py": (slow / "1" / "model.py").read_bytes()}
+    with closing(adapter.client(timeout=0.5)) as hasty, pytest.raises(TimeoutError):
+        Repository(hasty).load_files("hasty", files)
+    wait_until(lambda: states(repository) == {"hasty": "READY"}, 20, "the load went on")
+    unloaded = len(adapter.events("model.unloaded"))
+    assert repository.load_files("hasty", files).status == 200
+    assert len(adapter.events("model.unloaded")) == unloaded
+    assert repository.infer("hasty", 1.5) == [1.5]
