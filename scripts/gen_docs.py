@@ -215,7 +215,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "look whether the model or Triton hangs; raise the limit if the work is just long",
     ),
     errors.InsufficientMemory: (
-        "the model is known to need more than is free; nothing was tried",
+        "the model needs more than is free: known before a try, or measured in one and undone",
         "unload another model and load again; SageMaker does so by itself",
     ),
     errors.OutOfMemory: (

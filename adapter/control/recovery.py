@@ -5,11 +5,12 @@ import time
 
 from adapter.control.memory import Memory
 from adapter.control.ports import TimeLimits
+from adapter.core.doubt import Doubt
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.witness import Seen, second_opinion, view_of, view_of_shm
-from adapter.errors import AdapterError, CapacityError, MemoryFigures, ModelFailed
+from adapter.errors import AdapterError, CapacityError, MemoryFigures, ModelFailed, OutOfMemory
 from adapter.metrics import Metrics
 
 _POLL_SECONDS = 0.1
@@ -26,6 +27,7 @@ class Recovery:
         self._memory = memory
         self._metrics = metrics
         self._limits = limits
+        self._doubt = Doubt()
 
     async def judged(
         self,
@@ -45,9 +47,25 @@ class Recovery:
         is_of_shm = isinstance(error, ModelFailed) and error.of_shm
         view = view_of_shm(samples) if is_of_shm else view_of(samples, predicted=predicted)
         judged = second_opinion(error, view, MemoryFigures())
+        if since is None and isinstance(judged, OutOfMemory) and judged is error:
+            judged = self._believed(judged, model_id, reading)
         if isinstance(judged, CapacityError):
             judged.figures = self._figures(judged.figures, model_id, reading)
         return judged
+
+    def _believed(
+        self, error: OutOfMemory, model_id: ModelId, reading: MemoryReading | None
+    ) -> AdapterError:
+        """An inference that failed says so by its text."""
+        book = self._memory.ledger.snapshot()
+        seen = reading.devices if reading and not reading.lag_seconds else {}
+        return self._doubt.judged(
+            error,
+            self._memory.accounts.key_of(model_id) or model_id,
+            free={d: max(0, book.devices[d].limit_bytes - s.used_bytes) for d, s in seen.items()},
+            has_no_gpu=reading is not None and reading.has_no_gpu,
+            is_alone=book.models <= 1,
+        )
 
     async def came_back(self, before: MemoryReading | None, ended_unloads: int) -> bool:
         """After a load that ran out of memory was undone: is there more than when it began?

@@ -19,7 +19,7 @@ class FakeMemory:
         self.limit_bytes: int | None = None
         self.lag = 0.0
         self.frozen: int | None = None
-        self.is_in_doubt = False
+        self.is_in_doubt = self.has_no_gpu = False
         self.changes: list[float] = []
         self.last: MemoryReading | None = None
         self.tells_apart = False
@@ -32,7 +32,12 @@ class FakeMemory:
         if limit is not None:
             seen = DeviceReading(limit, self._used() if self.frozen is None else self.frozen)
             of_models = self._of_models() if self.tells_apart else None
-            reading = MemoryReading({HOST: seen}, lag_seconds=self.lag, of_models=of_models)
+            reading = MemoryReading(
+                {HOST: seen},
+                lag_seconds=self.lag,
+                of_models=of_models,
+                has_no_gpu=self.has_no_gpu,
+            )
         await self._steps.take("read")  # others may look meanwhile
         self.last = reading
         return reading

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import grpc
 import pytest
 
+from adapter._proto import model_runtime_pb2 as mmesh
 from tests.memory.models import GIB, MIB, check_agreement, tree_bytes, write_eater
 from tests.running import RunningAdapter, embedded_adapter, unload_all
 from tests.trees import infer_body
@@ -111,3 +113,51 @@ def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
         adapter.wait_for("model.load_ended", 1, model_id="greedy")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
     check_agreement(adapter)
+
+
+def test_a_mesh_and_a_caller_of_v2_are_told_the_same(adapter: RunningAdapter, root: Path) -> None:
+    with closing(adapter.client()) as client, grpc.insecure_channel(adapter.grpc) as channel:
+        mesh = channel.unary_unary(
+            "/mmesh.ModelRuntime/loadModel",
+            request_serializer=mmesh.LoadModelRequest.SerializeToString,
+        )
+        assert client.load("first", write_eater(root / "held", 2300)).status == 200
+
+        by_mesh = write_eater(root / "by-mesh", 800)
+        for said in ("it was unloaded", "(learned)"):
+            with pytest.raises(grpc.RpcError) as caught:
+                mesh(mmesh.LoadModelRequest(modelId="x", modelPath=str(by_mesh)), timeout=60)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert said in caught.value.details()
+
+        write_eater(root / "by-v2", 810)
+        for said in ("it was unloaded", "(learned)"):
+            reply = client.post("/v2/repository/models/by-v2/load")
+            assert reply.status == 507, reply.body
+            assert said in reply.json()["error"]
+    check_agreement(adapter)
+
+
+_GROWS_AT_IMPORT = """
+import time
+HELD = []
+for _ in range(100):
+    HELD.append(numpy.ones(100 * 2**20, numpy.uint8))
+    time.sleep(0.1)
+"""
+
+
+def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_in_triton(
+    adapter: RunningAdapter, root: Path
+) -> None:
+    """The last test of this adapter: one of Triton's threads for loads is stuck from here on."""
+    package = write_eater(root / "early", 1, imports=_GROWS_AT_IMPORT)
+    with closing(adapter.client()) as client:
+        assert client.load("small", write_eater(root / "tiny", 100)).status == 200
+        for said in ("still being loaded", "it can never fit"):
+            body = client.load("early", package).json()
+            assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
+            assert said in body["error"]
+        adapter.wait_for("model.load_stuck", 1, model_id="early")
+        assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
+    check_agreement(adapter, stuck=["early"])

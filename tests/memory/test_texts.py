@@ -113,13 +113,17 @@ OPEN = {"http": http_door, "grpc": grpc_door}
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
-    """Memory is not read: the words alone decide, and loads do not wait for each other."""
+    """Memory is not read, and another model is loaded: the words alone decide, again and again.
+    Loads do not wait for each other.
+    """
     root = tmp_path_factory.mktemp("models")
     flags = (
         *("--memory-source=off", "--triton-args=--disable-auto-complete-config"),
         f"--load-concurrency={_AT_ONCE}",
     )
     with embedded_adapter(*flags, f"--model-roots={root}") as adapter:
+        with closing(adapter.client()) as client:
+            assert client.load("other", write_failing_answers(root / "other")).status == 200
         yield adapter, root
 
 
@@ -220,4 +224,4 @@ def test_a_load_that_fails_is_507_as_its_text_is_labelled(
     ] == []
     with closing(adapter[0].client()) as client:
         listed = {model["modelName"] for model in client.get("/models").json()["models"]}
-    assert listed <= {"raiser"}
+    assert listed <= {"raiser", "other"}

@@ -140,10 +140,25 @@ def test_what_memory_said_is_in_the_answer(seen: Seen) -> None:
 
 @pytest.mark.parametrize("text", STRONG)
 @pytest.mark.parametrize("status", [500, 503])
-def test_strong_words_of_an_inference_are_507_whatever_memory_says(
+def test_strong_words_of_a_models_first_failure_are_507_whatever_memory_says(
     seen: Seen, status: int, text: str
 ) -> None:
-    assert outcome(seen.infer(status, text)) == OOM
+    name = f"first-{status}-{STRONG.index(text)}"
+    assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
+    answer = seen.client.post(f"/models/{name}/invoke", failing(status, text))
+    assert outcome(answer) == OOM
+    assert seen.client.delete(f"/models/{name}").status == 200
+
+
+@pytest.mark.parametrize("how", ["RuntimeError", 500])
+def test_a_size_far_below_what_is_free_is_507_once(seen: Seen, how: str | int) -> None:
+    name = f"echo-{how}"
+    assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
+    body = failing(how, "CUDA out of memory. Tried to allocate 20.00 MiB")
+    first, second = (outcome(seen.client.post(f"/models/{name}/invoke", body)) for _ in range(2))
+    assert first == OOM
+    assert second == ((500, "InferenceFailed") if seen.view == "ok" else OOM)
+    assert seen.client.delete(f"/models/{name}").status == 200
 
 
 def test_strong_words_of_a_load_are_507_whatever_memory_says(seen: Seen) -> None:

@@ -267,3 +267,18 @@ def test_the_headers_of_the_platform_are_logged_and_never_a_key(
     assert deleted.status == 200
     line = adapter.wait_for("model.unloaded", 5, model_id="targeted")
     assert line["target_model"] == "zzz"
+
+
+def test_a_load_that_triton_refuses_says_what_was_odd_in_its_config(
+    client: Client, package: Path
+) -> None:
+    """Triton itself names neither file nor line of a field that it does not know."""
+    write_python_model(package, config=CONFIG + "colour: 3\n")
+
+    body = client.load("odd", package).json()
+
+    assert body["code"] == "InvalidModel"
+    assert "failed to poll from model repository" in body["error"]
+    line = len(CONFIG.splitlines()) + 1
+    assert f"config.pbtxt:{line}" in body["error"]
+    assert "colour" in body["error"]

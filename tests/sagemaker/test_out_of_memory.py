@@ -81,8 +81,9 @@ def test_an_inference_that_runs_out_of_memory_is_507_and_the_model_stays(
     assert client.load(name, package).status == 200
     path = f"/models/{quoted(name)}/invoke"
 
-    plain = capacity(client.post(path, infer_body(1.0)))
+    # this one first: without a GPU it is believed once
     cuda = capacity(client.post(path, infer_body(2.0)))
+    plain = capacity(client.post(path, infer_body(1.0)))
 
     assert (plain["code"], plain["model_name"], plain["matched"]) == (
         "OutOfMemory",
@@ -92,6 +93,23 @@ def test_an_inference_that_runs_out_of_memory_is_507_and_the_model_stays(
     assert cuda["matched"].lower().startswith("cuda out of memory")
     assert cuda["needed_bytes"] == 2048 * _MIB
     assert client.post(path, infer_body(0.0)).status == 200
+
+
+_ECHO = 'raise RuntimeError("unknown: CUDA out of memory. Tried to allocate 2.00 GiB")'
+
+
+def test_what_a_caller_can_have_repeated_unloads_others_once(client: Client, package: Path) -> None:
+    """No GPU is here, and host memory has far more free than these 2 GiB."""
+    write_python_model(package, answer=_ECHO)
+    assert client.load("echo", package).status == 200
+    assert client.load("other", EXAMPLES / "identity").status == 200
+
+    first, *again = [client.post("/models/echo/invoke", infer_body(1.0)) for _ in range(3)]
+
+    assert capacity(first)["code"] == "OutOfMemory"
+    for reply in again:
+        assert refusal(reply) == (500, "InferenceFailed", "echo")
+        assert "not taken for out of memory: no GPU is here" in reply.json()["error"]
 
 
 def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) -> None:

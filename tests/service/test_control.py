@@ -369,6 +369,52 @@ async def test_a_dead_model_is_neither_listed_nor_served(house):
         house.control.lease(ModelId("m"))
 
 
+async def say_dead(house: House, name: str) -> None:
+    with pytest.raises(StubDied), house.control.lease(ModelId(name)):
+        raise StubDied(f"Stub process '{name}_0_0' is not healthy.")
+    await house.control.drain(5)
+    house.control.is_open = True
+
+
+@pytest.mark.parametrize("alive", [True, None])
+async def test_a_model_whose_process_lives_is_not_dead_by_a_text(house, alive):
+    """A model may answer with whatever its caller wrote."""
+    if alive is not None:
+        house.server.live["m"] = alive
+    await house.load("m")
+    await say_dead(house, "m")
+    house.check("m")
+
+
+async def test_a_model_that_has_lost_one_of_its_processes_is_dead(house):
+    house.server.live["m"] = True
+    house.server.instances["m"] = {"m_0_0", "m_0_1"}
+    await house.load("m")
+    await say_dead(house, "m")
+    house.check("m")
+    house.server.instances["m"] = {"m_0_0"}
+    await say_dead(house, "m")
+    assert house.state("m") is ModelState.DEAD
+
+
+async def test_with_a_triton_of_others_its_words_are_all_there_is():
+    house = await House(embedded=False).open()
+    await house.load("m")
+    await say_dead(house, "m")
+    assert house.state("m") is ModelState.DEAD
+    await house.close()
+
+
+async def test_a_refused_load_says_what_was_odd_in_the_package(house):
+    house.packages.warnings = ("config.pbtxt:3:1: field 'colour' is not known",)
+    house.steps.fail("load m", LoadFailed("failed to poll from model repository"))
+    with pytest.raises(LoadFailed) as caught:
+        await house.load("m")
+    assert str(caught.value) == (
+        "failed to poll from model repository; config.pbtxt:3:1: field 'colour' is not known"
+    )
+
+
 async def test_a_load_brings_a_dead_model_back(house):
     await house.load("m")
     await kill(house, "m")

@@ -386,3 +386,25 @@ def test_a_model_named_like_a_dead_process_is_not_taken_for_one():
     name = "ta.u.Stub_20process_20_27x_27_20is_20not_20healthy."
     text = raised("ValueError: x").replace("'m_0_0'", f"'{name}_0_0'")
     assert type(inference(500, PLAIN, text, name, model_id)) is InferenceFailed
+
+
+STUB = "Stub process 'm_0_0' is not healthy."
+
+
+@pytest.mark.parametrize(
+    "request_id", ["r7", "x" * 5000, "two\nlines", "a] b", "Stub process 'n' is not healthy."]
+)
+def test_a_death_is_seen_whatever_the_request_was_called(request_id):
+    text = f"[request id: {request_id}] {STUB}"
+    found = FAULTS.of_inference(
+        500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
+    )
+    assert type(found) is StubDied
+
+
+def test_a_death_in_the_request_id_alone_is_none():
+    text = f"[request id: x] {STUB}] bad shape"
+    found = FAULTS.of_inference(
+        500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
+    )
+    assert type(found) is InferenceFailed

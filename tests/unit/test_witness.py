@@ -7,7 +7,7 @@ from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, NO_BYTES, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
-from adapter.core.witness import DeviceSeen, Seen, View, second_opinion, seen, view_of
+from adapter.core.witness import DeviceSeen, Seen, View, second_opinion, seen, view_of, view_of_shm
 from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -199,3 +199,25 @@ def test_a_second_opinion_keeps_the_words_and_the_cause_and_says_why():
     assert str(answer) == f"{STUB} (memory was low at that time)"
     assert (answer.model_id, answer.figures, answer.matched) == ("m", figures, "is not healthy")
     assert answer.__cause__ is cause
+
+
+def test_where_only_shared_memory_can_explain_a_failure_nothing_else_is_looked_at():
+    low, full = observed(0), observed(500, shm_free_bytes=MIB - 1)
+    assert view_of_shm([low]) is View.UNKNOWN
+    assert view_of_shm([observed(0, shm_free_bytes=MIB)]) is View.OK
+    assert view_of_shm([observed(500, shm_free_bytes=MIB), full]) is View.LOW
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[Errno 28] No space left on device", "Unable to initialize shared memory key 'k' to requ"],
+)
+def test_failures_that_only_a_full_shared_memory_explains_say_so(text):
+    failed = f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {text};"
+    faults = Faults(Classifier())
+    at_load = faults.of_control("INVALID_ARGUMENT", failed, model_id=ModelId("m"))
+    at_inference = faults.of_grpc_inference(
+        "INTERNAL", f"OSError: {text}", name=TritonName("m"), model_id=ModelId("m")
+    )
+    assert (type(at_load), at_load.of_shm) == (LoadFailed, True)
+    assert (type(at_inference), at_inference.of_shm) == (InferenceFailed, True)

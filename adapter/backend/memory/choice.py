@@ -84,6 +84,9 @@ class ChosenMemory:
                     shm_free_bytes=around.shm_free_bytes,
                     oom_kills=around.oom_kills,
                 )
+            if reading is not None and reading.source == HOST:
+                is_none = self._nvml.has_gpus is False and not self._metrics.uuids
+                reading = replace(reading, has_no_gpu=is_none)
             self.last = reading
             self._tell(_NONE if reading is None else reading.source)
             return reading
@@ -98,6 +101,7 @@ class ChosenMemory:
             case "triton":
                 return await self._metrics.read()
             case "host":
+                await self._look_for_gpus()
                 return await self._host.read() if self._host else None
             case "off":
                 return None
@@ -107,6 +111,12 @@ class ChosenMemory:
         if not self._metrics.uuids and self._clock() >= self._page_due:
             await self._metrics.read()
             self._page_due = self._clock() + _RETRY_SECONDS
+
+    async def _look_for_gpus(self) -> None:
+        """Their memory is not wanted; whether there are any says what to believe of a text."""
+        if self._nvml.has_gpus is None and self._clock() >= self._nvml_due:
+            self._nvml_due = self._clock() + _RETRY_SECONDS
+            await self._nvml.read()
 
     async def _auto(self) -> MemoryReading | None:
         if self._host is not None and self._is_host:
