@@ -8,6 +8,9 @@ import pytest
 
 from tests.running import Client, RunningAdapter, unload_all
 from tests.v2.calls import Repository, uploading_adapter
+from tests.v2.kept import kept
+
+__all__ = ["kept"]  # a fixture
 
 
 @pytest.fixture(params=["grpc", "grpc_data"])

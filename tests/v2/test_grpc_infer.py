@@ -18,6 +18,12 @@ MIB = 2**20
 
 
 @pytest.fixture
+def adapter(shared_adapter, kept):
+    """With what is kept; a test that loads a model of its own unloads it."""
+    return shared_adapter
+
+
+@pytest.fixture
 def calls(adapter, door):
     with calls_to(adapter.doors[door]) as found:
         yield found
@@ -32,29 +38,39 @@ def triton_calls(adapter):
 
 @pytest.fixture
 def loaded(client, package):
-    """Loads a model with this body, by default under a name that Triton takes as it is."""
+    """Loads a model of the test's own, under a name that Triton takes as it is."""
 
-    def load(name: str | None = None, **bodies: str) -> str:
-        name = name or package.name
+    def load(**bodies: str) -> str:
         write_python_model(package, **bodies)
-        assert client.load(name, package).status == 200
-        return name
+        assert client.load(package.name, package).status == 200
+        return package.name
 
-    return load
+    yield load
+    assert client.delete(f"/models/{package.name}").status in {200, 404}
 
 
-def test_a_model_answers_to_its_name(calls, loaded):
-    name = loaded(answer=DOUBLING)
-    request = infer_request(name, 1.5, id="7")
+@pytest.fixture(scope="module")
+def doubling(kept) -> str:
+    """A name that Triton takes as it is."""
+    return kept.load("doubling", answer=DOUBLING)
+
+
+@pytest.fixture(scope="module")
+def echo(kept) -> str:
+    return kept.load("an echo")
+
+
+def test_a_model_answers_to_its_name(calls, doubling):
+    request = infer_request(doubling, 1.5, id="7")
     request.parameters["mine"].string_param = "x"
     answer = calls.call("ModelInfer", request)
     assert values_of(answer) == [3.0]
-    assert (answer.model_name, answer.model_version, answer.id) == (name, "1", "7")
+    assert (answer.model_name, answer.model_version, answer.id) == (doubling, "1", "7")
 
 
 @pytest.mark.parametrize("name", ["team/a b", "größe", "..", "n" * 900])
-def test_any_name_works_and_comes_back(calls, loaded, name):
-    loaded(name, answer=DOUBLING)
+def test_any_name_works_and_comes_back(calls, kept, name):
+    kept.load(name, answer=DOUBLING)
     answer = calls.call("ModelInfer", infer_request(name, 2.0))
     assert (answer.model_name, values_of(answer)) == (name, [4.0])
 
@@ -67,15 +83,14 @@ def test_any_name_works_and_comes_back(calls, loaded, name):
         [("mm-model-id", "ignored"), ("mm-model-id-bin", "größe".encode())],
     ],
 )
-def test_a_mesh_names_the_model_in_metadata(calls, loaded, named, metadata):
-    loaded("größe", answer=DOUBLING)
+def test_a_mesh_names_the_model_in_metadata(calls, kept, named, metadata):
+    kept.load("größe", answer=DOUBLING)
     answer = calls.call("ModelInfer", infer_request(named, 2.0), metadata=metadata)
     assert (answer.model_name, values_of(answer)) == ("größe", [4.0])
 
 
-def test_the_text_form_of_a_mesh_is_enough(calls, loaded):
-    name = loaded(answer=DOUBLING)
-    assert calls.infer("", 1.0, metadata=[("mm-model-id", name)]) == [2.0]
+def test_the_text_form_of_a_mesh_is_enough(calls, doubling):
+    assert calls.infer("", 1.0, metadata=[("mm-model-id", doubling)]) == [2.0]
 
 
 def test_a_name_that_is_no_name_is_the_callers_fault(calls):
@@ -106,18 +121,18 @@ def test_what_is_not_loaded_is_not_found(calls):
 
 
 def test_a_wrong_version_is_the_callers_fault_and_not_a_reason_to_load_again(
-    calls, triton_calls, loaded
+    calls, triton_calls, doubling
 ):
-    request = infer_request(loaded(), 1.0, model_version="99")
+    request = infer_request(doubling, 1.0, model_version="99")
     assert triton_calls.refused("ModelInfer", request)[0] == "NOT_FOUND"
     code, text = calls.refused("ModelInfer", request)
     assert code == "INVALID_ARGUMENT"
     assert "version 99 is not found" in text
 
 
-def test_a_models_own_not_found_is_not_ours(calls, triton_calls, loaded):
+def test_a_models_own_not_found_is_not_ours(calls, triton_calls, kept):
     error = "pb_utils.TritonError('no such user', pb_utils.TritonError.NOT_FOUND)"
-    name = loaded(answer=f"return pb_utils.InferenceResponse(error={error})")
+    name = kept.load("searching", answer=f"return pb_utils.InferenceResponse(error={error})")
     assert triton_calls.refused_infer(name, 1.0) == ("NOT_FOUND", "no such user")
     assert calls.refused_infer(name, 1.0) == ("INTERNAL", "InferenceFailed: no such user")
 
@@ -159,9 +174,9 @@ def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
         assert {f.result() for f in ours} - {"OK"} == {"RESOURCE_EXHAUSTED"}
 
 
-def test_out_of_memory_is_resource_exhausted(calls, triton_calls, loaded, adapter, door):
+def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, door):
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
-    name = loaded("an oom", answer=f"raise RuntimeError({text!r})")
+    name = kept.load("an oom", answer=f"raise RuntimeError({text!r})")
     assert calls.refused_infer(name, 1.0)[0] == "RESOURCE_EXHAUSTED"
     assert calls.refused_infer(name, 1.0)[1].startswith("OutOfMemory: ")
     with closing(adapter.client()) as admin:
@@ -184,7 +199,11 @@ def test_a_model_that_triton_lost_is_not_found_and_forgotten(calls, triton_calls
     triton_calls.call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
     code, text = calls.refused_infer(name, 1.0)
     assert (code, name in text) == ("NOT_FOUND", True)
-    wait_until(lambda: adapter.state()["models"] == [], 20, "it is forgotten")
+    wait_until(lambda: name not in models_of(adapter), 20, "it is forgotten")
+
+
+def models_of(adapter) -> list[str]:
+    return [model["model_id"] for model in adapter.state()["models"]]
 
 
 def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter, tmp_path):
@@ -203,20 +222,21 @@ def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter,
             loading = pool.submit(own.load, package.name, package)
             wait_until(started.exists, 30, "the model is being loaded")
             asking = pool.submit(calls.infer, package.name, 4.0)
-            wait_until(lambda: control.index() == [(package.name, "", "LOADING")], 5, "asked")
+            wait_until(lambda: (package.name, "", "LOADING") in control.index(), 5, "asked")
         finally:
             gate.touch()
         assert asking.result(30) == [8.0]
         assert loading.result(30).status == 200
+        assert own.delete(f"/models/{package.name}").status == 200
 
 
 @pytest.mark.parametrize("character", ["x", "é", "%", "\N{GRINNING FACE}"])
-def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, loaded, character):
+def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, kept, character):
     """More than 8 KiB of metadata would arrive as RESOURCE_EXHAUSTED, the text lost."""
-    name = loaded(answer=f"raise ValueError({character!r} * 300_000)")
+    name = kept.load("verbose", answer="raise ValueError(chr(int(values[0])) * 300_000)")
     with calls_to(adapter.grpc_address) as plain:
-        assert plain.refused_infer(name, 1.0)[0] != "INTERNAL"
-    code, text = calls.refused_infer(name, 1.0)
+        assert plain.refused_infer(name, ord(character))[0] != "INTERNAL"
+    code, text = calls.refused_infer(name, ord(character))
     assert (code, text[:17]) == ("INTERNAL", "InferenceFailed: ")
     assert "ValueError: " + character * 100 in text
     assert text.endswith(" characters cut)")
@@ -232,7 +252,7 @@ def patient(loaded, tmp_path):
         "while not request.is_cancelled() and time.monotonic() < until: time.sleep(0.01)\n"
         f"if request.is_cancelled(): pathlib.Path({str(seen)!r}).touch()"
     )
-    return loaded("a patient", imports="import pathlib, time", answer=wait), running, seen
+    return loaded(imports="import pathlib, time", answer=wait), running, seen
 
 
 def test_a_caller_who_goes_away_is_told_to_the_model(calls, patient):
@@ -251,24 +271,23 @@ def test_the_callers_deadline_reaches_the_model(calls, patient):
     wait_until(seen.exists, 10, "the model knows")
 
 
-def test_messages_below_the_limit_pass_both_ways(adapter, door, loaded):
-    name = loaded("a big one")
+def test_messages_below_the_limit_pass_both_ways(adapter, door, echo):
     with calls_to(adapter.doors[door], NO_LIMITS) as calls:
         values = [1.0] * (3 * MIB)  # 12 MiB
-        assert calls.infer(name, *values) == values
+        assert calls.infer(echo, *values) == values
 
 
-def test_a_request_over_the_limit_is_refused_with_the_sizes(adapter, door, loaded):
-    name = loaded()
+def test_a_request_over_the_limit_is_refused_with_the_sizes(adapter, door, echo):
     with calls_to(adapter.doors[door], NO_LIMITS) as calls:
-        _, text = calls.refused_infer(name, *([0.0] * (5 * MIB)))
+        _, text = calls.refused_infer(echo, *([0.0] * (5 * MIB)))
         assert "larger than max" in text
         assert str(16 * MIB) in text
-        assert calls.infer(name, 1.0) == [1.0]
+        assert calls.infer(echo, 1.0) == [1.0]
 
 
-def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, door, loaded):
-    name = loaded(imports="import numpy as np", answer="values = np.zeros(5 * 2**20, np.float32)")
+def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, door, kept):
+    zeros = "values = np.zeros(5 * 2**20, np.float32)"
+    name = kept.load("many zeros", imports="import numpy as np", answer=zeros)
     with calls_to(adapter.doors[door], NO_LIMITS) as calls:
         code, text = calls.refused_infer(name, 1.0)
     assert code == "INTERNAL"
@@ -277,17 +296,13 @@ def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, door, loaded):
 
 
 @pytest.mark.parametrize("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a_compressed_request_is_understood(calls, loaded, kind):
-    name = loaded(answer=DOUBLING)
+def test_a_compressed_request_is_understood(calls, doubling, kind):
     values = [1.0] * 10_000
-    assert calls.infer(name, *values, compression=kind) == [2.0] * 10_000
+    assert calls.infer(doubling, *values, compression=kind) == [2.0] * 10_000
 
 
-def test_many_callers_get_their_own_answers(calls, client, package):
-    names = [f"many {i}" for i in range(3)]
-    write_python_model(package, answer=DOUBLING)
-    for name in names:
-        assert client.load(name, package).status == 200
+def test_many_callers_get_their_own_answers(calls, kept):
+    names = [kept.load(name, answer=DOUBLING) for name in ("doubling", "team/a b", "größe")]
 
     def ask(i: int) -> bool:
         answer = calls.call("ModelInfer", infer_request(names[i % 3], float(i), id=str(i)))

@@ -21,6 +21,12 @@ NAME = "team/größe"
 
 
 @pytest.fixture
+def adapter(shared_adapter, kept):
+    """With what is kept; a test that loads a model of its own unloads it."""
+    return shared_adapter
+
+
+@pytest.fixture
 def calls(adapter, door):
     with calls_to(adapter.doors[door]) as found:
         yield found
@@ -33,10 +39,14 @@ def triton_calls(adapter):
         yield found
 
 
-@pytest.fixture
-def loaded(client, identity) -> str:
-    assert client.load(NAME, identity).status == 200
-    return NAME
+@pytest.fixture(scope="module")
+def loaded(kept) -> str:
+    return kept.load(NAME)
+
+
+@pytest.fixture(scope="module")
+def plain(kept) -> str:
+    return kept.load("plain")
 
 
 def test_metadata_and_config_have_the_callers_name(calls, loaded):
@@ -50,21 +60,22 @@ def test_metadata_and_config_have_the_callers_name(calls, loaded):
 
 
 def test_statistics_have_the_callers_names_and_leave_others_alone(
-    calls, triton_calls, loaded, client, identity
+    calls, triton_calls, loaded, plain
 ):
-    assert client.load("plain", identity).status == 200
+    ask = ("ModelStatistics", pb.ModelStatisticsRequest(name=loaded))
+    (before,) = calls.call(*ask).model_stats
     calls.infer(loaded, 1.0)
-    (one,) = calls.call("ModelStatistics", pb.ModelStatisticsRequest(name=loaded)).model_stats
-    assert (one.name, one.inference_count) == (loaded, 1)
+    (one,) = calls.call(*ask).model_stats
+    assert (one.name, one.inference_count) == (loaded, before.inference_count + 1)
     everything = calls.call("ModelStatistics", pb.ModelStatisticsRequest()).model_stats
-    assert {model.name for model in everything} == {loaded, "plain"}
+    assert {model.name for model in everything} == {loaded, plain}
     direct = triton_calls.call("ModelStatistics", pb.ModelStatisticsRequest()).model_stats
     assert len(direct) == len(everything)
-    by_mesh = [("mm-model-id", "plain")]
+    by_mesh = [("mm-model-id", plain)]
     (named,) = calls.call(
         "ModelStatistics", pb.ModelStatisticsRequest(), metadata=by_mesh
     ).model_stats
-    assert named.name == "plain"
+    assert named.name == plain
 
 
 def test_a_model_is_ready_or_it_is_not(calls, loaded):
@@ -92,9 +103,8 @@ def test_what_is_not_loaded_is_not_found(calls, method):
     )
 
 
-def test_a_wrong_version_is_the_callers_fault(calls, triton_calls, loaded, client, identity):
-    assert client.load("plain", identity).status == 200
-    request = pb.ModelMetadataRequest(name="plain", version="99")
+def test_a_wrong_version_is_the_callers_fault(calls, triton_calls, plain):
+    request = pb.ModelMetadataRequest(name=plain, version="99")
     assert triton_calls.refused("ModelMetadata", request)[0] == "NOT_FOUND"
     assert calls.refused("ModelMetadata", request)[0] == "INVALID_ARGUMENT"
 

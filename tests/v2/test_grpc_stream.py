@@ -35,6 +35,12 @@ class Asking:
 
 
 @pytest.fixture
+def adapter(shared_adapter, kept):
+    """With what is kept; a test that loads a model of its own unloads it."""
+    return shared_adapter
+
+
+@pytest.fixture
 def calls(adapter, door):
     with calls_to(adapter.doors[door]) as found:
         yield found
@@ -49,33 +55,46 @@ def asking():
 
 @pytest.fixture
 def load(client, package):
-    def load(name: str, **bodies: str) -> str:
-        write_python_model(package / name.replace("/", "_"), **bodies)
-        assert client.load(name, package / name.replace("/", "_")).status == 200
-        return name
+    """Loads a model of the test's own, `m`."""
 
-    return load
+    def load(write=write_python_model, **bodies: str) -> str:
+        assert client.load("m", write(package, **bodies)).status == 200
+        return "m"
+
+    yield load
+    assert client.delete("/models/m").status in {200, 404}
 
 
-@pytest.fixture
-def counting(client, package) -> str:
+@pytest.fixture(scope="module")
+def counting(kept) -> str:
     """Answers a request of N with N responses."""
-    write_decoupled_model(package, answer=COUNTING)
-    assert client.load("counting one", package).status == 200
-    return "counting one"
+    return kept.load("counting one", write_decoupled_model, answer=COUNTING)
+
+
+@pytest.fixture(scope="module")
+def doubling(kept) -> str:
+    return kept.load("größe", answer=DOUBLING)
+
+
+@pytest.fixture(scope="module")
+def echo(kept) -> str:
+    return kept.load("echo")
 
 
 def in_flight(adapter) -> dict[str, int]:
     return {model["model_id"]: model["in_flight"] for model in adapter.state()["models"]}
 
 
-def test_models_answer_side_by_side_in_one_stream(calls, load):
-    for name, factor in [("team/a", 2), ("plain", 3)]:
-        load(name, answer=f"values = {factor} * values")
-    requests = [infer_request(("team/a", "plain")[i % 2], float(i), id=str(i)) for i in range(20)]
+def states(adapter) -> dict[str, str]:
+    return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
+
+
+def test_models_answer_side_by_side_in_one_stream(calls, doubling, echo):
+    names = (doubling, echo)
+    requests = [infer_request(names[i % 2], float(i), id=str(i)) for i in range(20)]
     answers = [message.infer_response for message in calls.stream(requests)]
     assert {(a.model_name, a.id, *values_of(a)) for a in answers} == {
-        (("team/a", "plain")[i % 2], str(i), float(i) * (2, 3)[i % 2]) for i in range(20)
+        (names[i % 2], str(i), float(i) * (2, 1)[i % 2]) for i in range(20)
     }
 
 
@@ -92,23 +111,21 @@ def test_a_decoupled_model_gives_as_many_answers_as_it_likes(calls, counting):
     assert {a.model_name for a in answers} == {counting}
 
 
-def test_a_mesh_may_name_the_model_of_a_stream(calls, load):
-    load("größe", answer=DOUBLING)
-    metadata = [("mm-model-id-bin", "größe".encode())]
+def test_a_mesh_may_name_the_model_of_a_stream(calls, doubling):
+    metadata = [("mm-model-id-bin", doubling.encode())]
     (message,) = calls.stream([infer_request("a vmodel", 1.0)], metadata=metadata)
     assert values_of(message.infer_response) == [2.0]
 
 
-def test_what_is_wrong_with_one_request_does_not_end_the_stream(calls, load):
-    good = load("good")
-    wrong = infer_request(good, 1.0, id="wrong")
+def test_what_is_wrong_with_one_request_does_not_end_the_stream(calls, kept, echo):
+    wrong = infer_request(echo, 1.0, id="wrong")
     wrong.inputs[0].name = "CUDA out of memory"
-    raising = load("a raising", answer="raise ValueError('boom')")
+    raising = kept.load("a raising", answer="raise ValueError('boom')")
     requests = [
         infer_request("nope", 1.0, id="unknown"),
         wrong,
         infer_request(raising, 1.0, id="raising"),
-        infer_request(good, 1.0, id="good"),
+        infer_request(echo, 1.0, id="good"),
     ]
     told = {m.infer_response.id: m.error_message for m in calls.stream(requests)}
     assert told["unknown"] == "ModelNotFound: model 'nope' is not loaded"
@@ -118,13 +135,13 @@ def test_what_is_wrong_with_one_request_does_not_end_the_stream(calls, load):
     assert told["good"] == ""
 
 
-def test_a_failure_text_of_any_length_arrives_whole(calls, load):
-    name = load("m", answer="raise ValueError('x' * 300_000)")
+def test_a_failure_text_of_any_length_arrives_whole(calls, kept):
+    name = kept.load("verbose", answer="raise ValueError('x' * 300_000)")
     (message,) = calls.stream([infer_request(name, 1.0)])
     assert "x" * 300_000 in message.error_message
 
 
-def test_out_of_memory_is_said_and_counted(calls, load, adapter):
+def test_out_of_memory_is_said_and_counted(calls, kept, adapter):
     def counted() -> float:
         with closing(adapter.client()) as admin:
             admin.address = adapter.admin
@@ -136,7 +153,7 @@ def test_out_of_memory_is_said_and_counted(calls, load, adapter):
         )
 
     before = counted()
-    name = load(
+    name = kept.load(
         "an oom", answer="raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')"
     )
     (message,) = calls.stream([infer_request(name, 1.0)])
@@ -145,7 +162,7 @@ def test_out_of_memory_is_said_and_counted(calls, load, adapter):
 
 
 def test_a_process_that_dies_in_a_stream_is_noticed(calls, load, asking):
-    name = load("m", imports="import os", answer="os._exit(1)")
+    name = load(imports="import os", answer="os._exit(1)")
     messages = calls.stream(asking)
     asking.send(infer_request(name, 1.0))
     assert next(messages).error_message.startswith("InferenceFailed: ")
@@ -157,11 +174,11 @@ def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking
     """Triton does: it keeps the last request of an open stream, so its unload stalls and has to be
     helped along.
     """
-    name = load("m")
+    name = load()
     messages = calls.stream(asking)
     asking.send(infer_request(name, 1.0))
     assert values_of(next(messages).infer_response) == [1.0]
-    assert in_flight(adapter) == {name: 0}
+    assert in_flight(adapter)[name] == 0
     assert client.delete("/models/m").status == 200
     asking.send(infer_request(name, 1.0))
     assert next(messages).error_message == "ModelNotFound: model 'm' is not loaded"
@@ -173,14 +190,14 @@ def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapte
         f"pathlib.Path({str(running)!r}).touch()\n"
         f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
     )
-    name = load("m", imports="import pathlib, time", answer=wait)
+    name = load(imports="import pathlib, time", answer=wait)
     messages = calls.stream(asking)
     with closing(adapter.client()) as own, ThreadPoolExecutor(1) as pool:
         try:
             asking.send(infer_request(name, 1.0))
             wait_until(running.exists, 30, "the model computes")
             unloading = pool.submit(own.delete, "/models/m")
-            wait_until(lambda: adapter.state()["models"][0]["state"] == "UNLOADING", 5, "unloading")
+            wait_until(lambda: states(adapter)["m"] == "UNLOADING", 5, "it is unloading")
         finally:
             gate.touch()
         assert values_of(next(messages).infer_response) == [1.0]
@@ -195,19 +212,19 @@ def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
     messages = calls.stream(asking)
     asking.send(infer_request(counting, 1.0))
     next(messages)
-    assert in_flight(adapter) == {counting: 1}
+    assert in_flight(adapter)[counting] == 1
     request = infer_request(counting, 1.0)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     asking.send(request)
     next(messages)
     assert next(messages).infer_response.parameters["triton_final_response"].bool_param
-    assert in_flight(adapter) == {counting: 1}  # the first one may still go on
+    assert in_flight(adapter)[counting] == 1  # the first one may still go on
     asking.end()
     assert list(messages) == []
-    wait_until(lambda: in_flight(adapter) == {counting: 0}, 5, "the stream has ended")
+    wait_until(lambda: in_flight(adapter)[counting] == 0, 5, "the stream has ended")
 
 
-def test_a_caller_who_goes_away_is_told_to_the_models(calls, asking, client, package, tmp_path):
+def test_a_caller_who_goes_away_is_told_to_the_models(calls, asking, load, tmp_path):
     running, seen = tmp_path / "running", tmp_path / "cancelled"
     wait = (
         f"pathlib.Path({str(running)!r}).touch(); until = time.monotonic() + 20\n"
@@ -215,8 +232,7 @@ def test_a_caller_who_goes_away_is_told_to_the_models(calls, asking, client, pac
         " time.sleep(0.01)\n"
         f"            if request.is_cancelled(): pathlib.Path({str(seen)!r}).touch()"
     )
-    write_decoupled_model(package, answer=wait)
-    assert client.load("m", package).status == 200
+    load(write_decoupled_model, answer=wait)
     messages = calls.stream(asking)
     asking.send(infer_request("m", 1.0))
     wait_until(running.exists, 30, "the model computes")
@@ -224,10 +240,9 @@ def test_a_caller_who_goes_away_is_told_to_the_models(calls, asking, client, pac
     wait_until(seen.exists, 10, "the model knows")
 
 
-def test_a_deadline_ends_a_stream(calls, load, asking, adapter):
-    name = load("m")
+def test_a_deadline_ends_a_stream(calls, echo, asking):
     messages = calls.stream(asking, timeout=1.5)
-    asking.send(infer_request(name, 1.0))
+    asking.send(infer_request(echo, 1.0))
     assert values_of(next(messages).infer_response) == [1.0]
     with pytest.raises(grpc.RpcError) as raised:
         next(messages)
@@ -241,11 +256,9 @@ def test_a_message_that_is_none_ends_the_stream(calls):
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_many_streams_at_once(calls, load):
-    name = load("m one", answer=DOUBLING)
-
+def test_many_streams_at_once(calls, doubling):
     def ask(i: int) -> list[float]:
-        requests = [infer_request(name, float(i + j)) for j in range(20)]
+        requests = [infer_request(doubling, float(i + j)) for j in range(20)]
         return [values_of(m.infer_response)[0] for m in calls.stream(requests)]
 
     with ThreadPoolExecutor(8) as pool:
