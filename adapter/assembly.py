@@ -1,5 +1,6 @@
 """Builds the parts from the settings. What they are to each other is in app.py."""
 
+import os
 import platform
 import resource
 import time
@@ -71,12 +72,13 @@ def build_triton(
     tracing: Tracing | None,
 ) -> TritonControl:
     is_upload = settings.staging == "upload"
+    real = [os.path.realpath(root) for root in model_roots(settings)]
     return TritonControl(
         faults,
         load_timeout_seconds=settings.load_timeout_seconds,
         call_timeout_seconds=settings.control_timeout_seconds,
         on_retry=lambda call: metrics.retries.labels(call).inc(),
-        payload=(lambda name: payload(repository / name)) if is_upload else None,
+        payload=(lambda name: payload(repository / name, real)) if is_upload else None,
         tracing=tracing,
     )
 

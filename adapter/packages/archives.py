@@ -66,18 +66,20 @@ def archive_at(path: Path) -> Path | None:
     return alone if alone is not None and not alone.is_symlink() and is_archive(alone) else None
 
 
-def unpack(archive: Path, target: Path, limits: Limits) -> None:
+def unpack(archive: Path, target: Path, limits: Limits, *, content: Path | None = None) -> None:
     """Make the folder `target` with what the archive holds; on any error nothing of it is left.
 
+    `content` is where its bytes are read, when that is not the path that messages name.
     Modification times are kept, those of a zip taken as UTC: learned sizes are found by them.
     InvalidModel names archive, entry and reason; BackendError is the disk's fault, also when the
     last GiB of it would be needed.
     """
     try:
-        kind = _kind(archive)
+        content = content or archive
+        kind = _kind(archive, content)
         target.mkdir()
         try:
-            _fill(archive, kind, target, limits)
+            _fill(archive, content, kind, target, limits)
         except BaseException:
             shutil.rmtree(target)
             raise
@@ -86,8 +88,8 @@ def unpack(archive: Path, target: Path, limits: Limits) -> None:
         raise BackendError(f"cannot unpack {shown(archive)}: {reason}") from error
 
 
-def _kind(archive: Path) -> str:
-    named, found = _kind_by_name(archive), _kind_by_bytes(archive)
+def _kind(archive: Path, content: Path) -> str:
+    named, found = _kind_by_name(archive), _kind_by_bytes(content)
     if found is None or named not in {None, found}:
         expected = f", not those of a {named}" if named else ""
         raise InvalidModel(
@@ -117,13 +119,13 @@ def _kind_by_bytes(path: Path) -> str | None:
     return "tar"
 
 
-def _fill(archive: Path, kind: str, target: Path, limits: Limits) -> None:
+def _fill(archive: Path, content: Path, kind: str, target: Path, limits: Limits) -> None:
     unpacking = Unpacking(archive, target, limits)
     try:
         if kind == "zip":
-            _read_zip(archive, unpacking)
+            _read_zip(content, unpacking)
         else:
-            with gzip.open(archive) if kind == "tar.gz" else archive.open("rb") as stream:
+            with gzip.open(content) if kind == "tar.gz" else content.open("rb") as stream:
                 _read_tar(cast("IO[bytes]", stream), unpacking)
     except _DAMAGED as error:
         raise unpacking.refused(f"the archive is damaged: {error}") from error

@@ -6,7 +6,7 @@ Triton itself only answers "failed to poll from model repository" (sagemaker.md 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -35,7 +35,12 @@ class Checked:
 def read_config(path: Path) -> str:
     """The text as it is, a byte order mark included. InvalidModel, or the OSError of reading."""
     with path.open("rb") as file:
-        raw = file.read(MAX_CONFIG_BYTES + 1)
+        return decoded(file, path)
+
+
+def decoded(file: IO[bytes], path: Path) -> str:
+    """The same of a file that is open; `path` is for the messages."""
+    raw = file.read(MAX_CONFIG_BYTES + 1)
     if len(raw) > MAX_CONFIG_BYTES:
         raise InvalidModel(f"{shown(path)} is larger than {MAX_CONFIG_BYTES} bytes")
     try:

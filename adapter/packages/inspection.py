@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from adapter.core.model import Link, ModelPart, ModelSource, Package, Role
 from adapter.errors import InvalidModel
 from adapter.packages import footprint, formats
-from adapter.packages.config_check import parse, read_config
+from adapter.packages.config_check import decoded, parse
 from adapter.packages.config_text import quoted, with_tensors
 from adapter.packages.contents import Contents, shown
 from adapter.packages.ensemble import Member, mentioned, plan
@@ -27,6 +27,7 @@ from adapter.packages.files import (
     is_version,
     missing_folders,
 )
+from adapter.packages.inside import Inside
 from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
 
 CONFIG = "config.pbtxt"
@@ -53,8 +54,9 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
     """
     try:
         contents = Contents(str(path), roots)
-        schema = _schema(source, path, contents)
-        models = _models(source, path, contents, schema)
+        inside = Inside(roots)
+        schema = _schema(source, path, contents, inside)
+        models = _models(source, path, contents, schema, inside)
         declared = _declared_bytes(source, models)
     except OSError as error:
         name = shown(error.filename or path)
@@ -83,7 +85,7 @@ def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None
 
 
 def _models(
-    source: ModelSource, path: Path, contents: Contents, schema: Schema | None
+    source: ModelSource, path: Path, contents: Contents, schema: Schema | None, inside: Inside
 ) -> list[_Model]:
     """Helpers first, the entry last."""
     tree = contents.tree
@@ -91,13 +93,13 @@ def _models(
         path, tree = path / wrapper, tree[wrapper]
     folders = [] if tree is None or CONFIG in tree else _model_folders(tree)
     if tree is not None and len(folders) > 1:
-        return _several(source, path, tree, folders)
+        return _several(source, path, tree, folders, inside)
     if tree is not None and folders:
         path, tree = path / folders[0], tree[folders[0]]
     if tree is not None and CONFIG in tree:
-        model = _native(path, tree, schema)
+        model = _native(path, tree, schema, inside)
         # an ensemble alone has steps that are not here, and must not reach for those of others
-        plan([_member(path, path.name, model, ())], None, shown(path))
+        plan([_member(path, path.name, model, (), inside)], None, shown(path))
         return [model]
     return [_laid_out(path, tree, source.model_type, schema)]
 
@@ -131,14 +133,14 @@ def _model_folders(tree: formats.Tree) -> list[str]:
 
 
 def _several(
-    source: ModelSource, path: Path, tree: formats.Tree, folders: list[str]
+    source: ModelSource, path: Path, tree: formats.Tree, folders: list[str], inside: Inside
 ) -> list[_Model]:
     models: dict[str, _Model] = {}
     for name in folders:
         below = tree[name] or {}
-        model = _native(path / name, below, None) if CONFIG in below else None
+        model = _native(path / name, below, None, inside) if CONFIG in below else None
         models[name] = model or _laid_out(path / name, below, None, None)
-    members = {name: _member(path / name, name, models[name], folders) for name in folders}
+    members = {name: _member(path / name, name, models[name], folders, inside) for name in folders}
     order = plan(list(members.values()), source.entry, shown(path))
     roles = dict.fromkeys(order.helpers, Role.HELPER) | dict.fromkeys(order.steps, Role.STEP)
     roles[order.entry] = Role.ENTRY
@@ -148,7 +150,7 @@ def _several(
     return [models[name] for name in roles]
 
 
-def _member(folder: Path, name: str, model: _Model, names: Iterable[str]) -> Member:
+def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside: Inside) -> Member:
     config = model.config
     if config is None:
         return Member(name, is_ensemble=False, steps=(), mentions=frozenset())
@@ -158,17 +160,18 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str]) -> Mem
     if model.backend == "python" and others:
         left = _MAX_ALL_CODE_BYTES
         for code in sorted(folder.rglob("*.py")):
-            with code.open("rb") as file:
+            with inside.reading(code) as file:
                 raw = file.read(min(_MAX_CODE_BYTES, left))
             mentions |= mentioned(raw.decode("utf-8", "replace"), others)
             left -= len(raw)
     return Member(name, is_ensemble(config), steps, mentions)
 
 
-def _native(folder: Path, tree: formats.Tree, schema: Schema | None) -> _Model:
+def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Inside) -> _Model:
     """A folder as Triton's repository wants it: every entry is linked, the config is edited."""
     path = folder / CONFIG
-    text = read_config(path)
+    with inside.reading(path) as file:
+        text = decoded(file, path)
     checked = parse(text, path)
     check_model_files(folder, tree, checked.config)
     if schema is not None:
@@ -199,12 +202,12 @@ def _laid_out(
     return _Model(path, ModelPart("", Role.ENTRY, text, links), found.backend)
 
 
-def _schema(source: ModelSource, path: Path, contents: Contents) -> Schema | None:
+def _schema(source: ModelSource, path: Path, contents: Contents, inside: Inside) -> Schema | None:
     """ModelMesh's description of inputs and outputs, given by path or lying in the folder."""
     file = Path(source.schema) if source.schema else path / SCHEMA
     if source.schema is None and SCHEMA not in (contents.tree or {}):
         return None
     if file.exists() and not file.is_file() and not file.is_dir():
         raise InvalidModel(f"{shown(file)} is neither a file nor a folder")
-    with file.open("rb") as opened:
+    with inside.reading(file) as opened:
         return parse_schema(opened.read(2**20), shown(file))

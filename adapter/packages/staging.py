@@ -32,6 +32,7 @@ from adapter.packages.folders import (
     note_unloaded,
     sweep,
 )
+from adapter.packages.inside import Inside
 from adapter.packages.inspection import inspect
 from adapter.packages.location import resolve
 from adapter.packages.ownership import Loaded, Ownership, note_ownership, ownership_of
@@ -148,7 +149,9 @@ class Packages:
             return *self._written(name, model_id, source, None), "the request"
         if found.is_archive:
             target = self._claimed(name, model_id) / UNPACKED
-            unpack(found.path, target, self._limits)
+            with Inside(self._roots).at(str(found.path)) as archive:
+                content = Path(archive.by_descriptor)
+                unpack(found.path, target, self._limits, content=content)
             real = os.path.realpath(target)
             return Path(real), [real], shown(found.path)
         if source.config is not None:
@@ -196,13 +199,14 @@ class Packages:
                 claim(self._repository / other, Ownership(name, model_id))
         renamed = {own: str(given) for own, given in names.items() if own != given}
         helpers = {p.own_name for p in package.parts if p.role is Role.HELPER}
+        inside = Inside([*self._roots, folder])
         try:
             for part in package.parts:
                 # Python code asks by text: a folder's name that is none cannot be meant
                 asked = [own for own in sorted(helpers | part.mentions) if _is_text(own)]
                 told = {PARAMETER + own: renamed[own] for own in asked if own in renamed}
                 place = self._repository / names[part.own_name]
-                fill(place, part, renamed, told, self._staging)
+                fill(place, part, renamed, told, staging=self._staging, inside=inside)
         except OSError as error:
             raise disk_error(self._repository / name, error) from error
         return Placement(load, along)

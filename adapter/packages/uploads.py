@@ -5,10 +5,10 @@ Both are the model repository extension's load with `config` and `file:<version>
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -18,6 +18,7 @@ from adapter.errors import InvalidModel, InvalidRequest
 from adapter.packages.config_check import parse, read_config
 from adapter.packages.contents import shown
 from adapter.packages.files import MARKER, UNPACKED, is_ensemble
+from adapter.packages.inside import Inside
 from adapter.packages.inspection import CONFIG
 
 # A protobuf message, thus a call over gRPC, has at most 2 GiB; some of it is left for the framing.
@@ -83,17 +84,20 @@ def write_package(folder: Path, source: ModelSource, package: Path | None) -> No
         os.utime(path, (moment, moment))
 
 
-def payload(folder: Path) -> Payload:
-    """What a staged folder shows, links followed, read into memory.
+def payload(folder: Path, roots: Sequence[str]) -> Payload:
+    """What a staged folder shows, links followed within it and the roots, read into memory.
 
     InvalidModel for what Triton cannot be sent; files are named as in the folder.
     """
     name = Path(folder.name)
     try:
-        config = _config(folder, name)
-        paths = {os.path.relpath(path, folder): path for path in _files(folder)}
-        _refuse_too_large(paths, name)
-        return Payload(config, {f"file:{file}": Path(p).read_bytes() for file, p in paths.items()})
+        config, real = _config(folder, name), os.path.realpath(folder)
+        inside, own = Inside([*roots, real]), frozenset({UNPACKED, CONFIG, MARKER})
+        seen = inside.tree(real, without=own)
+        sizes = {file: found.status.st_size for file, found in seen if not found.is_folder}
+        _refuse_too_large(sizes, name)
+        files = {f"file:{f}": _content(inside, f"{real}/{f}", size) for f, size in sizes.items()}
+        return Payload(config, files)
     except OSError as error:
         raise InvalidModel(f"{shown(error.filename or folder)}: {error.strerror}") from error
 
@@ -115,23 +119,11 @@ def _config(folder: Path, name: Path) -> str:
     return json_format.MessageToJson(checked.config, preserving_proto_field_name=True, indent=None)
 
 
-def _files(folder: Path) -> Iterator[str]:
-    for place, folders, names in os.walk(folder, onerror=_refuse_unread, followlinks=True):
-        if place == str(folder):
-            folders[:] = [name for name in folders if name != UNPACKED]
-            names = [name for name in names if name not in {CONFIG, MARKER}]  # noqa: PLW2901
-        yield from (os.path.join(place, name) for name in names)  # noqa: PTH118 - many
-
-
-def _refuse_unread(error: OSError) -> NoReturn:
-    raise error
-
-
-def _refuse_too_large(paths: dict[str, str], name: Path) -> None:
+def _refuse_too_large(sizes: dict[str, int], name: Path) -> None:
     total = 0
-    for file, path in paths.items():
+    for file, size in sizes.items():
         try:
-            total += len(file.encode()) + _FRAMING_BYTES + Path(path).stat().st_size
+            total += len(file.encode()) + _FRAMING_BYTES + size
         except UnicodeEncodeError as error:
             where = shown(name / file)
             raise InvalidModel(f"{where}: its name is not UTF-8, so it cannot be sent") from error
@@ -140,3 +132,9 @@ def _refuse_too_large(paths: dict[str, str], name: Path) -> None:
             f"{shown(name)}: {total} bytes to upload; Triton takes at most {MAX_UPLOAD_BYTES}"
             " in one call"
         )
+
+
+def _content(inside: Inside, path: str, size: int) -> bytes:
+    """As much as was counted: the file may grow meanwhile."""
+    with inside.reading(path) as file:
+        return file.read(size)

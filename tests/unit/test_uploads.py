@@ -28,7 +28,7 @@ def test_all_but_the_config_and_what_is_ours_travels_as_files(staged, tmp_path):
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     (tmp_path / "elsewhere" / "deep" / "weights").write_bytes(b"123")
     (staged / "2").symlink_to(tmp_path / "elsewhere")
-    files = payload(staged).files
+    files = payload(staged, [str(staged.parent)]).files
     assert set(files) == {
         *("file:1/model.py", "file:1/.unpacked/own"),
         *("file:labels.txt", "file:2/deep/weights"),
@@ -38,45 +38,45 @@ def test_all_but_the_config_and_what_is_ours_travels_as_files(staged, tmp_path):
 
 
 def test_the_config_travels_as_json_with_the_names_of_config_pbtxt(staged):
-    config = json.loads(payload(staged).config)
+    config = json.loads(payload(staged, [str(staged.parent)]).config)
     assert config["backend"] == "python"
     assert config["input"] == [{"name": "IN", "data_type": "TYPE_FP32", "dims": ["-1"]}]
 
 
 def test_without_a_config_triton_is_told_to_complete_an_empty_one(staged):
     (staged / "config.pbtxt").unlink()
-    assert payload(staged).config == "{}"
+    assert payload(staged, [str(staged.parent)]).config == "{}"
 
 
 def test_a_field_that_json_would_lose_is_refused_by_line_and_name(staged):
     (staged / "config.pbtxt").write_text('backend: "python"\nfuture_field: 7\n')
     with pytest.raises(InvalidModel, match=r"staged/config.pbtxt:2: field 'future_field' .* lost"):
-        payload(staged)
+        payload(staged, [str(staged.parent)])
 
 
 def test_an_ensemble_is_refused(staged):
     (staged / "config.pbtxt").write_text('platform: "ensemble"')
     with pytest.raises(InvalidModel, match=r"staged/config.pbtxt: an ensemble cannot be uploaded"):
-        payload(staged)
+        payload(staged, [str(staged.parent)])
 
 
 def test_more_than_a_message_holds_is_refused_unread(staged):
     with (staged / "1" / "weights").open("wb") as file:
         file.truncate(MAX_UPLOAD_BYTES)
     with pytest.raises(InvalidModel, match=rf"^staged: \d+ bytes .* at most {MAX_UPLOAD_BYTES}"):
-        payload(staged)
+        payload(staged, [str(staged.parent)])
 
 
 def test_a_name_that_is_not_utf_8_is_refused(staged):
     (staged / "1" / os.fsdecode(b"a\xff")).touch()
     with pytest.raises(InvalidModel, match=r"staged/1/a\\xff: its name is not UTF-8"):
-        payload(staged)
+        payload(staged, [str(staged.parent)])
 
 
 def test_what_cannot_be_read_is_named(staged):
     (staged / "1" / "gone").symlink_to("nowhere")
     with pytest.raises(InvalidModel, match=r"1/gone: No such file"):
-        payload(staged)
+        payload(staged, [str(staged.parent)])
 
 
 def test_both_spellings_of_a_field_are_known_in_json():
