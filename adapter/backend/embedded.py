@@ -21,7 +21,7 @@ from adapter.backend.stubs import Stub, owners, processes_of, stubs
 from adapter.backend.tritonserver import RunFolder, prepare
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
-from adapter.threads import REPOSITORY
+from adapter.threads import PROCESSES, REPOSITORY
 
 _log = logging.getLogger("adapter.triton")
 
@@ -168,7 +168,7 @@ class EmbeddedTriton:
 
     async def running_models(self) -> frozenset[TritonName]:
         """Those that have a Python process, loaded or not. OSError when none can be seen."""
-        found = await asyncio.to_thread(self.owners)
+        found = await PROCESSES.run(self.owners)
         return frozenset(TritonName(name) for name in found.values() if name is not None)
 
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
@@ -178,7 +178,7 @@ class EmbeddedTriton:
         if (pid := self.pid) is None:
             return frozenset()
         try:
-            return await asyncio.to_thread(processes_of, pid, self.repository, names)
+            return await PROCESSES.run(processes_of, pid, self.repository, names)
         except OSError as error:
             raise BackendUnavailable(
                 f"the processes of Triton cannot be seen: {error}", delivered=False
@@ -186,11 +186,11 @@ class EmbeddedTriton:
 
     async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
         """Those that live, and what these have started since; all while none can be seen."""
-        return await asyncio.to_thread(processes.living, known)
+        return await PROCESSES.run(processes.living, known)
 
     async def kill(self, known: Collection[ProcessId]) -> None:
         """End them at once, and what they have started."""
-        await asyncio.to_thread(processes.kill, known)
+        await PROCESSES.run(processes.kill, known)
 
     def _prepare(self) -> None:
         launch = prepare(self._binary, self._folder.path)

@@ -13,6 +13,7 @@ from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, BackendTimeout
 from adapter.metrics import Metrics
+from adapter.threads import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ class Teardown:
     async def _has_lost_its_process(self, name: str) -> bool:
         if self._server is None:
             return False
-        return await asyncio.to_thread(self._server.has_live_stub, TritonName(name)) is False
+        return await PROCESSES.run(self._server.has_live_stub, TritonName(name)) is False
 
 
 async def _outlasts(is_left: Callable[[], Awaitable[bool]], seconds: float) -> bool:
