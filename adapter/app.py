@@ -25,6 +25,7 @@ from adapter.assembly import (
     traced_planes,
     watched,
 )
+from adapter.backend.liveness import HangWatch
 from adapter.backend.tritonserver import RunFolder
 from adapter.core.faults import Faults
 from adapter.core.infer import V2DataPlane
@@ -51,6 +52,12 @@ from adapter.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
+# Of its own end, an embedded Triton: so long after a drain that took all its time, twice that after
+# one that did not. SIGKILL comes 30 s after SIGTERM, and a drain takes 18 s at most.
+_TRITON_SECONDS = 4.0
+# What was in flight is told that it is over.
+_ANSWER_SECONDS = 1.0
+
 
 class Adapter:
     """One adapter. `start` returns when it is ready for work, `stop` when nothing is left of it.
@@ -61,10 +68,7 @@ class Adapter:
     def __init__(self, loaded: Loaded, tracing: Tracing | None = None) -> None:
         self._loaded, self._tracing = loaded, tracing
         self._settings = settings = loaded.settings
-        patience = settings.drain_timeout_seconds - settings.drain_min_seconds
-        interceptors = [TracedCalls(tracing)] if tracing else []
-        most = connection_limit(settings)
-        self._doors = Doors(patience, settings.grpc_max_message_bytes, interceptors, most)
+        self._doors = self._build_doors()
         self.addresses = self._doors.addresses
         self._triton_grpc: str | None = None
         self._phase = "starting: waiting for Triton"
@@ -98,6 +102,16 @@ class Adapter:
         self._v2 = self._build_v2(http, roots)
         self._services = self._build_services(rpc, faults, roots)
         self._watches: list[asyncio.Task[NoReturn]] = []
+
+    def _build_doors(self) -> Doors:
+        settings = self._settings
+        patience = settings.drain_timeout_seconds - settings.drain_min_seconds
+        interceptors = [TracedCalls(self._tracing)] if self._tracing else []
+        most = connection_limit(settings)
+        grace = _TRITON_SECONDS if settings.triton == "embedded" else 0.0
+        return Doors(
+            patience + grace + _ANSWER_SECONDS, settings.grpc_max_message_bytes, interceptors, most
+        )
 
     def _build_lane(self, dataplane: V2DataPlane) -> HttpLane:
         inferences = Inferences(
@@ -178,6 +192,11 @@ class Adapter:
         await self._triton.wait_live(self._settings.start_timeout_seconds)
         watching = self._triton.watch(self._triton_came_back)
         self._watches.append(lasting.begin("triton-watch", watching))
+        if self._embedded is not None and (seconds := self._settings.triton_hang_seconds):
+            hangs = HangWatch(self._embedded, seconds, self._answers)
+            self._watches.append(
+                lasting.begin("triton-hang-watch", lasting.forever(hangs.look, seconds=0))
+            )
         await self._control.open()
         self._watches.append(lasting.begin("control-watch", self._control.watch()))
         if self._single is not None:
@@ -203,25 +222,30 @@ class Adapter:
         self._drain.begin()
         if was_started:
             await self._drain.noticed()
-        settings = self._settings
-        await asyncio.gather(
-            self._control.drain(settings.drain_timeout_seconds - settings.drain_min_seconds),
-            self._doors.close(),
-        )
+        patience = self._settings.drain_timeout_seconds - self._settings.drain_min_seconds
+        end = asyncio.get_running_loop().time() + patience
+        closing = asyncio.gather(self._control.drain(patience), self._doors.close())
+        await asyncio.wait([closing], timeout=patience)
         for watch in self._watches:
             lasting.end(watch)
         await self._memory.close()
+        # what is in flight even now gets its 503 while there still are connections to send it on
         await self._dataplane.close()
+        if self._embedded is not None:
+            left = end - asyncio.get_running_loop().time()
+            await self._embedded.stop(_TRITON_SECONDS + min(max(left, 0.0), _TRITON_SECONDS))
         await self._rpc.close()
+        await closing
         await self._triton.unload_uploaded()
         await self._triton.close()
-        if self._embedded is not None:
-            await self._embedded.stop()
         if self._private is not None:
             await REPOSITORY.run(self._private.remove)
         await self._doors.close_probes()
         if self._tracing is not None:
             await REPOSITORY.run(self._tracing.close)
+
+    def _answers(self) -> int:
+        return self._triton.answers + self._metrics.traffic.answers
 
     def _why_not_started(self) -> str | None:
         return self._phase if self._phase.startswith("starting") else None

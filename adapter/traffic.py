@@ -20,6 +20,7 @@ _SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
+_GOOD = {200, "OK"}
 _OWN_SECONDS = (0.000025, 0.00005, 0.0001, 0.00025, *_SECONDS[:9], 1)
 
 
@@ -56,11 +57,12 @@ class Flight:
 class Served:
     """The answers of one method of one frontend. Keep it: to find it costs as much as to count."""
 
-    __slots__ = ("codes", "flight", "own", "total", "upstream")
+    __slots__ = ("answers", "codes", "flight", "own", "total", "upstream")
 
     def __init__(self, flight: Flight) -> None:
         self.flight = flight
         self.codes: dict[int | str, int] = {}
+        self.answers = 0
         self.total = _Histogram(_SECONDS)
         self.upstream = _Histogram(_SECONDS)
         self.own = _Histogram(_OWN_SECONDS)
@@ -74,6 +76,7 @@ class Served:
         if upstream_seconds is not None:
             self.upstream.observe(upstream_seconds)
             self.own.observe(max(0.0, seconds - upstream_seconds))
+            self.answers += code in _GOOD
 
 
 class Traffic(Collector):
@@ -84,6 +87,11 @@ class Traffic(Collector):
     @property
     def in_flight(self) -> int:
         return sum(flight.count for flight in self._flights.values())
+
+    @property
+    def answers(self) -> int:
+        """Good ones that came from Triton; those of streams are left out."""
+        return sum(served.answers for served in self._served.values())
 
     def flight(self, frontend: str) -> Flight:
         return self._flights.setdefault(frontend, Flight())

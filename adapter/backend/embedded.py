@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from adapter import lasting
 from adapter.backend import processes
-from adapter.backend.liveness import is_live
+from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
 from adapter.backend.stubs import Stub, owners, processes_of, stubs
 from adapter.backend.tritonserver import RunFolder, prepare
@@ -25,7 +25,9 @@ from adapter.threads import PROCESSES, REPOSITORY
 
 _log = logging.getLogger("adapter.triton")
 
-_EXIT_TIMEOUT_SECONDS = 8  # Triton's own, for requests in flight; below what stop() allows
+_EXIT_TIMEOUT_SECONDS = 8  # Triton's own, for requests in flight
+_STOP_SECONDS = 10.0
+_ANSWER_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 _DEFAULT_BACKENDS = "/opt/tritonserver/backends"  # as in NVIDIA's images
 _LOAD_THREADS, _DEFAULT_LOAD_THREADS = "--model-load-thread-count=", 4
@@ -69,12 +71,18 @@ class EmbeddedTriton:
         self._command: tuple[str, ...] = ()
         self._environment: Mapping[str, str] = {}
         self._server: ServerProcess | None = None
+        self._launched: ServerProcess | None = None
         self._delay = _BACKOFF_SECONDS[0]  # before the next server
         self._supervisor: asyncio.Task[NoReturn] | None = None
 
     @property
     def pid(self) -> int | None:
         return self._server.pid if self._server else None
+
+    @property
+    def up(self) -> ServerProcess | None:
+        """The server, once it was seen live and while it runs."""
+        return self._launched if self.pid is not None and self._launched is self._server else None
 
     @property
     def load_threads(self) -> int:
@@ -95,12 +103,14 @@ class EmbeddedTriton:
             "triton-supervisor", lasting.forever(self._supervise, seconds=_RETRY_SECONDS)
         )
 
-    async def stop(self) -> None:
+    async def stop(self, seconds: float = _STOP_SECONDS) -> None:
+        """It has `seconds` to end in good order; none where it does not even answer."""
         if self._supervisor is not None:
             lasting.end(self._supervisor)
             await asyncio.wait([self._supervisor])
         if self._server is not None:
-            await self._server.stop()
+            is_well = self.up is not None and await answers(self, _ANSWER_SECONDS)
+            await self._server.stop(seconds if is_well else 0)
         self._ports.close()
         await REPOSITORY.run(self._folder.remove)
 
@@ -109,12 +119,6 @@ class EmbeddedTriton:
         _log.error("triton.ended", extra={"reason": reason})
         if self._server is not None:
             self._server.kill()
-
-    def process_ids(self) -> list[int]:
-        """The server and all its descendants, now. Empty while it is down; OSError when they
-        cannot be seen.
-        """
-        return [] if (pid := self.pid) is None else [pid, *processes.descendants(pid)]
 
     def backends(self) -> frozenset[str] | None:
         """The names of the server's backends; None when their folder cannot be read."""
@@ -255,6 +259,7 @@ class EmbeddedTriton:
                 f" {server.complaint()}",
                 delivered=False,
             ) from error
+        self._launched = server
         return server
 
     async def _supervise(self) -> None:
@@ -280,7 +285,7 @@ class EmbeddedTriton:
             self._delay = min(self._delay * 2, _BACKOFF_SECONDS[1])
             _log.warning("triton.restart_failed", extra={"reason": str(error)})
             if self._server is not None:
-                await self._server.stop()
+                await self._server.stop(0)
             return False
         self._delay = min(self._delay * 2, _BACKOFF_SECONDS[1])  # if it does not last
         self.restarts += 1

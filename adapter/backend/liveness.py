@@ -1,11 +1,95 @@
-"""Whether Triton answers."""
+"""Whether Triton answers: asked over fresh connections, so that no old one can hide or fake it."""
 
 import asyncio
 import errno
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol
+
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+_log = logging.getLogger("adapter.triton")
+
+_IN_A_ROW = 6
+# An adapter that was late by more than this share of a probe's time can blame nobody.
+_LATE_SHARE = 0.2
+_TICK_SECONDS = 0.05
+_NO_ANSWER = {f"StatusCode.{name}" for name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")}
+_FRESH = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 
 
-async def is_live(address: str) -> bool | None:
-    """None when that cannot be seen, for want of descriptors."""
+class Server(Protocol):
+    http_address: str
+    grpc_address: str
+
+    @property
+    def up(self) -> object | None:
+        """The run of the server that was seen live; None while there is none."""
+
+    async def restart(self, reason: str) -> None: ...
+
+
+class HangWatch:
+    """Ends a Triton that lives and answers nothing: nobody else would, as its process goes on.
+
+    It hangs when probes in a row, over `seconds` in all, had no answer over HTTP nor gRPC, each
+    made on time, and `answers`, which counts what Triton answers others, did not move meanwhile.
+    """
+
+    def __init__(self, server: Server, seconds: float, answers: Callable[[], int]) -> None:
+        self._server = server
+        self._seconds = seconds
+        self._answers = answers
+        self._silent = 0
+
+    async def look(self) -> None:
+        """One probe, and a pause for the rest of its time."""
+        seconds = self._seconds / _IN_A_ROW
+        run, before = self._server.up, self._answers()
+        clock = asyncio.create_task(_lateness(seconds))
+        try:
+            answered = run is None or await answers(self._server, seconds)
+            late = await clock
+        finally:
+            clock.cancel()
+        is_silent = not answered and self._answers() == before and self._server.up is run
+        self._silent = self._silent + 1 if is_silent and late <= seconds * _LATE_SHARE else 0
+        if self._silent == _IN_A_ROW:
+            self._silent = 0
+            await self._server.restart(f"it has answered nothing for {self._seconds:g} s")
+
+
+async def answers(server: Server, seconds: float) -> bool:
+    """Whether it answers, over HTTP or else gRPC, whatever it says. True when nobody can tell."""
+    if await _said(is_live(server.http_address, any_answer=True), seconds / 2) is not False:
+        return True
+    return await _said(_answers_grpc(server.grpc_address), seconds / 2) is not False
+
+
+async def _said(probe: Coroutine[Any, Any, bool | None], seconds: float) -> bool | None:
+    try:
+        async with asyncio.timeout(seconds):
+            return await probe
+    except TimeoutError:
+        return False
+
+
+async def _lateness(seconds: float) -> float:
+    """By how much the event loop was late at worst, within so many seconds."""
+    loop = asyncio.get_running_loop()
+    end, worst = loop.time() + seconds, 0.0
+    while (now := loop.time()) < end:
+        await asyncio.sleep(_TICK_SECONDS)
+        worst = max(worst, loop.time() - now - _TICK_SECONDS)
+    return worst
+
+
+async def is_live(address: str, *, any_answer: bool = False) -> bool | None:
+    """Whether its HTTP port says so, or says anything. None when that cannot be seen, for want of
+    descriptors.
+    """
     host, _, port = address.rpartition(":")
     request = f"GET /v2/health/live HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
     try:
@@ -15,7 +99,19 @@ async def is_live(address: str) -> bool | None:
             status = await reader.readline()
         finally:
             writer.close()
-            await writer.wait_closed()
+            with suppress(OSError):
+                await writer.wait_closed()
     except OSError as error:
         return None if error.errno in {errno.EMFILE, errno.ENFILE} else False
-    return status.startswith(b"HTTP/1.1 200 ")
+    return bool(status) if any_answer else status.startswith(b"HTTP/1.1 200 ")
+
+
+async def _answers_grpc(address: str) -> bool:
+    client = InferenceServerClient(address, channel_args=_FRESH)
+    try:
+        await client.is_server_live()
+    except InferenceServerException as error:
+        return error.status() not in _NO_ANSWER
+    finally:
+        await client.close()
+    return True

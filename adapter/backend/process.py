@@ -12,7 +12,7 @@ from typing import Self
 from adapter.backend.output import Output
 from adapter.errors import BackendUnavailable
 
-_STOP_SECONDS = 10.0
+_KILL_SECONDS = 2.0
 _LOG_END_SECONDS = 1.0
 _ORPHANS_SECONDS, _POLL_SECONDS = 1.0, 0.02
 
@@ -110,12 +110,16 @@ class ServerProcess:
         await _reap_orphans()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
-    async def stop(self) -> None:
-        for request, seconds in ((signal.SIGTERM, _STOP_SECONDS), (signal.SIGKILL, None)):
+    async def stop(self, seconds: float) -> None:
+        """SIGTERM, and after so many seconds SIGKILL; that alone where there are none. What even
+        this does not end is left: the kernel holds it.
+        """
+        ways = ((signal.SIGTERM, seconds), (signal.SIGKILL, _KILL_SECONDS))
+        for number, patience in ways if seconds else ways[1:]:
             with suppress(ProcessLookupError):
-                self._process.send_signal(request)
+                self._process.send_signal(number)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.ended(), seconds)
+                await asyncio.wait_for(self.ended(), patience)
                 return
 
     def kill(self) -> None:

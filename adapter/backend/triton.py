@@ -58,6 +58,7 @@ _READY = frozenset({"READY"})
 _PRESENT = _READY | {"LOADING", "UNLOADING"}
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _WATCH_SECONDS = 0.5
+_LAST_SECONDS = 4.0  # for what is left to be done at the end
 _INDEX_ATTEMPTS = 8
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 
@@ -75,7 +76,8 @@ class _Client(InferenceServerClient):  # type: ignore[misc]  # tritonclient has 
 class TritonControl:
     """Every call has a time limit; every failure is one of our errors.
 
-    `live` is what the last look said; `watch` keeps it true to within a second.
+    `live` is what the last look said; `watch` keeps it true to within a second. `answers` counts
+    the looks that Triton answered.
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
     folders. Such models are in no index (seen on 2.51), so they are asked for one by one, and a
@@ -93,6 +95,7 @@ class TritonControl:
         tracing: Tracing | None = None,
     ) -> None:
         self.live = False
+        self.answers = 0
         self._payload = payload
         self._uploaded: set[TritonName] = set()
         self._faults = faults
@@ -187,7 +190,7 @@ class TritonControl:
     async def unload_uploaded(self) -> None:
         """At the end: no later run would know of them."""
         with suppress(AdapterError, TimeoutError):  # without Triton they are gone as well
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(min(self._timeout, _LAST_SECONDS)):
                 for name in [*self._uploaded]:
                     await self.unload(name, ModelId(name))
 
@@ -288,6 +291,7 @@ class TritonControl:
             assert self._client is not None  # noqa: S101 - connect() comes first
             is_live = bool(await self._client.is_server_live(client_timeout=2.0))
         self.live = is_live
+        self.answers += is_live
         return is_live
 
     async def _call(

@@ -133,6 +133,11 @@ class Settings(BaseModel):
         "what becomes of the models when Triton was restarted. forget: they answer 404, and the "
         "platform loads them again; reload: the adapter does",
     )
+    triton_hang_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
+        30.0,
+        "an embedded Triton that has answered nothing for so long, neither HTTP nor gRPC, is ended "
+        "and started again; 0: never",
+    )
     oom_patterns: Patterns = _setting(
         (),
         "further regular expressions that mean out of memory in a failure text; "
@@ -163,7 +168,7 @@ class Settings(BaseModel):
     )
     drain_timeout_seconds: Seconds = _setting(
         18.0,
-        "how long work in flight may go on after SIGTERM; an embedded Triton may take 10 s more, "
+        "how long work in flight may go on after SIGTERM; an embedded Triton may take 5 s more, "
         "and SageMaker sends SIGKILL after 30",
     )
     drain_min_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(

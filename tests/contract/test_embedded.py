@@ -55,7 +55,7 @@ async def main():
     load = asyncio.create_task(client.load_model("stuck"))
     while not triton.has_live_stub("stuck"):
         await asyncio.sleep(0.02)
-    print(json.dumps(triton.process_ids()), flush=True)
+    print(json.dumps([*triton.owners()]), flush=True)
     await load
 
 asyncio.run(main())
@@ -134,7 +134,7 @@ async def test_a_started_server_answers_at_the_chosen_addresses():
             _, writer = await asyncio.open_connection(host, int(port))
             writer.close()
             await writer.wait_closed()
-        assert triton.process_ids() == [triton.pid]
+        assert [*triton.owners()] == [triton.pid]
         assert triton.repository.stat().st_mode & 0o777 == 0o755
 
 
@@ -143,7 +143,7 @@ async def test_stop_leaves_no_process_no_folder_and_no_shared_memory():
     async with running() as triton:
         add_model(triton.repository, "identity")
         await load(triton, "identity")
-        pids, folder = triton.process_ids(), triton.repository.parent
+        pids, folder = [*triton.owners()], triton.repository.parent
         assert regions(folder)
     assert not [pid for pid in pids if is_alive(pid)]
     assert not folder.exists()
@@ -158,7 +158,7 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
         add_model(triton.repository, "identity")
         add_model(triton.repository, "identity_2")
         await load(triton, "identity")
-        server, stub = triton.process_ids()
+        server, stub = [*triton.owners()]
         assert server == triton.pid
         assert triton.has_live_stub("identity") is True
         assert triton.has_live_stub("identity_2") is False
@@ -166,12 +166,12 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
 
         os.kill(stub, signal.SIGKILL)
         assert await until(lambda: triton.has_live_stub("identity") is False)
-        assert triton.process_ids() == [server]
+        assert [*triton.owners()] == [server]
 
         # Triton would wait for the dead stub at its end; this is quicker
         os.kill(server, signal.SIGKILL)
         assert await until(lambda: triton.pid is None)
-        assert triton.process_ids() == []
+        assert [*triton.owners()] == []
         assert triton.has_live_stub("identity") is None
 
 
@@ -188,7 +188,7 @@ async def test_a_killed_server_is_replaced_at_the_same_addresses_and_its_stubs_a
         add_model(triton.repository, "identity")
         await load(triton, "identity")
         for count in (1, 2):
-            pids = triton.process_ids()
+            pids = [*triton.owners()]
             os.kill(triton.pid, signal.SIGKILL)
             assert await asyncio.wait_for(calls.get(), 20) == triton.pid not in pids
             assert not [pid for pid in pids if is_alive(pid)]

@@ -1,0 +1,156 @@
+"""A Triton that lives and answers nothing is ended; one that is busy is not."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from adapter.backend.liveness import HangWatch
+from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.sagemaker.asking import Gate, background
+from tests.sagemaker.processes import is_alive, tritonserver
+from tests.trees import infer_body, write_python_model
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()
+
+
+@pytest.mark.triton
+def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
+    with (
+        embedded_adapter("--triton-hang-seconds=1.5") as adapter,
+        closing(adapter.client()) as client,
+    ):
+        assert client.load("echo", EXAMPLES / "identity").status == 200
+        stopped = tritonserver(adapter)
+        os.kill(stopped, signal.SIGSTOP)
+        ended = adapter.wait_for("triton.ended", 60)
+        assert ended["reason"] == "it has answered nothing for 1.5 s"
+        assert adapter.wait_for("triton.exited", 60)["reason"] == "was killed by SIGKILL"
+        adapter.wait_for("triton.restarted", 60)
+        adapter.wait_for("triton.models_vanished", 60)
+        assert not is_alive(stopped)
+        assert client.load("echo", EXAMPLES / "identity").status == 200
+        assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
+        assert len(adapter.events("triton.ended")) == 1
+
+
+@pytest.mark.triton
+def test_a_triton_that_stands_still_is_left_alone_where_that_is_wanted() -> None:
+    with embedded_adapter("--triton-hang-seconds=0") as adapter:
+        stopped = tritonserver(adapter)
+        os.kill(stopped, signal.SIGSTOP)
+        adapter.wait_for("triton.unreachable", 60)
+        assert "triton-hang-watch" not in tasks(adapter)
+        os.kill(stopped, signal.SIGCONT)
+        wait_until(lambda: ping(adapter) == 200, 30, "Triton answers again")
+        assert adapter.events("triton.ended") == []
+
+
+def tasks(adapter: RunningAdapter) -> str:
+    with closing(Client(adapter.admin)) as admin:
+        return admin.get("/debug/tasks").body.decode()
+
+
+def ping(adapter: RunningAdapter) -> int:
+    with closing(adapter.client()) as client:
+        return client.get("/ping").status
+
+
+@pytest.mark.triton
+def test_a_triton_whose_http_threads_are_all_taken_is_not_ended(gate: Gate) -> None:
+    """A load over Triton's HTTP port takes one of its eight threads for as long as it goes on."""
+    with (
+        embedded_adapter("--triton-hang-seconds=1.5") as adapter,
+        background(adapter, 16) as others,
+    ):
+        for number in range(16):
+            write_python_model(adapter.repository / f"slow{number}", initialize=gate.statements)
+        loads = [others.ask(lambda _, n=n: load_at_triton(adapter, n)) for n in range(16)]
+        gate.wait_reached()
+        wait_until(lambda: not answers_http(adapter), 30, "no thread of Triton's is free")
+        for _ in range(4):
+            assert not answers_http(adapter, seconds=1)
+        assert ping(adapter) == 200
+        gate.open()
+        assert {load.result()[0] for load in loads} == {200}
+        assert adapter.events("triton.ended") == []
+
+
+def load_at_triton(adapter: RunningAdapter, number: int) -> int:
+    with closing(Client(adapter.http_address)) as raw:
+        return raw.post(f"/v2/repository/models/slow{number}/load", {}).status
+
+
+def answers_http(adapter: RunningAdapter, seconds: float = 0.5) -> bool:
+    with closing(Client(adapter.http_address, timeout=seconds)) as raw:
+        try:
+            return raw.get("/v2/health/live").status == 200
+        except TimeoutError:
+            return False
+
+
+class Silent:
+    """Two ports that take connections and say nothing, and what was done about it."""
+
+    def __init__(self, http: str, grpc: str) -> None:
+        self.http_address, self.grpc_address = http, grpc
+        self.up: object | None = object()
+        self.reasons: list[str] = []
+
+    async def restart(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as http,
+        socket.create_server(("127.0.0.1", 0)) as grpc,
+    ):
+        yield Silent(*(f"127.0.0.1:{each.getsockname()[1]}" for each in (http, grpc)))
+
+
+async def test_six_probes_in_a_row_without_an_answer_are_a_hang(silent) -> None:
+    watch = HangWatch(silent, 1.2, lambda: 0)
+    for _ in range(5):
+        await watch.look()
+    assert silent.reasons == []
+    await watch.look()
+    assert silent.reasons == ["it has answered nothing for 1.2 s"]
+
+
+async def test_an_answer_to_somebody_else_begins_the_row_anew(silent) -> None:
+    answered = iter(range(1000))
+    watch = HangWatch(silent, 1.2, lambda: next(answered))
+    for _ in range(7):
+        await watch.look()
+    assert silent.reasons == []
+
+
+async def test_an_adapter_that_was_late_itself_blames_nobody(silent) -> None:
+    watch = HangWatch(silent, 1.2, lambda: 0)
+    for _ in range(7):
+        looking = asyncio.create_task(watch.look())
+        await asyncio.sleep(0.01)
+        time.sleep(0.15)  # noqa: ASYNC251 - the loop stands still
+        await looking
+    assert silent.reasons == []
+
+
+async def test_a_server_that_is_only_starting_does_not_hang(silent) -> None:
+    silent.up = None
+    watch = HangWatch(silent, 0.6, lambda: 0)
+    for _ in range(7):
+        await watch.look()
+    assert silent.reasons == []
