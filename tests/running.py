@@ -89,6 +89,8 @@ class RunningAdapter:
         self.doors: dict[str, str] = {}
         self.started: dict[str, Any] = {}
         self._news = threading.Condition()
+        self._may_read = threading.Event()
+        self._may_read.set()
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -102,6 +104,7 @@ class RunningAdapter:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for text in self.process.stdout:
+            self._may_read.wait()
             line = json.loads(text)
             with self._news:
                 self.lines.append(line)
@@ -112,6 +115,15 @@ class RunningAdapter:
                 self._news.notify_all()
         with self._news:
             self._news.notify_all()
+
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """Nobody reads its log meanwhile."""
+        self._may_read.clear()
+        try:
+            yield
+        finally:
+            self._may_read.set()
 
     def wait_for(
         self, event: str, seconds: float = START_SECONDS, **fields: object

@@ -139,6 +139,7 @@ class ModelControl:
         if model_id in self._loading or (known and known.state is ModelState.READY):
             doing = "being loaded" if model_id in self._loading else "loaded already"
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
+        self.operations.refuse_when_full(model_id)
         return await self._outcome(model_id, self._begin_load(model_id, source, **seen))
 
     async def loaded(self, model_id: ModelId) -> ModelRecord:
@@ -177,12 +178,11 @@ class ModelControl:
     # -- the life of the whole --------------------------------------------------------------
 
     async def open(self) -> None:
-        """Before the first load: take stock of what an earlier run of ours left in Triton."""
+        """Take stock of what an earlier run of ours left in Triton, before the first load."""
         await self._revival.take_stock()
         self.is_open = True
 
     async def watch(self) -> NoReturn:
-        """For ever, beside all else, once open."""
         await self._watch.run()
 
     async def triton_restarted(self) -> None:
@@ -253,7 +253,6 @@ class ModelControl:
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
             undo.pop_all()
-            # here, as its caller may have left: the contents are in Triton now, and not kept twice
             record.source, record.can_load_again = replace(source, files=()), not source.files
             self.registry.finish_load(record)
             return record

@@ -8,11 +8,20 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, CallerError, InsufficientMemory, ModelTooLarge, OutOfMemory
+from adapter.errors import (
+    AdapterError,
+    CallerError,
+    InsufficientMemory,
+    ModelTooLarge,
+    OutOfMemory,
+    Overloaded,
+)
 from adapter.metrics import Metrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_MAX_OPERATIONS = 1000
 
 
 class Operations:
@@ -25,6 +34,15 @@ class Operations:
     def turn(self, model_id: ModelId) -> asyncio.Lock:
         """The FIFO lock of this model; it is forgotten when nobody holds or awaits it."""
         return self._turns.setdefault(model_id, asyncio.Lock())
+
+    def refuse_when_full(self, model_id: ModelId) -> None:
+        """Overloaded: loads outlive their callers, so that no bound on those bounds them."""
+        if len(self._tasks) >= _MAX_OPERATIONS:
+            raise Overloaded(
+                f"{len(self._tasks)} loads and unloads are under way already",
+                model_id=model_id,
+                delivered=False,
+            )
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` to its end, whether or not anybody goes on waiting for it."""

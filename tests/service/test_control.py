@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from adapter.control import TimeLimits
+from adapter.control import operations as control_operations
 from adapter.core.model import ModelId, Placement, StagedModel, TritonName
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -20,6 +21,7 @@ from adapter.errors import (
     LoadFailed,
     ModelNotFound,
     ModelNotReady,
+    Overloaded,
     StubDied,
 )
 from adapter.log import EVENTS
@@ -785,3 +787,17 @@ async def test_an_operation_that_fails_leaves_a_line_with_a_documented_event(
     refused = kind is InvalidModel
     assert line.message == f"model.{operation}_{'refused' if refused else 'failed'}"
     assert operations(house, operation, "bug" if kind is RuntimeError else kind.__name__) == 1
+
+
+async def test_loads_beyond_a_bound_are_refused_at_once(house, monkeypatch):
+    """They outlive their callers, who may come again and again."""
+    monkeypatch.setattr(control_operations, "_MAX_OPERATIONS", 3)
+    gate = house.steps.hold("prepare")
+    loads = [house.begin(house.load(name)) for name in ("a", "b", "c")]
+    await asyncio.wait_for(gate.reached.wait(), 5)
+    with pytest.raises(Overloaded, match="3 loads and unloads"):
+        await house.load("d")
+    gate.open()
+    await asyncio.gather(*loads)
+    await house.load("d")
+    house.check("a", "b", "c", "d")

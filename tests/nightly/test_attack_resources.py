@@ -1,0 +1,296 @@
+"""Callers and models that use up what all share, and small requests that must be answered
+meanwhile: descriptors, the log on both sides, threads, and time to parse.
+
+The attacks take turns, in an order drawn from the seed, until the time is up. All the while an
+oracle sends small requests whose answers it knows.
+"""
+
+import io
+import os
+import random
+import resource
+import signal
+import socket
+import tarfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.sagemaker.processes import tritonserver
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_DESCRIPTORS = 400
+_ATTACK_SECONDS = 8.0
+_SOON = 10.0  # seconds until all is well behind an attack
+_SLOW = 2.0  # what SageMaker allows a probe
+_WIDE = b"[" + b"{}," * 10_000_000 + b"{}]"
+_LASTING = ("triton-supervisor", "triton-watch", "control-watch", "http-lane-looks")
+_PRINTS = """
+import time
+end = time.monotonic() + float(values[0])
+while time.monotonic() < end:
+    print({text!r}, end="", flush=True)
+"""
+_FILES = 4000
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_python_model(root / "oracle", answer="values = 2 * values")
+    write_python_model(root / "short", answer=_PRINTS.format(text="x\n" * 5000))
+    write_python_model(root / "long", answer=_PRINTS.format(text="y" * 100_000 + "\n"))
+    with tarfile.open(root / "large.tar", "w") as archive:
+        for number in range(_FILES):
+            entry = tarfile.TarInfo(f"1/{number}")
+            entry.size = 1
+            archive.addfile(entry, io.BytesIO(b"x"))
+    return root
+
+
+class Oracle:
+    """Asks one small thing again and again, on kept and on new connections."""
+
+    def __init__(self, adapter: RunningAdapter) -> None:
+        self._adapter = adapter
+        self._is_over = threading.Event()
+        self._excused = 0
+        self.seen: Counter[str] = Counter()
+        self.slowest = 0.0
+        self._threads = [threading.Thread(target=self._ask, args=(kept,)) for kept in (True, False)]
+        for thread in self._threads:
+            thread.start()
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Meanwhile there is no Triton, or its model is being loaded anew."""
+        self._excused += 1
+        try:
+            yield
+        finally:
+            self._excused -= 1
+
+    def end(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, is_kept: bool) -> None:
+        client = self._adapter.client(timeout=20)
+        number = 0.0
+        while not self._is_over.is_set():
+            number += 1
+            is_excused = bool(self._excused)
+            began = time.monotonic()
+            verdict = self._verdict(client, number)
+            if not is_excused and not self._excused:
+                self.seen[verdict] += 1
+                self.slowest = max(self.slowest, time.monotonic() - began)
+            if not is_kept:
+                client.close()
+            time.sleep(0.02)
+        client.close()
+
+    def _verdict(self, client: Client, number: float) -> str:
+        try:
+            ping = client.get("/ping").status
+            reply = client.post("/models/oracle/invoke", infer_body(number))
+        except OSError as error:
+            return type(error).__name__
+        if (ping, reply.status) != (200, 200):
+            return f"{ping}, {reply.status}"
+        right = reply.json()["outputs"][0]["data"] == [2 * number]
+        return "right" if right else "WRONG"
+
+
+class Attacks:
+    def __init__(self, adapter: RunningAdapter, root: Path, oracle: Oracle) -> None:
+        self._adapter = adapter
+        self._root = root
+        self._oracle = oracle
+        self._count = 0
+
+    def all(self) -> list[Callable[[], None]]:
+        return [
+            self.connections,
+            self.connections_and_a_dead_triton,
+            self.no_descriptors,
+            self.no_descriptors_and_a_dead_triton,
+            self.chatty_models,
+            self.standing_reader,
+            self.archives,
+            self.wide_json,
+        ]
+
+    def connections(self) -> None:
+        host, _, port = self._adapter.http.rpartition(":")
+        firsts = (b"", b"POST /models/or", b"GET /ping HTTP/1.1\r\nHost: a\r\n")
+        with ExitStack() as stack:
+            end = time.monotonic() + _ATTACK_SECONDS
+            while time.monotonic() < end:
+                for number in range(100):
+                    with suppress(OSError):
+                        made = socket.create_connection((host, int(port)), 5)
+                        stack.enter_context(made)
+                        made.sendall(firsts[number % 3])
+                time.sleep(0.2)
+                if self._count_of(stack) > 2000:
+                    stack.pop_all().close()
+
+    def _count_of(self, stack: ExitStack) -> int:
+        return len(stack._exit_callbacks)
+
+    def connections_and_a_dead_triton(self) -> None:
+        with self._oracle.excused():
+            attack = threading.Thread(target=self.connections)
+            attack.start()
+            time.sleep(1)
+            self.kill_triton()
+            self.load_again()
+            attack.join()
+
+    def no_descriptors(self) -> None:
+        """What the bound of connections keeps callers from, somebody else may bring about."""
+        with self._oracle.excused(), self._squeezed():
+            time.sleep(_ATTACK_SECONDS)
+
+    def no_descriptors_and_a_dead_triton(self) -> None:
+        with self._oracle.excused():
+            with self._squeezed():
+                self.kill_triton()
+                time.sleep(_ATTACK_SECONDS)
+            self.load_again()
+
+    def chatty_models(self) -> None:
+        with ExitStack() as stack:
+            for name in ("short", "long"):
+                client = stack.enter_context(closing(self._adapter.client()))
+                client.load(name, self._root / name)
+            threads = [
+                threading.Thread(target=self._post, args=(f"/models/{name}/invoke",))
+                for name in ("short", "long")
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def _post(self, path: str) -> None:
+        with closing(self._adapter.client()) as client, suppress(OSError):
+            client.post(path, infer_body(_ATTACK_SECONDS))
+
+    def standing_reader(self) -> None:
+        """Whoever reads our log stands still, and callers fill it."""
+        with self._adapter.unread(), closing(self._adapter.client()) as client:
+            end = time.monotonic() + _ATTACK_SECONDS
+            while time.monotonic() < end:
+                with suppress(OSError):
+                    client.post(f"/models/{'n' * 900}/invoke", b"{}", {"X-Request-Id": "r" * 1000})
+
+    def archives(self) -> None:
+        self._count += 1
+        names = [f"large-{self._count}-{number}" for number in range(12)]
+
+        def load(name: str) -> None:
+            with closing(self._adapter.client(timeout=300)) as client, suppress(OSError):
+                client.load(name, self._root / "large.tar")
+                client.delete(f"/models/{name}")
+
+        threads = [threading.Thread(target=load, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def wide_json(self) -> None:
+        end = time.monotonic() + _ATTACK_SECONDS
+        with closing(self._adapter.client()) as client:
+            while time.monotonic() < end:
+                with suppress(OSError):
+                    client.post("/v2/repository/models/zzz/load", _WIDE)
+
+    def kill_triton(self) -> None:
+        with suppress(ValueError):  # it is being started
+            os.kill(tritonserver(self._adapter), signal.SIGKILL)
+
+    def load_again(self) -> None:
+        """As a platform does once it is told that the model has gone."""
+        with closing(self._adapter.client()) as client:
+
+            def is_served() -> bool:
+                with suppress(OSError):
+                    if client.post("/models/oracle/invoke", infer_body(1.0)).status == 200:
+                        return client.get("/ping").status == 200
+                    client.load("oracle", self._root / "oracle")
+                return False
+
+            wait_until(is_served, 2 * _SOON, "Triton is back, and the model served")
+
+    @contextmanager
+    def _squeezed(self) -> Iterator[None]:
+        pid = self._adapter.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def is_well(client: Client) -> bool:
+    with suppress(OSError):
+        return client.get("/ping").status == 200
+    return False
+
+
+def test_small_requests_are_answered_whatever_others_use_up(
+    root: Path, seconds: float, seed: int
+) -> None:
+    draw = random.Random(seed)
+    flags = (f"--model-roots={root}", "--unload-stall-seconds=8")
+    with embedded_adapter(*flags, descriptors=_DESCRIPTORS) as adapter:
+        with closing(adapter.client()) as client:
+            assert client.load("oracle", root / "oracle").status == 200
+            assert client.load("short", root / "short").status == 200
+            assert client.load("long", root / "long").status == 200
+        oracle = Oracle(adapter)
+        attacks = Attacks(adapter, root, oracle)
+        try:
+            play(attacks, draw, seconds, oracle)
+        finally:
+            oracle.end()
+        check_end(adapter, oracle)
+
+
+def play(attacks: Attacks, draw: random.Random, seconds: float, oracle: Oracle) -> None:
+    """Each attack once at least, if the time lets it."""
+    end, order = time.monotonic() + seconds, []
+    while time.monotonic() < end:
+        order = order or draw.sample(attacks.all(), len(attacks.all()))
+        attack = order.pop()
+        before, began = oracle.seen.copy(), time.monotonic()
+        attack()
+        during = oracle.seen - before
+        print(f"{attack.__name__}: {time.monotonic() - began:.1f} s, {dict(during)}")  # noqa: T201
+
+
+def check_end(adapter: RunningAdapter, oracle: Oracle) -> None:
+    print(f"in all {dict(oracle.seen)}, slowest {oracle.slowest:.2f} s")  # noqa: T201
+    with closing(Client(adapter.admin)) as admin, closing(adapter.client()) as client:
+        wait_until(lambda: is_well(client), _SOON, "the adapter is ready")
+        assert admin.get("/livez").status == 200
+        standing = admin.get("/debug/tasks").body.decode()
+        assert [name for name in _LASTING if f"{name}:" not in standing] == []
+    assert oracle.seen["WRONG"] == 0
+    asked = oracle.seen.total()
+    assert asked > 0
+    assert oracle.seen["right"] >= 0.95 * asked, oracle.seen
+    assert oracle.slowest < 2 * _SLOW, "a ping and an inference, each within what SageMaker allows"
