@@ -18,8 +18,6 @@ from adapter.errors import (
     AdapterError,
     BackendError,
     CapacityError,
-    ModelNotFound,
-    ModelNotReady,
 )
 from adapter.frontends.grpc_edge import GrpcEdge
 from adapter.frontends.grpc_v2 import SERVICE
@@ -49,8 +47,8 @@ class LaneGate:
         self._is_traced = is_traced
 
     def is_for_triton(self, header: bytes) -> bool:
-        """A mesh's own metadata end here."""
-        return not header.startswith(b"mm-")
+        """A mesh's own metadata end here, and so does the deadline: it is kept here."""
+        return not header.startswith(b"mm-") and header != b"grpc-timeout"
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """May a call with these headers go straight, and for which model by its metadata?"""
@@ -72,7 +70,7 @@ class LaneGate:
         try:
             text = name.decode()
             lease = self.control.lease(ModelId(text))
-        except (UnicodeDecodeError, ModelNotFound, ModelNotReady):
+        except (UnicodeDecodeError, AdapterError):
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
@@ -93,24 +91,30 @@ class _Passage:
     def __init__(self, gate: LaneGate, lease: Lease) -> None:
         self._gate = gate
         self._lease = lease
-        self._record = lease.__enter__()
+        self._record = lease.record
+        lease.begin()
         gate.served.flight.count += 1
         self._begun = time.monotonic()
 
     def answered(self) -> None:
-        self._lease.__exit__(None, None, None)
+        self._lease.end()
         self._count("OK")
 
     def cancelled(self) -> None:
-        self._lease.__exit__(None, None, None)
         self._count("CANCELLED")
+
+    def abandoned(self) -> None:
+        self._lease.abandon()
+
+    def ended(self) -> None:
+        self._lease.end()
 
     def fault(self, status: int, text: str) -> AdapterError:
         code = _CODES.get(status, grpc.StatusCode.UNKNOWN).name
         record = self._record
         return self._gate.faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
 
-    async def failed(self, error: AdapterError) -> tuple[int, str]:
+    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str]:
         """A bug on the way is told as one, and lets go of the model too."""
         error.model_id = error.model_id or self._record.id
         try:
@@ -121,7 +125,8 @@ class _Passage:
             log.exception("request.failed", extra={"method": _METHOD})
             code, text = grpc.StatusCode.INTERNAL, "InternalError: internal error; see the log"
         finally:
-            self._lease.__exit__(type(error), error, None)
+            if is_over:
+                self._lease.end(error)
         self._count(code.name)
         return int(code.value[0]), text
 

@@ -42,14 +42,34 @@ class RelayDoor:
     def in_flight(self, name: str) -> int:
         return self.house.control.registry.serving(name).in_flight
 
+    def abandoned(self, name: str) -> int:
+        """Of those in flight, for how many nobody waits any more."""
+        return self.house.control.registry.serving(name).abandoned
+
     def counted(self, code: str, method: str = "ModelInfer") -> float | None:
         labels = {"frontend": FRONTEND, "method": method, "code": code}
         return self.house.metrics.registry.get_sample_value("adapter_requests_total", labels)
+
+    async def until_counted(self, code: str) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not self.counted(code):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+
+    async def until_abandoned(self, name: str) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not self.abandoned(name):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     async def until_free(self, name: str) -> None:
         """Of inferences; bounded."""
         async with asyncio.timeout(SECONDS):
             while self.in_flight(name):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+
+    async def until_linkless(self) -> None:
+        """No connection goes on from any caller's; bounded."""
+        async with asyncio.timeout(SECONDS):
+            while any(relay.links for relay in self.server._relays):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def until_at_rest(self) -> None:
@@ -59,8 +79,10 @@ class RelayDoor:
         async with asyncio.timeout(SECONDS):
             for relay in list(self.server._relays):
                 await relay.ended.wait()
-                assert relay.caller.exchanges == {}
+                assert relay.caller.streams == {}
                 assert relay.links == []
+                assert relay.caller.held == 0
+            assert self.server._site.held == 0
             while self.server._site.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -194,7 +216,7 @@ class Wire:
         while (found := await self.next()) is not None:
             if found[0] == kind and stream_id in {None, found[2]}:
                 return found[1:]
-        raise AssertionError(f"no frame {kind} in {self.got}")
+        raise AssertionError(f"no frame {kind} in {[found[:3] for found in self.got]}")
 
     async def ended_with(self) -> int:
         """The code of GOAWAY, and the end of the connection after it."""

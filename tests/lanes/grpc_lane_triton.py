@@ -20,15 +20,51 @@ def answer(stream_id: int, message: bytes = b"") -> bytes:
     )
 
 
+async def pour(wire: Wire, stream_id: int, whole: bytes) -> None:
+    """An answer, as fast as our windows allow: of the stream and of the connection."""
+    values = {frames.INITIAL_WINDOW_SIZE: frames.DEFAULT_WINDOW}
+    rooms = {0: frames.DEFAULT_WINDOW, stream_id: 0}
+    seen, at = 0, 0
+    wire.send(frames.header_block(stream_id, HEAD, end=False))
+    while at < len(whole):
+        for kind, flags, of, payload in wire.got[seen:]:
+            if kind == frames.WINDOW_UPDATE and of in rooms:
+                rooms[of] += int.from_bytes(payload)
+            elif kind == frames.SETTINGS and not flags & frames.ACK:
+                values |= dict(frames.read_settings(payload))
+        seen = len(wire.got)
+        size = min(rooms[0], rooms[stream_id] + values[frames.INITIAL_WINDOW_SIZE], 2**14)
+        if size <= 0:
+            assert await wire.next() is not None
+            continue
+        size = min(size, len(whole) - at)
+        wire.send(frame(frames.DATA, 0, stream_id, whole[at : at + size]))
+        await wire.writer.drain()
+        for of in rooms:
+            rooms[of] -= size
+        at += size
+    wire.send(frames.header_block(stream_id, GOOD, end=True))
+
+
+async def untouched(wire: Wire) -> None:
+    """Nothing was reset, and the connection is open: what was sent last came to an answer."""
+    wire.send(frame(frames.PING, 0, 0, b"untouch?"))
+    await wire.until(frames.PING)
+    kinds = {got[0] for got in wire.got}
+    assert not kinds & {frames.RST_STREAM, frames.GOAWAY}, wire.got
+
+
 class ScriptedTriton:
     """`accepted` gives a Wire for each connection, in order; the preface has been read."""
 
     def __init__(self) -> None:
         self.writers: list[asyncio.StreamWriter] = []
+        self.pairs: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._wires: asyncio.Queue[Wire] = asyncio.Queue()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
+        self.pairs.append((reader, writer))
         assert await reader.readexactly(len(frames.PREFACE)) == frames.PREFACE
         self._wires.put_nowait(Wire(reader, writer))
 

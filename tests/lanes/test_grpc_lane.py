@@ -21,6 +21,7 @@ from tests.lanes.grpc_lane_door import (
     request_of,
     wire_to,
 )
+from tests.lanes.grpc_lane_triton import scripted_triton
 
 MIB = 2**20
 
@@ -137,66 +138,95 @@ async def test_an_answer_over_the_limit_is_told_with_its_size():
     ):
         code, text = await refusal(channel.unary_unary(INFER)(request_of()))
         assert (code, "answer is too large" in text, str(MIB) in text) == ("INTERNAL", True, True)
-        assert door.in_flight("m") == 0
+        await door.until_free("m")
 
 
-async def test_triton_that_does_not_answer_in_time_is_a_timeout():
-    async def act(message, context):
-        await asyncio.Event().wait()
+class Slow:
+    """A Triton that answers when it is told to; `cancelled` says whether it was told to give up."""
 
+    def __init__(self):
+        self.started, self.go_on, self.answered = (asyncio.Event() for _ in range(3))
+        self.is_cancelled = False
+        self.seconds = None
+
+    async def serve(self, message, context):
+        self.seconds = context.time_remaining()
+        self.started.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+        self.answered.set()
+        return await echo(message, context)
+
+    async def ends_untold(self, door):
+        """It still works for the caller who has left, and holds the model until it has ended."""
+        await door.until_abandoned("m")
+        assert (door.in_flight("m"), self.is_cancelled) == (1, False)
+        self.go_on.set()
+        async with asyncio.timeout(5):
+            await self.answered.wait()
+        await door.until_free("m")
+        assert (door.abandoned("m"), self.is_cancelled) == (0, False)
+
+
+async def test_triton_that_does_not_answer_in_time_is_a_timeout_and_goes_on():
+    act = Slow()
     async with (
-        relay_before(act, timeout_seconds=0.5) as door,
+        relay_before(act.serve, timeout_seconds=0.5) as door,
         channel_to(door.address) as channel,
     ):
         code, text = await refusal(channel.unary_unary(INFER)(request_of()))
         assert (code, text[:14]) == ("DEADLINE_EXCEEDED", "BackendTimeout")
-        assert door.in_flight("m") == 0
+        await act.ends_untold(door)
 
 
-async def test_a_caller_who_cancels_cancels_at_triton_and_lets_go():
-    started, cancelled = asyncio.Event(), asyncio.Event()
+async def test_triton_never_hears_of_the_callers_deadline():
+    act = Slow()
+    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+        code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=0.3))
+        assert code == "DEADLINE_EXCEEDED"
+        assert act.seconds is None or act.seconds > 1000
+        await act.ends_untold(door)
 
-    async def act(message, context):
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
 
-    async with relay_before(act) as door, channel_to(door.address) as channel:
+async def test_triton_never_hears_of_a_caller_who_cancels():
+    act = Slow()
+    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
         call = channel.unary_unary(INFER)(request_of())
-        await asyncio.wait({asyncio.ensure_future(started.wait())})
-        assert door.in_flight("m") == 1
+        await asyncio.wait({asyncio.ensure_future(act.started.wait())})
+        assert (door.in_flight("m"), door.abandoned("m")) == (1, 0)
         call.cancel()
-        async with asyncio.timeout(5):
-            await cancelled.wait()
-        await door.until_free("m")
-        assert door.counted("CANCELLED") == 1
+        await door.until_counted("CANCELLED")
+        await act.ends_untold(door)
 
 
-async def test_a_caller_who_is_cut_off_cancels_at_triton():
-    started, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def act(message, context):
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-
-    async with relay_before(act) as door:
+async def test_triton_never_hears_of_a_caller_whose_connection_is_lost():
+    act = Slow()
+    async with relay_before(act.serve) as door:
         async with wire_to(door.address) as wire:
             wire.greet()
             wire.send(frames.header_block(1, head_of(), end=False))
             wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
             async with asyncio.timeout(5):
-                await started.wait()
+                await act.started.wait()
             wire.writer.transport.abort()
-        async with asyncio.timeout(5):
-            await cancelled.wait()
-        await door.until_free("m")
+        await door.until_counted("CANCELLED")
+        await act.ends_untold(door)
+        await door.until_at_rest()
+
+
+async def test_a_closing_listener_waits_for_what_triton_still_works_on():
+    act = Slow()
+    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+        code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=0.3))
+        assert code == "DEADLINE_EXCEEDED"
+        closing = asyncio.create_task(door.server.close(30))
+        await channel.close()
+        await act.ends_untold(door)
+        await closing
+        assert not act.is_cancelled
 
 
 async def test_triton_that_cannot_be_reached_is_unavailable():
@@ -363,7 +393,7 @@ HEAD = frame(frames.HEADERS, frames.END_HEADERS, 1, head_of())
         (frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
         (frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
         (frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
-        (frames.head(2**14 + 1, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
+        (frames.head(2**16 + 1, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
         (HEAD + frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), Code.PROTOCOL_ERROR),
         (
             frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, b"") * 1100,
@@ -416,8 +446,12 @@ async def test_malformed_headers_end_their_stream_alone(more):
         assert len(data) > 5
 
 
-async def test_more_than_the_window_ends_the_connection():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+async def test_more_than_the_window_of_a_stream_ends_that_stream():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
         wire.greet()
         wire.send(ONE)
         message = prefixed(
@@ -425,9 +459,35 @@ async def test_more_than_the_window_ends_the_connection():
                 model_name="m", raw_input_contents=[bytes(MIB)]
             ).SerializeToString()
         )
-        door.triton = "10.255.255.1:9"  # nobody takes it
-        for at in range(0, 2**17, 2**14):
+        wire.send(frame(frames.DATA, 0, 1, message[:1000]))
+        await behind.accepted()
+        for at in range(1000, 2**19, 2**14):
             wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
+        await door.until_free("m")
+
+
+async def test_more_than_the_window_of_the_connection_ends_it():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        door.server._site.max_held_bytes = 0
+        await wire.until(frames.SETTINGS)
+        message = prefixed(
+            pb.ModelInferRequest(
+                model_name="m", raw_input_contents=[bytes(MIB)]
+            ).SerializeToString()
+        )
+        wire.send(ONE, frame(frames.DATA, 0, 1, message[:1000]))
+        await behind.accepted()
+        for stream_id in range(3, 35, 2):
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            for at in range(0, 2**18, 2**14):
+                wire.send(frame(frames.DATA, 0, stream_id, message[at : at + 2**14]))
         assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
         await door.until_free("m")
 

@@ -1,31 +1,33 @@
-"""The caller's connection: requests, and how it comes to an end."""
+"""The caller's end: how its requests begin, and how its connection comes to an end."""
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.exchange import Exchange, data_frame
-from adapter.dataplane.relay.frames import Code, ConnectionFault
-from adapter.dataplane.relay.inbound import Sink
-from adapter.dataplane.relay.message import MessageWatch
-from adapter.dataplane.relay.streams import CallerStreams
-from adapter.dataplane.relay.wire import Piece, part
-from adapter.errors import InvalidRequest
+from adapter.dataplane.relay.endpoint import Endpoint, Stream
+from adapter.dataplane.relay.frames import Code, ConnectionFault, StreamFault
+from adapter.dataplane.relay.headers import HeaderReader
+from adapter.dataplane.relay.wire import Piece
 
 if TYPE_CHECKING:
-    from adapter.dataplane.relay.link import Link
     from adapter.dataplane.relay.relay import Relay
 
-_SMALL = frames.FRAME_BYTES
+MAX_STREAMS = 1000
+_HEADER_BYTES = 2**14  # of a request: as much as grpc ever takes
+_CHORES_OF_A_FAULT = 10
 _LAST_CALL, _LAST_CALL_SECONDS = b"lastcall", 1.0
 
 
-class Caller(CallerStreams):
+class Caller(Endpoint):
     def __init__(self, relay: "Relay") -> None:
-        super().__init__(relay)
+        site = relay.site
+        super().__init__(site, HeaderReader(site.calls, _HEADER_BYTES), _HEADER_BYTES)
+        self.relay = relay
+        self.is_taking, self.is_gone = True, False
         self._preface = frames.PREFACE
         self._last_call: asyncio.TimerHandle | None = None
+        self._last_id = self._last_taken = 0
+        self.greet({frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
 
     # -- of the connection ------------------------------------------------------------------
 
@@ -49,24 +51,14 @@ class Caller(CallerStreams):
         self.relay.caller_lost()
 
     def gone(self) -> None:
-        self.relay.ended.set()
-
-    def paused(self) -> None:
-        for link in self.links():
-            link.read_on(is_wanted=not self.is_paused)
-
-    def links(self) -> "list[Link]":
-        return self.relay.links
-
-    def triton_window(self, increment: int) -> None:
-        if self.relay.triton is not None:
-            self.relay.triton.control(frames.window_update(0, increment))
-
-    def all_sent(self) -> None:
-        self.relay.close_if_done()
+        self.is_gone = True
+        self.relay.end_if_done()
 
     def going(self, last_stream_id: int) -> None:
         """It sends no new ones; what is open goes on."""
+
+    def last_stream(self) -> int:
+        return self._last_taken
 
     # -- its end ----------------------------------------------------------------------------
 
@@ -77,9 +69,9 @@ class Caller(CallerStreams):
         if self._last_call is None and self.is_open:
             loop = asyncio.get_running_loop()
             self._last_call = loop.call_later(_LAST_CALL_SECONDS, self._take_no_more)
-            self.control(frames.goaway(frames.MAX_STREAM, Code.NO_ERROR))
-            self.control(frames.ping(_LAST_CALL))
-            self.relay.flush()
+            goodbye = frames.goaway(frames.MAX_STREAM, Code.NO_ERROR)
+            self.out += (goodbye, frames.ping(_LAST_CALL))
+            self.flush()
 
     def pong(self, payload: bytes) -> None:
         super().pong(payload)
@@ -90,152 +82,83 @@ class Caller(CallerStreams):
         if self.is_taking and self.is_open:
             self.is_taking = False
             self.say_goodbye()
-            self.relay.flush()
-            self.relay.close_if_done()
+            self.flush()
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not (self.is_taking or self.streams):
+            asyncio.get_running_loop().call_soon(self.close)
 
     # -- requests ---------------------------------------------------------------------------
 
-    def walk(self, data: bytes, at: int) -> None:
-        """DATA within a value passes in runs of as many frames as are here."""
-        watches, start, end, passed = self.watches, at, len(data), 0
-        while end - at >= frames.HEAD_BYTES:
-            high, low, kind, flags, stream_id = frames.read_head(data, at)
-            size = high << 8 | low
-            after = at + frames.HEAD_BYTES + size
-            if after > end:
-                break
-            watch = None
-            if kind == frames.DATA and not flags and self.is_plain:
-                watch = watches.get(stream_id)
-            if watch is not None and 0 < size <= watch.skip:
-                watch.skip -= size
-                passed += size
-            else:
-                if start < at:
-                    self._straight(part(data, start, at))
-                start = after
-                self._stop_at(kind, flags, stream_id, data[at + frames.HEAD_BYTES : after])
-            at = after
-        if start < at:
-            self._straight(part(data, start, at))
-        self.chores -= passed >> 13
-        self.use(passed)
-        if at < end:
-            self.keep(data, at)
-
-    def _stop_at(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """The short way for what a small request is made of."""
-        if not self.is_plain or kind > frames.HEADERS:
-            self.frame(kind, flags, stream_id, payload)
-        elif kind == frames.HEADERS and flags == frames.END_HEADERS:
-            self.block(flags, stream_id, payload)
-        elif kind == frames.DATA and flags == frames.END_STREAM and len(payload) <= _SMALL:
-            self.data(flags, stream_id, len(payload), payload)
-        else:
-            self.frame(kind, flags, stream_id, payload)
-
-    def _straight(self, piece: Piece) -> None:
-        if self.relay.triton is not None:
-            self.relay.triton.out.append(piece)
-
-    def data(self, flags: int, stream_id: int, size: int, piece: Piece) -> None:
-        self.use(size)
-        exchange = self.exchanges.get(stream_id)
-        if exchange is None:
-            self.check_closed(stream_id)
-            self.credit(len(piece))
-        elif exchange.is_asked:
-            self.credit(len(piece))
-            self.refuse(stream_id, Code.STREAM_CLOSED)
-        elif exchange.is_over:
-            self._more(exchange, flags, piece, len(piece) == size)
-        elif exchange.link is None:
-            self._hold(exchange, flags, size, piece)
-        elif exchange.watch is not None:
-            head = frames.head(size, frames.DATA, flags, stream_id)
-            is_last = len(piece) == size
-            self._pass(exchange, exchange.watch, head, piece, end=bool(flags), is_last=is_last)
-        else:
-            self._more(exchange, flags, piece, len(piece) == size)
-
-    def rest(self, flags: int, stream_id: int) -> Sink:
-        exchange = self.exchanges.get(stream_id)
-        return self._drop if exchange is None else partial(self._more, exchange, flags)
-
-    def _hold(self, exchange: Exchange, flags: int, size: int, piece: Piece) -> None:
-        """Until it is known which model is meant."""
-        held, is_last = exchange.held, len(piece) == size
-        whole = held + piece if held else piece
-        exchange.held = b""
-        if len(whole) > self.stream_window:
-            self.credit(len(whole))
-            self.refuse(exchange.id, Code.FLOW_CONTROL_ERROR)
-            return
-        goes_straight = self.relay.decide(exchange, whole, end=bool(flags) and is_last)
-        if goes_straight is None:
-            exchange.held = bytes(whole)
-        elif not goes_straight:
-            self._more(exchange, flags, whole, is_last)
-        else:
-            if held:
-                self._straight(data_frame(exchange.id, held, end=False))
-            head = frames.head(size, frames.DATA, flags, exchange.id)
-            self._begin(head, piece, is_last=is_last)
-            exchange.is_asked = bool(flags) and is_last
-
-    def _pass(
-        self,
-        exchange: Exchange,
-        watch: MessageWatch,
-        head: bytes,
-        piece: Piece,
-        *,
-        end: bool,
-        is_last: bool,
-    ) -> None:
-        if self._is_good(exchange, watch, piece, end=end and is_last):
-            self._begin(head, piece, is_last=is_last)
-        else:
-            self.credit(len(piece))
-
-    def _begin(self, head: bytes, piece: Piece, *, is_last: bool) -> None:
-        triton = self.relay.triton
-        if triton is not None:
-            triton.out += (head, piece)
-            triton.is_within = not is_last
-
-    def _is_good(self, exchange: Exchange, watch: MessageWatch, piece: Piece, *, end: bool) -> bool:
+    def block(self, flags: int, stream_id: int, block: bytes) -> None:
+        if stream_id % 2 == 0:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream of the caller's")
+        stream = self.streams.get(stream_id)
+        is_new = stream_id > self._last_id
+        self._last_id = max(stream_id, self._last_id)
         try:
-            watch.feed(piece)
-            if end:
-                watch.end()
-        except InvalidRequest as error:
-            self.relay.fail(exchange, error)
-            return False
-        if end:
-            exchange.is_asked = True
-            self.watches.pop(exchange.id, None)
-        return True
+            call = self.reader.read(block)
+            if not is_new and stream is None:
+                self.no_stream(stream_id)
+                return
+            self._check_block(stream)
+        except StreamFault as fault:
+            self.refuse(stream_id, fault.code)
+            return
+        self._last_taken = stream_id
+        self.relay.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
 
-    def _more(self, exchange: Exchange, flags: int, piece: Piece, is_last: bool) -> None:
-        """Of a frame whose first piece is on its way already."""
-        end, triton = bool(flags) and is_last, self.relay.triton
-        if triton is not None and triton.is_within:
-            if exchange.watch is not None and not exchange.is_over:
-                self._is_good(exchange, exchange.watch, piece, end=end)
-            # Triton has the frame's head. Zeros are no field: it cannot take them for a request
-            triton.go_on(bytes(len(piece)) if exchange.is_over else piece, is_last=is_last)
-        elif exchange.is_over or exchange.link is None or exchange.upload is None:
-            self.credit(len(piece))
+    def _check_block(self, stream: Stream | None) -> None:
+        if stream is not None:
+            code = Code.STREAM_CLOSED if stream.is_ended else Code.PROTOCOL_ERROR
+            raise StreamFault(code, "gRPC has no trailers of requests")
+        if not self.is_taking or len(self.streams) >= MAX_STREAMS:
+            raise StreamFault(Code.REFUSED_STREAM, "no more at once")
+
+    def data(self, stream: Stream, piece: Piece, *, end: bool) -> None:
+        self.relay.request_data(stream.exchange, piece, end=end)
+
+    def no_stream(self, stream_id: int) -> None:
+        if stream_id % 2 == 0 or stream_id > self._last_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
+        self.chore()
+
+    def was_reset(self, stream: Stream, _: int) -> None:
+        self.relay.drop(stream.exchange)
+        self._close_if_done()
+
+    def stream_fault(self, stream: Stream, code: Code) -> None:
+        self.refuse(stream.id, code)
+
+    def refuse(self, stream_id: int, code: int) -> None:
+        """For what the caller did."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self.out.append(frames.reset(stream_id, code))
         else:
-            exchange.link.upload(exchange, exchange.upload, piece, end=end)
-        exchange.is_asked = exchange.is_asked or end
+            self.reset(stream, code)
+            self.relay.drop(stream.exchange)
+        self.chore(_CHORES_OF_A_FAULT)
 
-    def _drop(self, piece: Piece, _: bool) -> None:
-        self.credit(len(piece))
+    # -- answers ----------------------------------------------------------------------------
 
-    def padding(self, stream_id: int, size: int) -> None:
-        self.use(size)
-        self.credit(size)
-        if stream_id in self.exchanges:
-            self.control(frames.window_update(stream_id, size))
+    def sent(self, stream: Stream, size: int) -> None:
+        exchange = stream.exchange
+        if exchange.link is not None and exchange.far is not None:
+            exchange.link.credit(exchange.far, size)
+
+    def finished(self, stream: Stream) -> None:
+        """Section 8.1: of a request that has been answered the rest is not needed."""
+        if not stream.is_ended:
+            self.out.append(frames.reset(stream.id, Code.NO_ERROR))
+        self.forget(stream)
+        self._close_if_done()
+
+    def reset(self, stream: Stream, code: int) -> None:
+        self.out.append(frames.reset(stream.id, code))
+        self.forget(stream)
+        self._close_if_done()
+
+    def other(self, stream: Stream) -> Endpoint | None:
+        return stream.exchange.link

@@ -1,9 +1,10 @@
-"""One request of the caller, from its head until the caller has the end of the answer."""
+"""One request of a caller: from its head until both sides have done with it."""
 
-from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from adapter.dataplane.relay import frames
+from adapter.dataplane.relay.endpoint import Stream
+from adapter.dataplane.relay.message import PREFIX_BYTES
 from adapter.dataplane.relay.ports import Call, Passage
 
 if TYPE_CHECKING:
@@ -11,59 +12,72 @@ if TYPE_CHECKING:
     from adapter.dataplane.relay.message import MessageWatch
 
 
+class Stage(Enum):
+    """What may follow: see `FOLLOWS`."""
+
+    ARRIVING = "nothing of it has gone on; what came is held"
+    SENDING = "its head has gone on; not all of it"
+    ASKED = "all of it has gone on"
+    ABANDONED = "all of it has gone on, nobody waits for the answer, and that is not all here"
+    OVER = "the caller has the end, or it is on its way; nothing more comes of the link"
+
+
+FOLLOWS = {
+    Stage.ARRIVING: {Stage.SENDING, Stage.OVER},
+    Stage.SENDING: {Stage.ASKED, Stage.OVER},
+    Stage.ASKED: {Stage.ABANDONED, Stage.OVER},
+    Stage.ABANDONED: {Stage.OVER},
+    Stage.OVER: {Stage.OVER},
+}
+
+
 class Exchange:
-    """`held`: what came before it was known where the request goes. `link`: where it went;
-    `passage` is there when that is Triton. `room`: the caller's window for the answer.
+    """`near` is its stream at the caller, `far` that at `link`, which is Triton or the server
+    beside us; `passage` is there when it is Triton. `deadline`: of the event loop's clock.
+
+    `held`: what came while it was ARRIVING; below `wanted` bytes there is nothing to decide.
+    `left`: bytes of the message that are still to come; `last`: its last byte, which goes on with
+    the end alone, so that Triton has all of a request or knows of none.
     """
 
     __slots__ = (
         "call",
         "deadline",
-        "granted",
+        "far",
         "has_data",
         "has_head",
         "held",
-        "id",
-        "is_answered",
-        "is_asked",
-        "is_over",
+        "last",
+        "left",
         "link",
+        "near",
         "passage",
-        "room",
-        "upload",
+        "stage",
+        "wanted",
         "watch",
     )
 
-    def __init__(self, stream_id: int, call: Call, room: int, deadline: float) -> None:
-        self.id = stream_id
+    def __init__(self, stream_id: int, room: int, call: Call, deadline: float) -> None:
         self.call = call
-        self.room = room
         self.deadline = deadline
-        self.held = b""
-        self.granted = 0  # window updates that came before there was a link
+        self.stage = Stage.ARRIVING
+        self.near = Stream(stream_id, self, room)
+        self.far: Stream | None = None
         self.link: Link | None = None
         self.passage: Passage | None = None
         self.watch: MessageWatch | None = None
-        self.upload: Upload | None = None
+        self.held = bytearray()
+        self.wanted = PREFIX_BYTES + 2
+        self.left = 0
+        self.last: bytes | memoryview = b""
         self.has_head = self.has_data = False  # of the answer, the caller has
-        self.is_asked = False  # the caller has ended its request
-        self.is_answered = False  # the link has ended its answer
-        self.is_over = False  # nothing passes any more; the caller is told, or has gone
 
+    @property
+    def is_told(self) -> bool:
+        """The caller waits for nothing more of the link."""
+        return self.stage in {Stage.ABANDONED, Stage.OVER}
 
-class Upload:
-    """What the server beside us has still to take of a request."""
-
-    __slots__ = ("owed", "queue", "room")
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.queue: deque[tuple[bytes | memoryview, bool]] = deque()  # and whether it is the last
-        self.owed = 0  # has gone on, and the caller does not know yet
-
-    def __len__(self) -> int:
-        return sum(len(piece) for piece, _ in self.queue)
-
-
-def data_frame(stream_id: int, piece: bytes | memoryview, *, end: bool) -> bytes:
-    return frames.head(len(piece), frames.DATA, int(end), stream_id) + piece
+    def to(self, stage: Stage) -> None:
+        if stage not in FOLLOWS[self.stage]:
+            raise RuntimeError(f"{self.stage.name} is not followed by {stage.name}")
+        self.stage = stage

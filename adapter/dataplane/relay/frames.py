@@ -15,7 +15,7 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 1, 2, 3
 INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
 
 HEAD_BYTES = 9
-FRAME_BYTES = 2**14  # what everybody takes, and all that we take
+FRAME_BYTES = 2**14  # what everybody takes
 MAX_FRAME_BYTES = 2**24 - 1
 MAX_WINDOW = MAX_STREAM = 2**31 - 1
 DEFAULT_WINDOW = 2**16 - 1
@@ -113,7 +113,7 @@ def header_block(stream_id: int, block: bytes, *, end: bool) -> bytes:
     return b"".join(made)
 
 
-def without_padding(payload: bytes) -> bytes:
+def without_padding(payload: bytes | memoryview) -> bytes | memoryview:
     if not payload or payload[0] >= len(payload):
         raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
     return payload[1 : len(payload) - payload[0]]
@@ -121,7 +121,7 @@ def without_padding(payload: bytes) -> bytes:
 
 def without_padding_and_priority(payload: bytes, flags: int) -> bytes:
     if flags & PADDED:
-        payload = without_padding(payload)
+        payload = bytes(without_padding(payload))
     if not flags & HAS_PRIORITY:
         return payload
     if len(payload) < 5:  # noqa: PLR2004 - a stream and a weight

@@ -20,7 +20,7 @@ class Peek(Enum):
     NO = "not a message that names its model first"
 
 
-def length_of(start: bytes | memoryview) -> int:
+def length_of(start: bytes | bytearray | memoryview) -> int:
     return int.from_bytes(start[1:PREFIX_BYTES])
 
 

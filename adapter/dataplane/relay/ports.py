@@ -36,15 +36,27 @@ class Answer:
 
 
 class Passage(Protocol):
-    """One inference that was let through; it holds its model until one of these."""
+    """One inference that was let through. It holds its model until Triton has done with it, which
+    may be after its caller has been told, or has left.
+    """
 
-    def answered(self) -> None: ...
-    def cancelled(self) -> None: ...
+    def answered(self) -> None:
+        """Triton has, and the caller is told."""
+
+    def cancelled(self) -> None:
+        """The caller has left; what becomes of the model's lease is told besides."""
+
+    def abandoned(self) -> None:
+        """Nobody waits for the answer any more, and Triton still works on it, until `ended`."""
+
+    def ended(self) -> None:
+        """Triton has done with what nobody waits for."""
+
     def fault(self, status: int, text: str) -> AdapterError:
         """What Triton's status means. Ends nothing."""
 
-    async def failed(self, error: AdapterError) -> tuple[int, str]:
-        """The status that the caller is told."""
+    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str]:
+        """The status that the caller is told. `is_over`: Triton has done with it."""
 
 
 class Gate(Protocol):

@@ -1,24 +1,22 @@
-"""What one caller's connection is made of, and what becomes of each of its requests.
+"""One caller's connection, the links that its requests go on to, and what becomes of each request.
 
 A request goes to Triton as it is when the gate lets it through, and else to the server beside us.
-When either of them goes, the caller is told so with GOAWAY, as Triton itself would tell it: what is
-open goes on, what was on its way is served beside us, and new requests come on a new connection.
+The caller's connection and each link are HTTP/2 connections in their own right: a link that goes
+fails what it had, and the next request gets another one. Links live on while Triton works on
+what a caller has left.
 """
 
 import asyncio
-from typing import TypeVar
 
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.caller import Caller
-from adapter.dataplane.relay.exchange import Exchange
+from adapter.dataplane.relay.exchange import Exchange, Stage
 from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.headers import status_block
 from adapter.dataplane.relay.link import Link
 from adapter.dataplane.relay.message import PREFIX_BYTES, MessageWatch, Peek, first_name, length_of
-from adapter.dataplane.relay.ports import Answer, Call
-from adapter.dataplane.relay.served import Served
-from adapter.dataplane.relay.site import Connect, Site
-from adapter.dataplane.relay.triton import Triton
+from adapter.dataplane.relay.ports import Answer, Call, Passage
+from adapter.dataplane.relay.site import Site
 from adapter.dataplane.relay.wire import Piece
 from adapter.errors import (
     AdapterError,
@@ -30,19 +28,17 @@ from adapter.errors import (
 
 _GREETING_SECONDS, _SILENT_SECONDS, _PONG_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
 _UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
-L = TypeVar("L", bound=Link)
 
 _NAME_AT_MOST = 2**11  # bytes in which the name is found, if it is
+# of a message that goes on when all of it is here; larger ones go on as they come
+_GATHERED_BYTES = 2**18
 
 
 class Relay:
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.caller = Caller(self)
-        self.triton: Triton | None = None
-        self.server: Served | None = None
         self.links: list[Link] = []
-        self._is_triton_going = False
+        self.caller = Caller(self)
         self.ended = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._begun = self._heard = self._busy = self._clock()
@@ -57,35 +53,70 @@ class Relay:
     # -- requests ---------------------------------------------------------------------------
 
     def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
-        caller, site = self.caller, self.site
-        seconds = site.timeout_seconds
+        caller, seconds = self.caller, self.site.timeout_seconds
         if call.seconds is not None:
             seconds = min(seconds, call.seconds)
-        exchange = Exchange(stream_id, call, caller.initial_window, self._clock() + seconds)
-        caller.exchanges[stream_id] = exchange
+        exchange = Exchange(stream_id, caller.initial_window, call, self._clock() + seconds)
+        exchange.near.is_ended = end
+        caller.streams[stream_id] = exchange.near
         if call.direct is None or end:
-            exchange.is_asked = end
-            self._go_slow(exchange, end=end)
+            self._begin_beside(exchange, end=end)
 
-    def decide(self, exchange: Exchange, start: Piece, *, end: bool) -> bool | None:
-        """Whether a request that starts so goes straight; None when more of it has to come."""
-        name = first_name(bytes(start[:_NAME_AT_MOST]), self.site.max_message_bytes)
-        if name is Peek.MORE and not end:
-            return None
-        block = exchange.call.direct
-        if block is None or not self._admits(exchange, name, start, end=end):
-            self._go_slow(exchange, end=False)
+    def request_data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        if exchange.stage is Stage.ARRIVING:
+            self._arrive(exchange, piece, end=end)
+        elif exchange.stage is Stage.SENDING:
+            self._go_on(exchange, piece, end=end)
+        else:
+            self.caller.credit(exchange.near, len(piece))
+
+    def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        held = exchange.held
+        if held or not end:
+            held += piece
+            self.caller.hold(len(piece))
+            if len(held) < exchange.wanted and not end:
+                return
+        name = self._name_in(held or piece)
+        if end or not self._waits(exchange, name):
+            self._start(exchange, name, bytes(held) or piece, end=end)
+
+    def _name_in(self, start: Piece | bytearray) -> bytes | Peek:
+        return first_name(bytes(start[:_NAME_AT_MOST]), self.site.max_message_bytes)
+
+    def _waits(self, exchange: Exchange, name: bytes | Peek) -> bool:
+        """Whether more of it has to come, or may, before it goes on."""
+        here = len(exchange.held)
+        if name is Peek.MORE:
+            exchange.wanted = here + 1
+            return True
+        size = PREFIX_BYTES + length_of(exchange.held)
+        if name is Peek.NO or size < here or size > _GATHERED_BYTES or self.caller.is_pressed:
             return False
-        if self.triton is None:
-            self.triton = self._connected(Triton(self), self.site.connect_triton)
-        self._go(exchange, self.triton, block, end=False)
-        if exchange.watch is not None and not end:
-            self.caller.watches[exchange.id] = exchange.watch
+        exchange.wanted = size + 1
         return True
 
+    def begin_all(self) -> None:
+        """What is gathered goes on, for it keeps out what it waits for."""
+        for stream in list(self.caller.streams.values()):
+            exchange = stream.exchange
+            if exchange.stage is Stage.ARRIVING and exchange.held:
+                name = self._name_in(exchange.held)
+                if name is not Peek.MORE:
+                    self._start(exchange, name, bytes(exchange.held), end=False)
+
+    def _start(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
+        self._let_go_of_held(exchange)
+        block = exchange.call.direct
+        if block is not None and self._admits(exchange, name, piece, end=end):
+            self._open(exchange, block, is_triton=True, end=False)
+            self._send(exchange, piece, end=end)
+        else:
+            self._begin_beside(exchange, end=False)
+            self._go_on(exchange, piece, end=end)
+
     def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
-        """A new connection to Triton would know nothing of the windows that the caller has."""
-        if not isinstance(name, bytes) or self._is_triton_going:
+        if not isinstance(name, bytes):
             return False
         watch = MessageWatch(length_of(start))
         try:
@@ -94,118 +125,175 @@ class Relay:
                 watch.end()
             exchange.passage = self.site.gate.admit(name, exchange.call.mesh_id)
         except InvalidRequest:
-            return False  # told on the slow way
+            return False  # told beside us
         if exchange.passage is None:
             return False
         exchange.watch = watch
+        exchange.left = PREFIX_BYTES + length_of(start)
         return True
 
-    def _go_slow(self, exchange: Exchange, *, end: bool) -> None:
-        if self.server is None:
-            self.server = self._connected(Served(self), self.site.connect_server)
-        exchange.upload = self.server.new_upload()
-        self._go(exchange, self.server, exchange.call.served, end=end)
+    def _begin_beside(self, exchange: Exchange, *, end: bool) -> None:
+        self._open(exchange, exchange.call.served, is_triton=False, end=end)
 
-    def _go(self, exchange: Exchange, link: Link, block: bytes, *, end: bool) -> None:
-        exchange.link = link
-        link.out.append(frames.header_block(exchange.id, block, end=end))
-        if exchange.granted:
-            link.out.append(frames.window_update(exchange.id, exchange.granted))
+    def _open(self, exchange: Exchange, block: bytes, *, is_triton: bool, end: bool) -> None:
+        link = exchange.link = self._link(is_triton=is_triton)
+        exchange.to(Stage.SENDING)
+        exchange.far = link.open(exchange, block, end=end)
+        if end:
+            link.finished(exchange.far)
+
+    def _go_on(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        watch = exchange.watch
+        if watch is not None:
+            try:
+                watch.feed(piece)
+                if end:
+                    watch.end()
+            except InvalidRequest as error:
+                self.caller.credit(exchange.near, len(piece))
+                self.fail(exchange, error)
+                return
+        self._send(exchange, piece, end=end)
+
+    def _send(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        link, far = exchange.link, exchange.far
+        if link is None or far is None:
+            return
+        if exchange.watch is not None:
+            exchange.left -= len(piece)
+            if end:
+                piece = exchange.last or piece
+            elif not exchange.left and piece:
+                piece, exchange.last = piece[:-1], bytes(piece[-1:])
+        link.send(far, piece, end=end)
 
     # -- answers ----------------------------------------------------------------------------
 
     def answer_head(self, exchange: Exchange, answer: Answer, *, end: bool) -> None:
-        if end and exchange.passage is not None and answer.status != 0:
-            status = _UNKNOWN if answer.status is None else answer.status
-            self.fail(exchange, exchange.passage.fault(status, answer.text))
-            return
-        exchange.has_head = True
-        self.caller.send(
-            exchange.id, frames.header_block(exchange.id, answer.block, end=end), 0, exchange.link
-        )
-        if end:
-            self.answered(exchange)
+        if exchange.is_told:
+            self._ran_out(exchange)
+        elif answer.is_alone == exchange.has_head:
+            self.odd_answer(exchange, "a head out of place")
+        elif end:
+            self._answered(exchange, answer)
+        else:
+            exchange.has_head = True
+            block = frames.header_block(exchange.near.id, answer.block, end=False)
+            self.caller.out.append(block)
 
-    def answered(self, exchange: Exchange) -> None:
-        """The caller has the end of its answer, or it waits for a window."""
-        passage, exchange.passage = exchange.passage, None
+    def _answered(self, exchange: Exchange, answer: Answer) -> None:
+        passage = exchange.passage
+        if passage is not None and answer.status != 0:
+            status = _UNKNOWN if answer.status is None else answer.status
+            self.fail(exchange, passage.fault(status, answer.text))
+            return
+        exchange.to(Stage.OVER)
         if passage is not None:
             passage.answered()
-        exchange.is_over = True
-        if not exchange.is_asked:
-            self._release(exchange, Code.NO_ERROR)
-        self._ended(exchange)
+        near = exchange.near
+        self.caller.end(near, frames.header_block(near.id, answer.block, end=True))
+
+    def answer_data(self, exchange: Exchange, piece: Piece) -> None:
+        if exchange.passage is not None and not exchange.has_data:
+            most = self.site.max_message_bytes
+            if length_of(piece) > most:
+                text = f"Triton's answer is too large: {length_of(piece)} vs. {most} bytes"
+                self._not_taken(exchange, piece, text)
+                return
+        if exchange.has_head:
+            exchange.has_data = True
+            self.caller.send(exchange.near, piece)
+        else:
+            self._not_taken(exchange, piece, "Triton's answer is odd: it has no head")
+
+    def _not_taken(self, exchange: Exchange, piece: Piece, why: str) -> None:
+        self.fail(exchange, InferenceFailed(why))
+        if exchange.link is not None and exchange.far is not None:
+            exchange.link.credit(exchange.far, len(piece))
+
+    def odd_answer(self, exchange: Exchange, why: str) -> None:
+        if exchange.is_told:
+            self._ran_out(exchange)
+        else:
+            self.fail(exchange, InferenceFailed(f"Triton's answer is odd: {why}"))
+
+    def _ran_out(self, exchange: Exchange) -> None:
+        """Something came of what nobody waits for; perhaps its end."""
+        if exchange.stage is Stage.ABANDONED and exchange.far is None:
+            exchange.to(Stage.OVER)
+            if exchange.passage is not None:
+                exchange.passage.ended()
+
+    # -- ends -------------------------------------------------------------------------------
 
     def fail(self, exchange: Exchange, error: AdapterError) -> None:
         """The caller is told once it is known what the error is called."""
-        exchange.is_over = True
-        self._release(exchange, Code.CANCEL)
-        if exchange.passage is not None:
-            self.site.begin(self._tell(exchange, error))
+        self._leave(exchange)
+        passage = exchange.passage
+        if passage is not None:
+            self.site.begin(self._tell(exchange, passage, error))
         else:
             self._refuse(exchange, _INTERNAL, str(error))
 
-    async def _tell(self, exchange: Exchange, error: AdapterError) -> None:
-        passage = exchange.passage
-        assert passage is not None  # noqa: S101
-        status, text = await passage.failed(error)
-        if self.caller.exchanges.get(exchange.id) is exchange:
+    async def _tell(self, exchange: Exchange, passage: Passage, error: AdapterError) -> None:
+        is_over = exchange.stage is Stage.OVER
+        status, text = await passage.failed(error, is_over=is_over)
+        if self.caller.streams.get(exchange.near.id) is exchange.near:
             self._refuse(exchange, status, text)
             self.flush()
 
     def _refuse(self, exchange: Exchange, status: int, text: str) -> None:
-        exchange.is_over = True
+        """The answer ends so, whatever of it waits."""
+        near = exchange.near
+        self.caller.unqueue(near)
         block = status_block(status, text, alone=not exchange.has_head)
-        self.caller.send(exchange.id, frames.header_block(exchange.id, block, end=True), 0)
-        self._ended(exchange)
+        self.caller.end(near, frames.header_block(near.id, block, end=True))
 
-    # -- ends -------------------------------------------------------------------------------
+    def drop(self, exchange: Exchange) -> None:
+        """The caller wants it no more, and its stream is forgotten."""
+        if exchange.is_told:
+            return
+        self._leave(exchange)
+        passage = exchange.passage
+        if passage is not None:
+            passage.cancelled()
+            if exchange.stage is Stage.OVER:
+                passage.ended()
 
-    def _release(self, exchange: Exchange, code: int) -> None:
-        """What was held counts as read; the link is told when it still works for it."""
-        if exchange.held:
-            self.caller.credit(len(exchange.held))
-            exchange.held = b""
-        self.caller.watches.pop(exchange.id, None)
-        link = exchange.link
-        if link is not None and not (exchange.is_answered and exchange.is_asked):
-            link.release(exchange, code)
-
-    def _ended(self, exchange: Exchange) -> None:
-        """Section 8.1: of a request that has been answered the rest is not needed."""
-        if not exchange.is_asked:
-            reset = frames.reset(exchange.id, Code.NO_ERROR)
-            self.caller.send(exchange.id, reset, 0)
-            self.caller.note_reset(exchange.id)
-        self._forget(exchange)
-
-    def _forget(self, exchange: Exchange) -> None:
-        self._busy = self._clock()
-        self.caller.forget(exchange)
-        self.close_if_done()
-
-    def close_if_done(self) -> None:
-        caller = self.caller
-        if not (caller.is_taking or caller.exchanges or caller.has_waiting):
-            asyncio.get_running_loop().call_soon(caller.close)
-
-    def drop(self, exchange: Exchange, code: int) -> None:
-        """The caller wants it no more."""
-        if not exchange.is_over:
-            exchange.is_over = True
-            self._release(exchange, code)
+    def _leave(self, exchange: Exchange) -> None:
+        """Nobody waits for the link any more. Triton goes on with what it has wholly."""
+        self._let_go_of_held(exchange)
+        self.caller.unqueue(exchange.near)
+        link, far = exchange.link, exchange.far
+        if link is None or far is None:
+            exchange.to(Stage.OVER)
+        elif link.is_triton and exchange.stage is Stage.ASKED:
+            exchange.to(Stage.ABANDONED)
             if exchange.passage is not None:
-                exchange.passage.cancelled()
-        self._forget(exchange)
+                exchange.passage.abandoned()
+        else:
+            exchange.to(Stage.OVER)
+            link.cancel(far)
+
+    def _let_go_of_held(self, exchange: Exchange) -> None:
+        size = len(exchange.held)
+        if size:
+            exchange.held = bytearray()
+            self.caller.hold(-size)
 
     # -- links ------------------------------------------------------------------------------
 
-    def _connected(self, link: L, connect: Connect) -> L:
+    def _link(self, *, is_triton: bool) -> Link:
+        for link in self.links:
+            if link.is_triton is is_triton and link.takes_more:
+                return link
+        link = Link(self, is_triton=is_triton)
         self.links.append(link)
-        self.site.begin(self._connect(link, connect))
+        self.site.begin(self._connect(link))
         return link
 
-    async def _connect(self, link: Link, connect: Connect) -> None:
+    async def _connect(self, link: Link) -> None:
+        connect = self.site.connect_triton if link.is_triton else self.site.connect_server
         try:
             await connect(link)
         except OSError:
@@ -214,41 +302,26 @@ class Relay:
 
     def link_lost(self, link: Link) -> None:
         self.links.remove(link)
-        link.take_all_settings()
-        self.caller.read_on(is_wanted=self.may_read())
-        if link is self.triton:
-            self.triton = None
-            self.caller.open_again()
         why = "the connection to Triton broke" if link.was_connected else "Triton cannot be reached"
-        self._abandon(link, -1, why, delivered=link.was_connected)
+        for stream in list(link.streams.values()):
+            link.forget(stream)
+            self.link_gave_up(stream.exchange, why, delivered=link.was_connected)
 
-    def may_read(self) -> bool:
-        """What the caller sends has to wait where a link takes it too slowly."""
-        return not any(link.is_paused for link in self.links)
-
-    def link_going(self, link: Link, last_stream_id: int) -> None:
-        self._abandon(link, last_stream_id, "Triton is going away", delivered=False)
-
-    def _abandon(self, link: Link, last_id: int, why: str, *, delivered: bool) -> None:
-        if isinstance(link, Triton):
-            self._is_triton_going = True
-        elif link is self.server:
-            self.server = None
-        for exchange in list(self.caller.exchanges.values()):
-            if exchange.link is link and exchange.id > last_id and not exchange.is_over:
-                exchange.is_answered = exchange.is_asked
-                if exchange.passage is not None:
-                    self.fail(exchange, BackendUnavailable(why, delivered=delivered))
-                else:
-                    link.release(exchange, Code.CANCEL)
-                    self._refuse(exchange, _UNAVAILABLE, f"BackendUnavailable: {why}")
-        self.caller.leave()
+    def link_gave_up(self, exchange: Exchange, why: str, *, delivered: bool) -> None:
+        if exchange.is_told:
+            self._ran_out(exchange)
+        elif exchange.passage is not None:
+            self.fail(exchange, BackendUnavailable(why, delivered=delivered))
+        else:
+            self._leave(exchange)
+            self._refuse(exchange, _UNAVAILABLE, f"BackendUnavailable: {why}")
 
     def link_reset(self, exchange: Exchange, code: int) -> None:
-        if exchange.passage is None:
-            self.caller.send(exchange.id, frames.reset(exchange.id, code), 0)
-            self.caller.note_reset(exchange.id)
-            self.drop(exchange, code)
+        if exchange.is_told:
+            self._ran_out(exchange)
+        elif exchange.passage is None:
+            self._leave(exchange)
+            self.caller.reset(exchange.near, code)
         elif code == Code.REFUSED_STREAM:
             self.fail(exchange, BackendUnavailable("Triton refused the stream", delivered=False))
         else:
@@ -257,24 +330,41 @@ class Relay:
     # -- the whole --------------------------------------------------------------------------
 
     def caller_lost(self) -> None:
-        for exchange in list(self.caller.exchanges.values()):
-            self.drop(exchange, Code.CANCEL)
+        for stream in list(self.caller.streams.values()):
+            self.caller.forget(stream)
+            self.drop(stream.exchange)
+        for link in list(self.links):
+            link.close_if_done()
+
+    def end_if_done(self) -> None:
+        if self.caller.is_gone and not self.links:
+            self.ended.set()
+
+    def close(self) -> None:
+        """At once, whatever is open."""
+        self.caller.close(Code.CANCEL)
         for link in list(self.links):
             link.close()
 
     def look(self) -> None:
-        """Again and again: what takes too long?"""
-        now = self._clock()
-        for exchange in list(self.caller.exchanges.values()):
-            if now > exchange.deadline:
-                self._too_late(exchange)
+        """Again and again: what takes too long, and what waits for too much that is held?"""
+        now, caller = self._clock(), self.caller
+        for stream in list(caller.streams.values()):
+            if now > stream.exchange.deadline:
+                self._too_late(stream.exchange)
+        if caller.is_pressed:
+            self.begin_all()
+        for endpoint in (caller, *self.links):
+            endpoint.give()
         self.flush()
 
     def look_closely(self) -> None:
         """Once a second: is the caller still there, and how much does it make us do?"""
         now, caller = self._clock(), self.caller
-        for wire in (caller, *self.links):
-            wire.chores = 0
+        for endpoint in (caller, *self.links):
+            endpoint.chores = 0
+        if caller.streams:
+            self._busy = now
         if caller.heard:
             self._heard, caller.heard, caller.has_pong = now, False, True
         if not caller.is_acknowledged and now - self._begun > _GREETING_SECONDS:
@@ -283,15 +373,17 @@ class Relay:
             caller.close()
         elif now - self._heard > _SILENT_SECONDS and caller.has_pong:
             caller.ping()
-        elif not caller.exchanges and now - self._busy > _IDLE_SECONDS:
+        elif now - self._busy > _IDLE_SECONDS:
             caller.leave()
         self.flush()
 
     def _too_late(self, exchange: Exchange) -> None:
-        if exchange.is_over:
-            return
-        if exchange.passage is not None:
-            self.fail(exchange, BackendTimeout("Triton did not answer in time"))
-        elif exchange.link is None:
-            self._release(exchange, Code.CANCEL)
+        if exchange.stage is Stage.ARRIVING:
+            self._leave(exchange)
             self._refuse(exchange, _DEADLINE_EXCEEDED, "the request did not come in time")
+        elif exchange.passage is None:
+            return  # the server beside us has that limit too
+        elif not exchange.is_told:
+            self.fail(exchange, BackendTimeout("Triton did not answer in time"))
+        elif exchange.near.queue:
+            self._refuse(exchange, _DEADLINE_EXCEEDED, "the answer was not read in time")

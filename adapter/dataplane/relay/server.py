@@ -1,19 +1,22 @@
-"""The door of the relay: it listens, looks after its connections, and drains them."""
+"""The listener: it accepts connections, looks after them, and drains them."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from adapter import lasting
-from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.refusal import Refusal
 from adapter.dataplane.relay.relay import Relay
 from adapter.dataplane.relay.site import Site
 from adapter.threads import REPOSITORY
 
 _LOOK_SECONDS, _LOOKS_A_SECOND = 0.1, 10
+_BACKLOG = 1024  # as at the HTTP listener
+
+log = logging.getLogger(__name__)
 
 
 class RelayServer:
@@ -38,9 +41,9 @@ class RelayServer:
         loop = asyncio.get_running_loop()
         self._path = path
         if path is not None:
-            self._server = await loop.create_unix_server(self._accept, path)
+            self._server = await loop.create_unix_server(self._accept, path, backlog=_BACKLOG)
         else:
-            self._server = await loop.create_server(self._accept, host, port)
+            self._server = await loop.create_server(self._accept, host, port, backlog=_BACKLOG)
         self._looking = lasting.begin(
             "grpc-lane-looks", lasting.forever(self._look, seconds=_LOOK_SECONDS)
         )
@@ -48,7 +51,7 @@ class RelayServer:
 
     @property
     def connections(self) -> int:
-        return sum(not relay.ended.is_set() for relay in self._relays)
+        return sum(not relay.caller.is_gone for relay in self._relays)
 
     def _accept(self) -> asyncio.Protocol:
         most = self._max_connections
@@ -61,13 +64,13 @@ class RelayServer:
 
     async def _look(self) -> None:
         self._looks += 1
-        for relay in self._relays:
-            if relay.caller.exchanges:
-                relay.look()
+        for relay in list(self._relays):
+            if relay.caller.streams:
+                _guarded(relay.look)
         if self._looks % _LOOKS_A_SECOND == 0:
             self._relays = {relay for relay in self._relays if not relay.ended.is_set()}
-            for relay in self._relays:
-                relay.look_closely()
+            for relay in list(self._relays):
+                _guarded(relay.look_closely)
 
     async def close(self, patience_seconds: float) -> None:
         """Take nothing new; what is open has its time to end."""
@@ -80,9 +83,17 @@ class RelayServer:
             relay.caller.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_seconds):
-                for relay in self._relays:
+                for relay in list(self._relays):
                     await relay.ended.wait()
         for relay in self._relays:
-            relay.caller.close(Code.CANCEL)
+            relay.close()
         lasting.end(self._looking)
         await asyncio.wait({self._looking, *self._site.tasks}, timeout=1)
+
+
+def _guarded(look: Callable[[], None]) -> None:
+    """One connection's fault must not end the time limits of all."""
+    try:
+        look()
+    except Exception:
+        log.exception("request.failed", extra={"method": "http/2"})

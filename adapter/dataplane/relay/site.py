@@ -1,6 +1,7 @@
 """What all connections of the door share."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -8,11 +9,16 @@ from typing import Any
 from adapter.dataplane.relay.headers import Meanings
 from adapter.dataplane.relay.ports import Answer, Call, Gate, read_answer, read_call
 
+MAX_HELD_BYTES = 2**26
+_IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3
+
 Connect = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
 
 
 class Site:
-    """`connect_*` raise OSError."""
+    """`connect_*` raise OSError. `held`: bytes that were received and cannot go on yet; beyond
+    `max_held_bytes` no connection gets more than its share.
+    """
 
     def __init__(
         self,
@@ -22,12 +28,15 @@ class Site:
         *,
         timeout_seconds: float,
         max_message_bytes: int,
+        max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         self.gate = gate
         self.connect_triton = connect_triton
         self.connect_server = connect_server
         self.timeout_seconds = timeout_seconds
         self.max_message_bytes = max_message_bytes
+        self.held = 0
+        self.max_held_bytes = max_held_bytes
         self.calls: Meanings[Call] = Meanings(partial(read_call, gate))
         self.answers: Meanings[Answer] = Meanings(read_answer)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -50,6 +59,17 @@ def connect_to(address: Callable[[], str | None]) -> Connect:
             await loop.create_unix_connection(lambda: protocol, found.removeprefix("unix:"))
         else:
             host, _, port = found.rpartition(":")
-            await loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
+            made, _ = await loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
+            _keep_alive(made)
 
     return connect
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    """So that a host that is gone does not hold what it was asked for ever."""
+    own = transport.get_extra_info("socket")
+    if own is not None:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection as asyncio sees it, and the half of it that sends."""
+"""One connection as asyncio sees it, and what is written to it."""
 
 import asyncio
 import logging
@@ -12,23 +12,19 @@ log = logging.getLogger(__name__)
 Piece: TypeAlias = bytes | memoryview
 
 _PAUSE_BYTES = 2**18
-# that wait to be sent; what is relayed stops at the mark above, so the rest are answers of ours
+# that wait to be sent; DATA stops at the mark above, so the rest are answers of ours
 _MAX_UNSENT_BYTES = 2**21
 _LAST_WORDS_SECONDS, _LAST_ANSWER_SECONDS = 2.0, 30.0
 _SMALL_BYTES = 2**12
 
 
 class Wire(asyncio.Protocol):
-    """`out` is written by `flush`; without a transport it waits for one. `is_within`: the last byte
-    that it holds is amid a DATA frame, so that nothing but the rest of it may follow.
-    """
+    """`out` is written by `flush`; without a transport it waits for one."""
 
     def __init__(self) -> None:
         self.is_open = self.is_lost = self.is_paused = False
         self.has_pong = self.heard = True
         self.out: list[Piece] = []
-        self.is_within = False
-        self._later: list[Piece] = []
         self._transport: asyncio.Transport | None = None
         self._abort: asyncio.TimerHandle | None = None
 
@@ -41,6 +37,7 @@ class Wire(asyncio.Protocol):
         raise NotImplementedError
 
     def flush_all(self) -> None:
+        """Of all connections that what was received may have written to."""
         raise NotImplementedError
 
     def lost(self) -> None:
@@ -51,8 +48,8 @@ class Wire(asyncio.Protocol):
         """Nothing is on its way any more."""
         raise NotImplementedError
 
-    def paused(self) -> None:
-        """`is_paused` has changed: its peer reads too slowly, or reads again."""
+    def pump(self) -> None:
+        """The peer reads again."""
         raise NotImplementedError
 
     def last_stream(self) -> int:
@@ -79,11 +76,10 @@ class Wire(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_paused = True
-        self.paused()
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        self.paused()
+        self.pump()
         self.flush_all()
 
     def data_received(self, data: bytes) -> None:
@@ -101,21 +97,12 @@ class Wire(asyncio.Protocol):
 
     # -- what is sent -----------------------------------------------------------------------
 
-    def control(self, frame: bytes) -> None:
-        (self._later if self.is_within else self.out).append(frame)
-
-    def go_on(self, piece: Piece, *, is_last: bool) -> None:
-        """Of the frame that it is within."""
-        self.out.append(piece)
-        if is_last:
-            self.is_within = False
-            self.out += self._later
-            self._later.clear()
-
     def flush(self) -> None:
-        if self._transport is not None:
+        if self.is_open and self._transport is not None:
             out, self.out = self.out, []
             self._transport.writelines(out)
+        elif self.is_lost:
+            self.out.clear()
 
     def is_flooded(self) -> bool:
         """The peer makes us answer, and reads nothing."""
@@ -124,19 +111,12 @@ class Wire(asyncio.Protocol):
             return False
         return transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
 
-    def read_on(self, *, is_wanted: bool) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            if is_wanted:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
-
     def ping(self) -> None:
         self.has_pong = False
-        self.control(frames.ping(b"adapter?"))
+        self.out.append(frames.ping(b"adapter?"))
 
     def say_goodbye(self, code: int = Code.NO_ERROR, why: str = "") -> None:
-        self.control(frames.goaway(self.last_stream(), code, why))
+        self.out.append(frames.goaway(self.last_stream(), code, why))
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         transport = self._transport
@@ -156,7 +136,6 @@ class Wire(asyncio.Protocol):
         if not self.is_lost:
             self.is_lost = True
             self.out.clear()
-            self._later.clear()
             self.lost()
 
 
