@@ -1,0 +1,53 @@
+"""What callers can fill has a bound: each is filled beyond it here, where no other test does."""
+
+import pytest
+
+from adapter.core.doubt import Doubt
+from adapter.core.guard import LoopGuard
+from adapter.core.memory import HOST
+from adapter.core.overrun import Oversize
+from adapter.dataplane.relay.headers import Meanings
+from adapter.errors import OutOfMemory
+from adapter.frontends import request_ids
+
+MANY = 10_100
+
+
+def test_packages_that_ran_out_of_memory():
+    guard = LoopGuard()
+    for number in range(MANY):
+        guard.out_of_memory(str(number), alone=True, requested_bytes=None, limit_bytes=None)
+    assert repr(guard) == "<LoopGuard [10000 keys]>"
+
+
+def test_packages_whose_texts_are_doubted():
+    doubt, error = Doubt(), OutOfMemory("std::bad_alloc")
+    for number in range(MANY):
+        doubt.judged(error, str(number), free={HOST: 1}, has_no_gpu=True, is_alone=False)
+    assert len(doubt._failed) == 10_000
+
+
+def test_packages_that_seem_too_large():
+    oversize = Oversize()
+    for number in range(MANY):
+        oversize.tried(str(number))
+    assert len(oversize._tried) == 10_000
+    assert oversize.may_try("0")
+    assert not oversize.may_try(str(MANY - 1))
+
+
+def test_header_blocks_and_fields_over_grpc():
+    meanings = Meanings(len)
+    for number in range(MANY):
+        meanings.keep(b"%d" % number, number)
+        meanings.keep_field(b"%d" % number, (b"name", b"value"))
+    meanings.keep(b"x" * 5000, 1)
+    assert len(meanings.kept) <= 512
+    assert len(meanings.fields) <= 512
+    assert b"x" * 5000 not in meanings.kept
+
+
+@pytest.mark.parametrize("header", ["x-request-id", "x-amzn-sagemaker-custom-attributes"])
+def test_what_a_callers_header_may_put_into_the_log(header):
+    (found,) = request_ids.of_headers({header: "r" * 50_000}).values()
+    assert len(found) == 1024
