@@ -77,7 +77,7 @@ class TritonControl:
     """Every call has a time limit; every failure is one of our errors.
 
     `live` is what the last look said; `watch` keeps it true to within a second. `answers` counts
-    the looks that Triton answered.
+    the looks that Triton answered, `lives` how often it came.
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
     folders. Such models are in no index (seen on 2.51), so they are asked for one by one, and a
@@ -95,7 +95,7 @@ class TritonControl:
         tracing: Tracing | None = None,
     ) -> None:
         self.live = False
-        self.answers = 0
+        self.lives = self.answers = 0
         self._payload = payload
         self._uploaded: set[TritonName] = set()
         self._faults = faults
@@ -290,6 +290,7 @@ class TritonControl:
         with suppress(InferenceServerException):
             assert self._client is not None  # noqa: S101 - connect() comes first
             is_live = bool(await self._client.is_server_live(client_timeout=2.0))
+        self.lives += is_live and not self.live
         self.live = is_live
         self.answers += is_live
         return is_live

@@ -19,6 +19,7 @@ from adapter.control.leftovers import Leftovers
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
+from adapter.control.presence import Presence
 from adapter.control.recovery import Recovery
 from adapter.control.revival import Revival
 from adapter.control.teardown import Teardown
@@ -78,9 +79,8 @@ class ModelControl:
         self.operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
         self._teardown = Teardown(triton, server, limits, left, metrics)
         self._bringup = self._make_bringup(triton, server, metrics)
-        self._revival = self._make_revival(
-            triton, server, loads_again=loads_again, load_threads=load_threads
-        )
+        self.presence = Presence(triton, server, loads_again=loads_again)
+        self._revival = self._make_revival(triton, server, load_threads)
         self._watch = Watch(registry, self.memory, left, packages, self._revival, store=store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._reconciling: asyncio.Task[None] | None = None
@@ -96,9 +96,7 @@ class ModelControl:
             limits=self._limits,
         )
 
-    def _make_revival(
-        self, triton: Triton, server: Server | None, *, loads_again: bool, load_threads: int
-    ) -> Revival:
+    def _make_revival(self, triton: Triton, server: Server | None, load_threads: int) -> Revival:
         return Revival(
             registry=self.registry,
             memory=self.memory,
@@ -109,7 +107,7 @@ class ModelControl:
             turn=self.operations.turn,
             begin_load=self._begin_load,
             start=self.operations.start,
-            loads_again=loads_again,
+            presence=self.presence,
             load_threads=load_threads,
         )
 

@@ -17,6 +17,14 @@ from adapter.core.model import (
 
 
 class Triton(Protocol):
+    @property
+    def live(self) -> bool:
+        """It answered at the last look."""
+
+    @property
+    def lives(self) -> int:
+        """How often it came, the first time included."""
+
     async def load(self, name: TritonName, model_id: ModelId) -> None: ...
     async def unload(self, name: TritonName, model_id: ModelId) -> None: ...
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]: ...
@@ -27,6 +35,10 @@ class Triton(Protocol):
 
 class Server(Protocol):
     """A Triton of our own."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None while there is none."""
 
     @property
     def load_threads(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Server, Triton
+from adapter.control.presence import Presence
 from adapter.control.teardown import Teardown
 from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.registry import ModelRecord, Registry
@@ -21,9 +22,8 @@ _SETTLED = (ModelState.READY, ModelState.DEAD)
 
 
 class Revival:
-    """`loads_again`: what Triton loses is loaded anew. `load_threads`: so many loads Triton works
-    on at a time. `turn` gives the lock of a model, `begin_load` does not wait for the load,
-    `start` not for the work.
+    """`load_threads`: so many loads Triton works on at a time. `turn` gives the lock of a model,
+    `begin_load` does not wait for the load, `start` not for the work.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Revival:
         turn: Callable[[ModelId], asyncio.Lock],
         begin_load: Callable[[ModelId, ModelSource], object],
         start: Callable[[Coroutine[Any, Any, None]], object],
-        loads_again: bool,
+        presence: Presence,
         load_threads: int,
     ) -> None:
         self._registry = registry
@@ -50,9 +50,8 @@ class Revival:
         self._turn = turn
         self._begin_load = begin_load
         self._start = start
-        self._loads_again = loads_again
+        self._presence = presence
         self._load_threads = load_threads
-        self._is_restarting = False
         self._suspects: set[ModelRecord] = set()
         self._returning: set[ModelId] = set()
 
@@ -60,6 +59,7 @@ class Revival:
         """Before the first load: take over what an earlier run of ours had loaded and Triton still
         serves, and take down whatever else it left.
         """
+        life = self._presence.now()
         staged = await self._packages.staged()
         ready = await self._triton.ready()
         for model in staged:
@@ -68,6 +68,7 @@ class Revival:
             else:
                 await self._take_down(model)
         await self._memory.rebase()
+        self._presence.confirm(life)
 
     async def _take_down(self, model: StagedModel) -> None:
         record = ModelRecord(model.model_id, model.name, ModelSource(""))
@@ -91,6 +92,7 @@ class Revival:
         """Forget the models that Triton no longer has: it was restarted, or they were taken."""
         # noted before the look at Triton: what becomes ready after it must not be missed there
         before = [r for r in self._registry.records() if r.state in _SETTLED]
+        life = self._presence.now()
         ready = await self._triton.ready()
         lost = [
             r
@@ -102,6 +104,7 @@ class Revival:
         for record in lost:
             self._registry.vanished(record)
             self._memory.gone(record.id)
+        self._presence.confirm(life)
         if lost:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in lost]})
         for record in lost:
@@ -113,7 +116,7 @@ class Revival:
                 self._returning.discard(record.id)
 
     def _comes_back(self, record: ModelRecord) -> bool:
-        return (self._loads_again or self._is_restarting) and record.can_load_again
+        return self._presence.come_back and record.can_load_again
 
     def refuse_returning(self, model_id: ModelId, found_gone: ModelRecord | None = None) -> None:
         """ModelNotReady where Triton lost a model that is about to be loaded again: to be told
@@ -143,7 +146,7 @@ class Revival:
     async def triton_restarted(self) -> None:
         await self.free_stuck(restarted=True)
         await self.reconcile()
-        self._is_restarting = False
+        self._presence.is_restarting = False
 
     def why_stuck(self) -> str | None:
         """Why no load can succeed any more; None while some can."""
@@ -155,8 +158,8 @@ class Revival:
     async def restart_if_stuck(self) -> None:
         """Nothing else gets the threads back. A Triton that is not ours, others have to restart."""
         reason = self.why_stuck()
-        if reason is not None and self._server is not None and not self._is_restarting:
-            self._is_restarting = True
+        if reason is not None and self._server is not None and not self._presence.is_restarting:
+            self._presence.is_restarting = True
             await self._server.restart(reason)
 
     async def free_stuck(self, *, restarted: bool) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 import grpc
 
 from adapter.control import Lease, ModelControl
+from adapter.control.presence import lost
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
     BackendError,
+    BackendUnavailable,
     CapacityError,
 )
 from adapter.frontends.grpc_edge import GrpcEdge
@@ -70,11 +72,13 @@ class LaneGate:
         try:
             text = name.decode()
             lease = self.control.lease(ModelId(text))
-        except (UnicodeDecodeError, AdapterError):
+        except (UnicodeDecodeError, AdapterError):  # it is told so by the other way
+            return None
+        if mesh_id is not None and self.control.presence.has_lost_all:
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
-        return _Passage(self, lease)
+        return _Passage(self, lease, is_of_mesh=mesh_id is not None)
 
 
 def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
@@ -86,11 +90,12 @@ def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
 
 
 class _Passage:
-    __slots__ = ("_begun", "_gate", "_lease", "_record")
+    __slots__ = ("_begun", "_gate", "_is_of_mesh", "_lease", "_record")
 
-    def __init__(self, gate: LaneGate, lease: Lease) -> None:
+    def __init__(self, gate: LaneGate, lease: Lease, *, is_of_mesh: bool) -> None:
         self._gate = gate
         self._lease = lease
+        self._is_of_mesh = is_of_mesh
         self._record = lease.record
         lease.begin()
         gate.served.flight.count += 1
@@ -133,6 +138,9 @@ class _Passage:
     async def _judged(self, error: AdapterError) -> AdapterError:
         if not isinstance(error, BackendError | CapacityError):
             return error
+        if self._is_of_mesh and isinstance(error, BackendUnavailable):
+            is_lost = await self._gate.control.presence.is_cause_of(error)
+            return lost(self._record.id) if is_lost else error
         judged = await self._gate.control.recovery.judged(error, self._record.id)
         if judged is not error:
             judged.__cause__ = error

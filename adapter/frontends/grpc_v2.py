@@ -8,10 +8,17 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.control import ModelControl
+from adapter.control.presence import lost
 from adapter.core.faults import Faults
 from adapter.core.registry import ModelRecord
 from adapter.core.rpc import RpcCall, RpcDataPlane
-from adapter.errors import BackendError, CapacityError, ModelNotFound, ModelNotReady
+from adapter.errors import (
+    BackendError,
+    BackendUnavailable,
+    CapacityError,
+    ModelNotFound,
+    ModelNotReady,
+)
 from adapter.frontends.grpc_edge import Context, GrpcEdge, Handler, Unary, metadata_of
 from adapter.frontends.grpc_naming import (
     id_in,
@@ -93,9 +100,12 @@ class V2Service(grpc.GenericRpcHandler):
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ServerMetadata": partial(self._passed, "ServerMetadata"),
-            "ModelReady": self._ready,
-            "ModelStatistics": self._statistics,
-            **{name: partial(self._about_model, name) for name in _NAME_IN_ANSWER},
+            "ModelReady": partial(self._for_a_mesh, self._ready),
+            "ModelStatistics": partial(self._for_a_mesh, self._statistics),
+            **{
+                name: partial(self._for_a_mesh, partial(self._about_model, name))
+                for name in _NAME_IN_ANSWER
+            },
         }
 
     def _on_request(self, edge: GrpcEdge, method: str, setting: str, is_allowed: bool) -> Handler:
@@ -126,6 +136,21 @@ class V2Service(grpc.GenericRpcHandler):
             return await self._forward("TraceSetting", message, context, record)
 
     # -- about a model ----------------------------------------------------------------------
+
+    async def _for_a_mesh(self, act: Unary, message: bytes, context: Context) -> bytes:
+        """A mesh loads again what is NOT_FOUND, and that load waits for Triton; of UNAVAILABLE it
+        makes INTERNAL. So it is told at once that the models went with the process of Triton.
+        """
+        model_id, presence = id_of_mesh(metadata_of(context)), self._control.presence
+        if model_id is None:
+            return await act(message, context)
+        presence.refuse_lost(model_id)
+        try:
+            return await act(message, context)
+        except BackendUnavailable as error:
+            if await presence.is_cause_of(error):
+                raise lost(model_id) from error
+            raise
 
     async def _about_model(self, method: str, message: bytes, context: Context) -> bytes:
         model_id = id_in(message, metadata_of(context))

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,6 +18,7 @@ from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
+    BackendUnavailable,
     InvalidRequest,
     ModelNotFound,
 )
@@ -26,6 +28,7 @@ from adapter.metrics import Metrics
 from adapter.settings import Settings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SERVICE = "mmesh.ModelRuntime"
 
@@ -73,7 +76,8 @@ class ModelRuntime:
         """Idempotent: "a load may follow NOT_FOUND without an unload" (modelmesh.md section 2)."""
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
-        record = await self._bring_up(model_id, _source(request, key), seen)
+        source, seconds = _source(request, key), self._settings.load_timeout_seconds
+        record = await self._with_triton(lambda: self._bring_up(model_id, source, seen), seconds)
         limit = self._settings.modelmesh_model_concurrency
         if isinstance(limit, str):
             limit = await self._triton.instances(record.name)
@@ -112,11 +116,31 @@ class ModelRuntime:
         self._turns.release()
         self._loads.discard(task)
 
+    async def _with_triton(self, act: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """Do it when Triton is here, for which it waits so long: a mesh takes a failed load for the
+        model's own fault, and remembers it for minutes. What may have reached Triton is not done
+        again: it may be what ended Triton.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            if self._control.is_open:
+                await self._control.presence.wait_here(deadline)
+            try:
+                return await act()
+            except BackendUnavailable as error:
+                is_over = not self._control.is_open or time.monotonic() > deadline
+                if error.delivered or is_over:
+                    raise
+
     # -- unloading --------------------------------------------------------------------------
 
     async def unload(self, request: pb.UnloadModelRequest, **seen: str) -> pb.UnloadModelResponse:
         """Also of an id that no load would take: a mesh repeats what fails for a quarter hour."""
-        await self._take_down(ModelId(request.modelId), **seen)
+        model_id, seconds = ModelId(request.modelId), self._settings.unload_timeout_seconds
+        if model_id not in self._control.registry:  # nothing that Triton would have to do
+            await self._take_down(model_id, **seen)
+        else:
+            await self._with_triton(lambda: self._take_down(model_id, **seen), seconds)
         return pb.UnloadModelResponse()
 
     async def _take_down(self, model_id: ModelId, **seen: str) -> None:

@@ -14,6 +14,7 @@ class FakeControlTriton:
     """
 
     def __init__(self, steps: Steps) -> None:
+        self.live, self.lives = True, 1
         self.models: set[str] = set()
         self.stuck: set[str] = set()
         self.loading: set[str] = set()
@@ -56,6 +57,7 @@ class FakeServer:
     """
 
     def __init__(self) -> None:
+        self.pid: int | None = 1
         self.live: dict[str, bool] = {}
         self.dies: set[str] = set()
         self.processes: dict[TritonName, set[ProcessId]] = {}

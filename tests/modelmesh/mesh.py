@@ -20,6 +20,7 @@ SIZE_SECONDS = 30
 UNLOAD_PAUSE_SECONDS = 0.2
 START_SECONDS = 60  # 180 s
 UNIT = 8192
+TRIES = 8
 STRIPPED = ("mm-", "grpc-")
 STRIPPED_ALONE = ("content-type", "user-agent")
 MAX_MESSAGE = 16 * 2**20
@@ -95,6 +96,7 @@ class Mesh:
     data: str
     models: dict[str, Loaded] = field(default_factory=dict)
     polls: int = 0
+    _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         limits = [(f"grpc.max_{way}_message_length", MAX_MESSAGE) for way in ("send", "receive")]
@@ -205,17 +207,32 @@ class Mesh:
         headers: Mapping[str, str] | None = None,
         seconds: float | None = 30,
     ) -> bytes:
-        """A client's call for this model, as it reaches the client again."""
-        try:
-            return await self._forward(method, model_id, message, headers or {}, seconds)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND or model_id not in self.models:
-                raise
-        gone = self.models.pop(model_id)
+        """A client's call for this model, as it reaches the client again. What is UNAVAILABLE is
+        tried again at once.
+        """
+        for tries_left in reversed(range(TRIES)):
+            believed = self.models.get(model_id)
+            try:
+                return await self._forward(method, model_id, message, headers or {}, seconds)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE and tries_left:
+                    continue
+                if error.code() is not grpc.StatusCode.NOT_FOUND or believed is None:
+                    raise
+            await self._load_again(model_id, believed)
+        return await self._forward(method, model_id, message, headers or {}, seconds)
+
+    async def _load_again(self, model_id: str, gone: Loaded) -> None:
+        """Once for all whose requests found that it is gone."""
+        if self.models.get(model_id) is gone:
+            del self.models[model_id]
+            self._returning[model_id] = asyncio.create_task(self._bring_back(model_id, gone))
+        await self._returning[model_id]
+
+    async def _bring_back(self, model_id: str, gone: Loaded) -> None:
         if self.management != self.data:
             await self.send_unload(model_id)
         await self.load(model_id, gone.path, gone.key, gone.model_type)
-        return await self._forward(method, model_id, message, headers or {}, seconds)
 
     async def _forward(
         self,

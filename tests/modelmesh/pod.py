@@ -8,7 +8,6 @@ Python that runs the tests and the tritonserver that is installed.
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from adapter.backend.tritonserver import prepare
+from tests.modelmesh.tritons import write_tritonserver
 
 # What else listens in such a pod, from the controller's source: controllers/modelmesh at 0.12.
 # 8085 is where the mesh looks for its runtime when nothing else is said.
@@ -122,18 +121,10 @@ def running_pod(containers: Mapping[str, Mapping[str, Any]]) -> Iterator[Pod]:
         folder = Path(tempfile.mkdtemp(prefix="mm-"))
         stack.callback(shutil.rmtree, folder)
         inside = stack.enter_context(_namespaces(folder))
-        bin_folder = folder / "bin"
-        bin_folder.mkdir()
-        launch = prepare(None, folder / "run")
         shared = f"--backend-config=python,shm-region-prefix-name={folder.name}"
-        words = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
-        line = (
-            f'{" ".join(words)} exec {launch.binary} "$@" {shlex.join(launch.arguments)} {shared}'
-        )
-        (bin_folder / "tritonserver").write_text(f"#!/bin/sh\n{line}\n")
-        (bin_folder / "tritonserver").chmod(0o755)
+        program = write_tritonserver(folder, shared)
         image = {
-            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "PATH": f"{program.parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
         triton, adapter = containers["triton"], containers["adapter"]

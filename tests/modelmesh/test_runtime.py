@@ -14,6 +14,7 @@ from adapter.core.state import ModelState
 from adapter.errors import (
     BackendError,
     BackendTimeout,
+    BackendUnavailable,
     InvalidModel,
     InvalidRequest,
     LoadFailed,
@@ -88,6 +89,11 @@ async def house():
 @pytest.fixture
 def front(house, tmp_path):
     return Front(house, tmp_path)
+
+
+def come_back(house: House) -> None:
+    """It answers."""
+    house.triton.live, house.triton.lives = True, house.triton.lives + 1
 
 
 async def turns_of_the_loop():
@@ -325,6 +331,86 @@ class TestConcurrency:
         assert (await front.status()).limitModelConcurrency is (told > 0)
 
 
+class TestOutage:
+    """Of a Triton in another container: what it still has nobody knows until it answers."""
+
+    async def test_a_load_waits_for_triton(self, house, front):
+        house.triton.live = False
+        load = house.begin(front.load("m"))
+        await turns_of_the_loop()
+        assert house.steps.seen == []
+
+        come_back(house)
+        await house.control.triton_restarted()
+        await load
+        house.check("m")
+
+    async def test_a_model_that_triton_lost_is_loaded_again_by_a_load_that_waited(
+        self, house, front
+    ):
+        await front.load("m")
+        house.triton.live = False
+        house.triton.models.clear()
+        load = house.begin(front.load("m"))
+        come_back(house)  # it answers, and nobody has looked yet what it has
+        await turns_of_the_loop()
+        assert not load.done()
+
+        await house.control.triton_restarted()
+        await load
+        house.check("m")
+
+    async def test_a_load_that_never_reached_triton_is_tried_again(self, house, front):
+        house.steps.fail("load m", BackendUnavailable("connection refused", delivered=False))
+        await front.load("m")
+        house.check("m")
+
+    async def test_a_load_that_may_have_ended_triton_is_not_tried_again(self, house, front):
+        house.steps.fail("load m", BackendUnavailable("it was closed", delivered=True))
+        with pytest.raises(BackendUnavailable):
+            await front.load("m")
+        house.check()
+
+    async def test_a_load_waits_no_longer_than_a_load_may_take(self, house, tmp_path):
+        front = Front(house, tmp_path, load_timeout_seconds="0.1")
+        house.triton.live = False
+        with pytest.raises(BackendUnavailable, match="did not come back in time"):
+            await front.load("m")
+        assert house.steps.seen == []
+
+    async def test_a_load_that_is_cancelled_waits_no_longer(self, house, front):
+        house.triton.live = False
+        load = house.begin(front.load("m"))
+        await turns_of_the_loop()
+        load.cancel()
+        come_back(house)
+        await house.control.triton_restarted()
+        await front.load("other")
+        house.check("other")
+
+    async def test_an_unload_waits_for_triton(self, house, front):
+        await front.load("m")
+        house.triton.live = False
+        unload = house.begin(front.unload("m"))
+        await turns_of_the_loop()
+        assert not unload.done()
+
+        come_back(house)
+        await house.control.triton_restarted()
+        await unload
+        house.check()
+
+    async def test_an_unload_of_what_is_not_loaded_waits_for_nobody(self, house, front):
+        house.triton.live = False
+        await front.unload("m")
+
+    async def test_an_adapter_that_ends_makes_no_load_wait(self, house, front):
+        house.control.close()
+        house.triton.live = False
+        with pytest.raises(BackendUnavailable, match="starting or stopping"):
+            await front.load("m")
+
+
 class TestUnload:
     @pytest.mark.parametrize("model_id", ["unknown", "", "a\0b", "x" * 5000])
     async def test_what_is_not_loaded_is_unloaded_already(self, front, model_id):
@@ -375,15 +461,22 @@ class TestSizes:
         assert await front.predict("bucket/files", model_id="m") == 7_000_000
 
     @pytest.mark.parametrize(
-        ("declared", "size"), [("64MiB", 64 * 2**20), ("64KiB", 1_000_000), ("much", 1_000_000)]
+        ("said", "declared"), [("64MiB", 64 * 2**20), ("64KiB", 2**16), ("much", None)]
     )
-    async def test_what_the_config_declares_is_told_before_the_load(
-        self, front, tmp_path, declared, size
-    ):
-        parameter = f'parameters {{ key: "memory_bytes" value {{ string_value: "{declared}" }} }}'
+    def test_what_configs_declare_is_seen_before_the_load(self, tmp_path, said, declared):
+        parameter = f'parameters {{ key: "memory_bytes" value {{ string_value: "{said}" }} }}'
         (tmp_path / "m" / "inner").mkdir(parents=True)
         (tmp_path / "m" / "inner" / "config.pbtxt").write_text(CONFIG + parameter)
-        assert await front.predict(str(tmp_path / "m"), '{"disk_size_bytes": 1000}') == size
+        (tmp_path / "m" / "other").mkdir()
+        (tmp_path / "m" / "other" / "config.pbtxt").write_text(CONFIG)
+        roots = [str(tmp_path)]
+        assert look(str(tmp_path / "m"), roots, time.monotonic() + 60)[0] == declared
+
+    async def test_what_is_declared_is_never_told_below_the_default(self, house, front):
+        house.memory.limit_bytes = None
+        house.packages.declared["/m"] = 2**16
+        assert await front.load("m") == 1_000_000
+        assert await front.predict("bucket/m", model_id="m") == 1_000_000
 
     @pytest.mark.parametrize(
         ("key", "size"),
