@@ -2,13 +2,19 @@
 # Runs a command, `make e2e` unless another is given, with a container engine that answers. The
 # engine that is there is taken. Where there is none, one is started as root on Debian 12, out of
 # Debian's packages, with all it has in a temporary folder; it is stopped and removed at the end.
-# Where that cannot be, this says why, does nothing, and is content.
+# Where that cannot be tried, this says why, also in the file that TEST_OUTCOMES names, does nothing,
+# and is content; where it was tried and failed it is not.
 #   PYTHON_IMAGE    base of the images; made here when an engine was started and none is named
 #   PIP_CERT, PIP_INDEX_URL    for the builds; taken from pip's own settings when they are not set
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-skip() { echo "engine: no container engine can be started here: $1; skipped: ${command[*]}" >&2; exit 0; }
+skip() {
+  local said="containers not tested: no engine can be started here: $1; skipped: ${command[*]}"
+  [ -z "${TEST_OUTCOMES:-}" ] || echo "$said" >> "$TEST_OUTCOMES"
+  echo "$said" >&2
+}
+fail() { echo "engine: no container engine could be started: $1" >&2; exit 1; }
 works() { docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1; }
 
 installed() { command -v dockerd >/dev/null && command -v mmdebstrap >/dev/null && docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1; }
@@ -82,14 +88,14 @@ adopt PIP_CERT cert
 adopt PIP_INDEX_URL index-url
 if ! works; then
   made_bridge=""
-  [ "$(id -u)" = 0 ] || skip "this is not root"
-  grep -q '^VERSION_CODENAME=bookworm$' /etc/os-release || skip "this is not Debian 12"
+  [ "$(id -u)" = 0 ] || { skip "this is not root"; exit 0; }
+  grep -q '^VERSION_CODENAME=bookworm$' /etc/os-release || { skip "this is not Debian 12"; exit 0; }
   folder="$(mktemp -d)"
   trap stop_engine EXIT
   if ! installed; then
-    install_engine > "$folder/apt.log" 2>&1 || skip "$(tail -n 1 "$folder/apt.log")"
+    install_engine > "$folder/apt.log" 2>&1 || fail "$(tail -n 1 "$folder/apt.log")"
   fi
-  works || start_engine || skip "$(tail -n 1 "$folder/log")"
-  [ -n "${PYTHON_IMAGE:-}" ] || make_base_image || skip "no base image could be made"
+  works || start_engine || fail "$(tail -n 1 "$folder/log")"
+  [ -n "${PYTHON_IMAGE:-}" ] || make_base_image || fail "no base image could be made"
 fi
 "${command[@]}"

@@ -15,6 +15,10 @@ pytest_plugins = ["tests.outcomes"]
 asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the adapter runs on
 
 
+# The configs of the tests are complete; to complete them costs Triton a process for each load.
+COMPLETE = "--triton-args=--disable-auto-complete-config"
+
+
 @pytest.fixture(scope="session")
 def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that the shared adapter accepts packages from."""
@@ -25,7 +29,7 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared_adapter(model_root: Path) -> Iterator[RunningAdapter]:
     """One adapter with an embedded Triton for all tests that do not hurt it."""
     flags = (f"--model-roots={model_root}", "--unload-stall-seconds=8", "--grpc-data=127.0.0.1:0")
-    with embedded_adapter(*flags) as adapter:
+    with embedded_adapter(*flags, COMPLETE) as adapter:
         yield adapter
 
 
@@ -46,7 +50,7 @@ def client(adapter: RunningAdapter) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def triton() -> Iterator[RunningAdapter]:
     """A stock Triton to talk to directly: grpc_address, http_address, repository."""
-    with embedded_adapter() as adapter:
+    with embedded_adapter(COMPLETE) as adapter:
         yield adapter
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -185,7 +186,11 @@ class RunningAdapter:
     def stop(self, number: int = signal.SIGTERM, seconds: float = 45) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(seconds)
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its Triton goes with it
+            raise
         self._reader.join(10)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -231,9 +236,7 @@ def unload_all(adapter: RunningAdapter) -> None:
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
     """Bounded poll, for what no event tells."""
-    done = threading.Event()
-    for _ in range(int(seconds / 0.02)):
-        if condition():
-            return
+    done, end = threading.Event(), time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
         done.wait(0.02)
-    raise AssertionError(f"not within {seconds} s: {what}")

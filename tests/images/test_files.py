@@ -101,10 +101,11 @@ def test_every_image_can_be_another(service):
     assert VARIABLE.fullmatch(SERVICES[service]["image"])
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_every_port_can_be_another_and_is_on_loopback(service):
-    for written, port in zip(SERVICES[service].get("ports", []), published(service), strict=True):
-        assert VARIABLE.search(written)
+def test_every_port_can_be_another_and_is_on_loopback():
+    written = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(written) >= 3
+    assert [port for port in written if not VARIABLE.search(port)] == []
+    for port in (port for service in SERVICES for port in published(service)):
         assert re.fullmatch(r"127\.0\.0\.1:(\d+):\d+", port)
 
 

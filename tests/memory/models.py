@@ -68,8 +68,19 @@ def check_agreement(adapter: RunningAdapter, stuck: Collection[str] = ()) -> Non
 
 
 def metric(adapter: RunningAdapter, line: str) -> float:
-    """The value of the one line that begins so; 0 while it has never been counted."""
+    """The value of the one line that begins so. There must be one: what is counted by a label has
+    none before the first time (`counted`).
+    """
+    [value] = _values(adapter, line)
+    return value
+
+
+def counted(adapter: RunningAdapter, line: str) -> float:
+    """The same; 0 while it has never been counted."""
+    return sum(_values(adapter, line))
+
+
+def _values(adapter: RunningAdapter, line: str) -> list[float]:
     with closing(Client(adapter.admin)) as admin:
         page = admin.get("/metrics").body.decode()
-    values = [float(row.split()[-1]) for row in page.splitlines() if row.startswith(line)]
-    return values[0] if values else 0.0
+    return [float(row.split()[-1]) for row in page.splitlines() if row.startswith(line)]

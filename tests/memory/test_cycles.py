@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 
-from tests.memory.models import MIB, check_agreement, metric, tree_bytes, write_eater
+from tests.memory.models import MIB, check_agreement, counted, tree_bytes, write_eater
 from tests.running import Client, RunningAdapter, embedded_adapter
 from tests.sagemaker.asking import quoted
 from tests.trees import infer_body
@@ -127,7 +127,7 @@ def visit(client: Client, package: Path) -> None:
 
 def ratios(adapter: RunningAdapter, at_most: str = "+Inf") -> float:
     """How many loads of packages seen before were predicted within that multiple of the truth."""
-    return metric(
+    return counted(
         adapter, f'adapter_memory_prediction_ratio_bucket{{basis="learned",le="{at_most}"}}'
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adapter.packages.learned import FILE_NAME
-from tests.memory.models import MIB, check_agreement, metric, write_eater
+from tests.memory.models import MIB, check_agreement, counted, write_eater
 from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.sagemaker.asking import model_names, quoted, triton_index
 from tests.sagemaker.processes import beside, tritonserver
@@ -106,7 +106,7 @@ def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path: Path) -> N
 
 def predicted(adapter: RunningAdapter, at_most: str) -> float:
     """Loads whose size was predicted by what had been learned, at most so much of the truth."""
-    return metric(
+    return counted(
         adapter, f'adapter_memory_prediction_ratio_bucket{{basis="learned",le="{at_most}"}}'
     )
 

@@ -200,7 +200,15 @@ def failed_loads(open_door: Callable[[], Door], packages: Sequence[Path]) -> lis
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("failure", "each"), [(raised, 1), (raised_long, 6)], ids=["as-labelled", "300-kb"]
+    ("open_door", "failure", "each"),
+    [
+        ("http", raised, 1),
+        ("grpc", raised, 6),
+        ("http", raised_long, 20),
+        pytest.param("grpc", raised, 1, marks=pytest.mark.nightly),
+        pytest.param("http", raised_long, 1, marks=pytest.mark.nightly),
+    ],
+    indirect=["open_door"],
 )
 def test_a_load_that_fails_is_507_as_its_text_is_labelled(
     open_door: Callable[[], Door],
@@ -209,7 +217,7 @@ def test_a_load_that_fails_is_507_as_its_text_is_labelled(
     failure: Callable[[Label], tuple[str, str]],
     each: int,
 ) -> None:
-    """Of the long ones each sixth, of both labels."""
+    """All at one listener; at the other, and of the long ones, some of both labels."""
     cases = sorted(labels("load"), key=lambda label: label.is_oom)[::each]
     texts = [failure(label) for label in cases]
     root = adapter[1] / tmp_path.name

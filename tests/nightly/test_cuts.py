@@ -1,10 +1,8 @@
 """The storm of cut connections of tests/lanes/test_cuts.py, for minutes."""
 
-import asyncio
-
 import pytest
 
-from tests.lanes.test_cuts import play
+from tests.lanes.test_cuts import storm
 from tests.running import embedded_adapter
 
 pytestmark = pytest.mark.triton
@@ -12,4 +10,4 @@ pytestmark = pytest.mark.triton
 
 def test_minutes_of_cuts(seconds, seed, tmp_path):
     with embedded_adapter() as triton:
-        asyncio.run(play(triton, tmp_path, seconds, seed))
+        storm(triton, tmp_path, seconds, seed)

@@ -1,6 +1,7 @@
 """Packages of every shape, truly loaded by a real Triton and asked."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,22 @@ from tests.packages.models import (
     write_calling,
     write_ensemble,
 )
-from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
 
 pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(scope="module")
+def completing(model_root: Path) -> Iterator[RunningAdapter]:
+    """Its Triton completes the configs of models, which the shared one does not."""
+    with embedded_adapter(f"--model-roots={model_root}") as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def adapter(completing: RunningAdapter) -> Iterator[RunningAdapter]:
+    yield completing
+    unload_all(completing)
 
 
 def check_nothing_is_left(adapter: RunningAdapter) -> None:
