@@ -56,6 +56,7 @@ class Accounts:
     def forget(self, model_id: ModelId) -> Bytes | None:
         """The most that it was measured to take since its load; None when nothing was."""
         self._growth.forget(model_id)
+        self._window.forget(model_id)
         account = self._models.pop(model_id, None)
         return account.most if account else None
 

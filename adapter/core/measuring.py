@@ -66,6 +66,10 @@ class Window:
             self._released = plus(self._released, held)
         self.disturbed()
 
+    def forget(self, model_id: ModelId) -> None:
+        """Its load was undone after all."""
+        self._loads.pop(model_id, None)
+
     def disturbed(self) -> None:
         """Something came or went that nobody can put a figure to: no load was alone."""
         self._is_disturbed = True

@@ -327,6 +327,17 @@ def _model(root: Path, name: str, mebibytes: int, parts: int = 1, pause: float =
     return Truth(package, flag, mebibytes * MIB)
 
 
+@contextmanager
+def said_when_it_fails(adapter: RunningAdapter) -> Iterator[None]:
+    """What the adapter said of late stands in the report."""
+    try:
+        yield
+    except BaseException:
+        told = [line for line in adapter.lines if line["event"] != "triton.log"]
+        print(*told[-30:], sep="\n")  # noqa: T201
+        raise
+
+
 def test_what_is_believed_of_memory_is_true(seconds: float, seed: int, tmp_path: Path) -> None:
     flags = (
         "--memory-source=host",
@@ -334,7 +345,7 @@ def test_what_is_believed_of_memory_is_true(seconds: float, seed: int, tmp_path:
         f"--memory-reserve={_RESERVE}",
         f"--model-roots={tmp_path}",
     )
-    with embedded_adapter(*flags) as adapter:
+    with embedded_adapter(*flags) as adapter, said_when_it_fails(adapter):
         oracle = Oracle(adapter, tmp_path, random.Random(seed))
         looking = threading.Thread(target=oracle.watcher.run)
         looking.start()

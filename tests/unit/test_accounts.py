@@ -219,3 +219,15 @@ def test_a_learned_size_comes_nearer_to_what_is_taken_from_life_to_life(world):
         learned.append(world.learned(A) // MIB)
     assert learned[:2] == [775, 606]
     assert 100 <= learned[-1] < 130
+
+
+def test_a_load_that_was_undone_is_not_measured_later():
+    world = World(is_apart=False)
+    world.accounts.open(world.read(), 0)
+    for model_id in (A, B):
+        world.accounts.add(model_id, model_id)
+        world.holds[model_id] = 50 * MIB
+        world.accounts.loaded(model_id, {}, world.read(), known=False)
+    world.accounts.disturbed()
+    world.accounts.forget(A)
+    assert [each.model_id for each in world.accounts.close(world.read(), 0)] == [B]
