@@ -63,7 +63,7 @@ class Leases:
 
 
 class Lease:
-    """`begin`, then `end`; or `with lease as record:`. An unload waits for it to end.
+    """`begin`, then `end`; or a `with` block. An unload waits for it to end.
 
     A caller who leaves ends nothing, since Triton goes on: after `abandon` the `with` block may be
     left, and only `end` ends the lease.

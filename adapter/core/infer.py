@@ -8,6 +8,18 @@ from typing import Protocol
 from adapter.core.registry import ModelRecord
 
 
+class Hold(Protocol):
+    """What keeps a model in place while Triton works on a call of it (control/lease.py).
+
+    A data plane whose caller leaves before Triton is done calls `abandon`, and `end` when it is.
+    """
+
+    @property
+    def record(self) -> ModelRecord | None: ...
+    def abandon(self) -> None: ...
+    def end(self, error: BaseException | None = None) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class V2Call:
     """A call of Triton's V2 REST, passed on as it is. `path` stands behind /v2, in Triton's names.
@@ -45,9 +57,7 @@ class V2Answer(Protocol):
 
 
 class V2DataPlane(Protocol):
-    def forward(
-        self, call: V2Call, record: ModelRecord | None
-    ) -> AbstractAsyncContextManager[V2Answer]:
-        """Whatever is no good answer is raised as one of our errors. `record` is the model that the
-        call is about, if it is about one.
+    def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[V2Answer]:
+        """Whatever is no good answer is raised as one of our errors. `hold` is of the model that
+        the call is about, if it is about one; who leaves early leaves it to Triton.
         """

@@ -1,11 +1,11 @@
 """One call of Triton's gRPC service as a frontend hands it to a data plane: bytes, no tensors."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from adapter.core.registry import ModelRecord
+from adapter.core.infer import Hold
 
 RpcMetadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
@@ -39,13 +39,13 @@ class RpcStream(Protocol):
 class RpcDataPlane(Protocol):
     """Whatever is no good answer is raised as one of our errors.
 
-    The record is the model that the call is about, if it is about one.
+    `hold` is of the model that the call is about, if it is about one.
     """
 
-    async def call(
-        self, call: RpcCall, message: bytes, record: ModelRecord | None
-    ) -> RpcAnswer: ...
-    def stream(
-        self, call: RpcCall, about: Callable[[], ModelRecord | None]
-    ) -> AbstractAsyncContextManager[RpcStream]:
-        """Leaving the context cancels what is still open."""
+    async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
+        """Who leaves early, or has no answer in time, leaves it to Triton, which is not told."""
+
+    def stream(self, call: RpcCall, hold: Hold) -> AbstractAsyncContextManager[RpcStream]:
+        """`hold` is of all models of the stream. Who leaves the context early leaves the stream to
+        Triton: nothing more is written to it, and its answers are read for nobody.
+        """

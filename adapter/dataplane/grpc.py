@@ -1,19 +1,20 @@
 """Calls of Triton's gRPC port: bytes in, Triton, bytes out, on one channel."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
 from adapter.core.faults import Faults
+from adapter.core.infer import Hold
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.rpc import RpcAnswer, RpcCall, RpcMetadata
 from adapter.core.waiting import add_waited
-from adapter.errors import AdapterError, BackendUnavailable, InferenceFailed
+from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
 
 SERVICE = "/inference.GRPCInferenceService"
 
@@ -32,14 +33,18 @@ _CHANNEL = (
 # grpcio's, where a stream had ended when a message was written: why it ended, nobody learns then.
 _ENDED_EARLIER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
+T = TypeVar("T")
 _UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 _StreamMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 
 class GrpcDataPlane:
-    """`max_message_bytes` bounds Triton's answers. `timeout_seconds` bounds each call but streams;
-    the caller's deadline bounds those as well.
+    """`max_message_bytes` bounds Triton's answers. `timeout_seconds` is how long an answer is
+    waited for, less where the caller's deadline is earlier; a stream has that deadline alone.
+
+    Nothing is taken from Triton: its caller may leave; the answer is read for nobody. Triton 2.51
+    dies of cancels, and nobody would know how long it still works on what was cancelled.
     """
 
     def __init__(self, faults: Faults, *, timeout_seconds: float, max_message_bytes: int) -> None:
@@ -48,6 +53,7 @@ class GrpcDataPlane:
         self._max_message_bytes = max_message_bytes
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, _UnaryMethod] = {}
+        self._calls: set[asyncio.Task[Any]] = set()
 
     def connect(self, address: str) -> None:
         """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
@@ -59,12 +65,29 @@ class GrpcDataPlane:
         self._methods.clear()
         if channel is not None:
             await channel.close()
+        if self._calls:
+            await asyncio.wait(self._calls)
 
-    async def call(self, call: RpcCall, message: bytes, record: ModelRecord | None) -> RpcAnswer:
-        """A caller who goes away cancels this, and that cancels the call at Triton."""
+    async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
+        record = hold.record if hold else None
         seconds = self._timeout if call.seconds is None else min(call.seconds, self._timeout)
         begun = monotonic()
-        rpc = self._method(call.method)(message, timeout=seconds, metadata=_sent(call.metadata))
+        rpc = self._method(call.method)(message, metadata=_sent(call.metadata))
+        asking = self._task(self._answer(rpc, record))
+        try:
+            await asyncio.wait({asking}, timeout=seconds)
+        finally:
+            add_waited(monotonic() - begun)
+            if not asking.done():
+                self._leave(asking, hold)
+        if asking.done():
+            return asking.result()
+        text = f"no answer from Triton within {seconds:g} s"
+        raise BackendTimeout(text, model_id=record.id if record else None)
+
+    async def _answer(
+        self, rpc: "grpc.aio.UnaryUnaryCall[bytes, bytes]", record: ModelRecord | None
+    ) -> RpcAnswer:
         try:
             answer = await rpc
             return RpcAnswer(
@@ -72,19 +95,36 @@ class GrpcDataPlane:
             )
         except grpc.aio.AioRpcError as error:
             raise self._fault(error, record) from error
-        finally:
-            add_waited(monotonic() - begun)
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Ends by itself, whoever waits for it."""
+        task = asyncio.create_task(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
+
+    @staticmethod
+    def _leave(asking: "asyncio.Task[RpcAnswer]", hold: Hold | None) -> None:
+        def ended(asking: "asyncio.Task[RpcAnswer]") -> None:
+            error = None if asking.cancelled() else asking.exception()
+            if hold is not None:
+                hold.end(error)
+
+        if hold is not None:
+            hold.abandon()
+        asking.add_done_callback(ended)
 
     @asynccontextmanager
-    async def stream(
-        self, call: RpcCall, about: Callable[[], ModelRecord | None]
-    ) -> AsyncIterator["GrpcStream"]:
+    async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
         method: _StreamMethod = self._open().stream_stream(f"{SERVICE}/{call.method}")
-        opened = method(timeout=call.seconds, metadata=_sent(call.metadata))
+        opened = method(metadata=_sent(call.metadata))
+        stream = GrpcStream(opened, lambda error: self._fault(error, hold.record))
         try:
-            yield GrpcStream(opened, lambda error: self._fault(error, about()))
+            yield stream
         finally:
-            opened.cancel()
+            if not opened.done():
+                hold.abandon()
+                self._task(stream.read_for_nobody(hold))
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:
@@ -110,27 +150,57 @@ class GrpcDataPlane:
 
 
 class GrpcStream:
+    """grpc cancels a stream whose reader or writer is cancelled: so neither ever is, and whoever
+    waits for them may be.
+    """
+
     def __init__(
         self, call: _StreamCall, fault: Callable[[grpc.aio.AioRpcError], AdapterError]
     ) -> None:
         self._call = call
         self._fault = fault
+        self._reading: asyncio.Task[Any] | None = None
+        self._writing: asyncio.Task[None] | None = None
 
     async def write(self, message: bytes) -> None:
         """When the stream has ended, `messages` says why."""
+        self._writing = asyncio.create_task(self._write(message))
+        await asyncio.shield(self._writing)
+
+    async def _write(self, message: bytes) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(message)
 
     async def done_writing(self) -> None:
-        with suppress(grpc.aio.InternalError):  # it has ended meanwhile
-            await self._call.done_writing()
+        """Behind what is being written; not waited for."""
+        self._writing = asyncio.create_task(self._end_writing(self._writing))
+
+    async def _end_writing(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
+            await self._call.done_writing()  # it may have ended meanwhile
 
     async def messages(self) -> AsyncIterator[bytes]:
         try:
-            async for message in self._call:
+            while (message := await self._read()) is not grpc.aio.EOF:
                 yield message
         except grpc.aio.AioRpcError as error:
             raise self._fault(error) from error
+
+    async def _read(self) -> Any:
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._call.read())
+        message = await asyncio.shield(self._reading)
+        self._reading = None
+        return message
+
+    async def read_for_nobody(self, hold: Hold) -> None:
+        await self.done_writing()
+        with suppress(AdapterError):
+            async for _ in self.messages():
+                pass
+        hold.end()
 
 
 def _sent(metadata: RpcMetadata) -> Any:

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 from adapter.core.faults import Faults
-from adapter.core.infer import V2Call
+from adapter.core.infer import Hold, V2Call
 from adapter.core.model import ModelId, TritonName
-from adapter.core.registry import ModelRecord
 from adapter.core.waiting import add_waited
 from adapter.dataplane.http1 import Connection
 from adapter.dataplane.http_pool import Pool
@@ -62,11 +62,16 @@ class HttpAnswer:
 
 
 class HttpDataPlane:
+    """A call whose caller leaves is not taken from Triton: its answer is read for nobody, and its
+    model is held until then. Only a request that Triton has not got wholly ends with its caller.
+    """
+
     def __init__(self, faults: Faults, *, timeout_seconds: float) -> None:
         self.faults = faults
         self.timeout_seconds = timeout_seconds
         self._pool: Pool | None = None
         self._host = ""
+        self._readings: set[asyncio.Task[None]] = set()
 
     def connect(self, address: str) -> None:
         """`host:port` of Triton's HTTP port."""
@@ -77,21 +82,28 @@ class HttpDataPlane:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
+        if self._readings:
+            await asyncio.wait(self._readings)
 
-    def forward(
-        self, call: V2Call, record: ModelRecord | None
-    ) -> AbstractAsyncContextManager[HttpAnswer]:
+    def read_on(self, reading: Coroutine[Any, Any, None]) -> None:
+        """Beside all else, until it ends: with Triton's answer, or with its connection."""
+        task = asyncio.create_task(reading)
+        self._readings.add(task)
+        task.add_done_callback(self._readings.discard)
+
+    def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[HttpAnswer]:
+        record = hold.record if hold else None
         model_id = record.id if record else None
         if self._pool is None:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         head = head_of(call, self._host)
-        return _Exchange(self, self._pool, call, head, record)
+        return _Exchange(self, self._pool, call, head, hold)
 
 
 class _Exchange:
     """One call and its answer. A class costs a sixth of an @asynccontextmanager here."""
 
-    __slots__ = ("_call", "_connection", "_head", "_plane", "_pool", "_record", "_sender")
+    __slots__ = ("_call", "_connection", "_head", "_hold", "_plane", "_pool", "_record", "_sender")
 
     def __init__(
         self,
@@ -99,13 +111,14 @@ class _Exchange:
         pool: Pool,
         call: V2Call,
         head: bytes,
-        record: ModelRecord | None,
+        hold: Hold | None,
     ) -> None:
         self._plane = plane
         self._pool = pool
         self._call = call
         self._head = head
-        self._record = record
+        self._hold = hold
+        self._record = hold.record if hold else None
         self._sender: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HttpAnswer:
@@ -161,6 +174,29 @@ class _Exchange:
             self._connection.fail(error)
 
     async def _end(self) -> None:
+        connection = self._connection
+        if not connection.is_over and connection.is_delivered() and self._hold is not None:
+            self._hold.abandon()
+            connection.take_your_time()
+            self._plane.read_on(self._read_for_nobody(self._hold))
+        else:
+            await self._let_go()
+
+    async def _read_for_nobody(self, hold: Hold) -> None:
+        failure: AdapterError | None = None
+        try:
+            await self._connection.head()
+            if self._connection.status != _OK and not self._call.is_probe:
+                failure = await self._fault()
+            while await self._connection.pieces():
+                pass
+        except AdapterError as error:
+            failure = error
+        finally:
+            await self._let_go()
+            hold.end(failure)
+
+    async def _let_go(self) -> None:
         if self._connection.end():
             self._pool.give_back(self._connection)
         elif self._sender is not None and not self._sender.done():

@@ -7,7 +7,9 @@ sent to its end, an answer that was not read, bytes that nobody asked for) ends 
 """
 
 import asyncio
+import math
 import select
+import socket
 from collections.abc import Callable
 from typing import cast
 
@@ -21,6 +23,14 @@ from adapter.errors import BackendTimeout, BackendUnavailable
 _HELD_BYTES = 256 * 2**10
 # Received in a row without a byte of any body: a head, trailers or chunk extensions without end.
 _QUIET_BYTES = 256 * 2**10
+
+# A Triton whose host is gone is noticed within a minute, also by a call that has no time limit.
+_KEEPALIVE = (
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 30),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
+)
 
 _OK = 200
 
@@ -105,6 +115,17 @@ class Connection(asyncio.Protocol):
         """
         return not self.is_lost and not self._readable.poll(0)
 
+    def is_delivered(self) -> bool:
+        """Triton has all of the request, as far as this side can tell."""
+        is_out = self.is_sent and not self.transport.get_write_buffer_size()
+        return is_out and not self.transport.is_closing()
+
+    def take_your_time(self) -> None:
+        """Nobody waits for the answer any more: no time limit from here on."""
+        self._due = math.inf
+        if isinstance(self._error, BackendTimeout) and not self.transport.is_closing():
+            self._error = None
+
     # -- writing ----------------------------------------------------------------------------
 
     async def drained(self) -> None:
@@ -154,7 +175,7 @@ class Connection(asyncio.Protocol):
     def _time_is_up(self) -> None:
         """The timer goes on from call to call: to set one for each would cost more than to look."""
         self._timer = None
-        if not self._is_in_use:
+        if not self._is_in_use or self._due == math.inf:
             return
         if self._is_stream:
             last = self._loop.time() if self._is_held else self._heard
@@ -163,7 +184,15 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_at(self._due, self._time_is_up)
         else:
             text = f"no answer from Triton within {self._seconds:g} s"
-            self.fail(BackendTimeout(text, model_id=self._model_id))
+            self._is_late(BackendTimeout(text, model_id=self._model_id))
+
+    def _is_late(self, error: BackendTimeout) -> None:
+        """What Triton works on is not taken from it: the connection stays."""
+        if not self.is_delivered():
+            self.fail(error)
+        elif self._error is None:
+            self._error = error
+            self._wake()
 
     def _broken(self, why: str) -> BackendUnavailable:
         text = f"the connection to Triton broke: {why}"
@@ -173,7 +202,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self._readable.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        own = transport.get_extra_info("socket")
+        for name, value in _KEEPALIVE:
+            own.setsockopt(*name, value)
+        self._readable.register(own.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         if not self._is_in_use or self.is_over:

@@ -1,11 +1,10 @@
 """A client span for each call of a data plane. In use only where there is a collector."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from adapter.core.infer import V2Call
-from adapter.core.registry import ModelRecord
+from adapter.core.infer import Hold, V2Call
 from adapter.core.rpc import RpcAnswer, RpcCall
 from adapter.dataplane.grpc import SERVICE, GrpcDataPlane, GrpcStream
 from adapter.dataplane.http import HttpAnswer, HttpDataPlane
@@ -18,12 +17,13 @@ class TracedHttp:
         self._tracing = tracing
 
     @asynccontextmanager
-    async def forward(self, call: V2Call, record: ModelRecord | None) -> AsyncIterator[HttpAnswer]:
+    async def forward(self, call: V2Call, hold: Hold | None) -> AsyncIterator[HttpAnswer]:
+        record = hold.record if hold else None
         path = call.path.replace(f"/{record.name}", "/{model_name}", 1) if record else call.path
         model_id = record.id if record else None
         with self._tracing.client(*_http(call.method, path), model_id) as span:
             headers = self._tracing.passed_on(call.headers)
-            async with self._plane.forward(replace(call, headers=headers), record) as answer:
+            async with self._plane.forward(replace(call, headers=headers), hold) as answer:
                 span.set_attribute("http.response.status_code", answer.status)
                 yield answer
 
@@ -33,19 +33,17 @@ class TracedRpc:
         self._plane = plane
         self._tracing = tracing
 
-    async def call(self, call: RpcCall, message: bytes, record: ModelRecord | None) -> RpcAnswer:
-        model_id = record.id if record else None
+    async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
+        model_id = hold.record.id if hold and hold.record else None
         with self._tracing.client(*_rpc(call.method), model_id) as span:
-            answer = await self._plane.call(self._passed_on(call), message, record)
+            answer = await self._plane.call(self._passed_on(call), message, hold)
             span.set_attribute("rpc.response.status_code", "OK")
             return answer
 
     @asynccontextmanager
-    async def stream(
-        self, call: RpcCall, about: Callable[[], ModelRecord | None]
-    ) -> AsyncIterator[GrpcStream]:
+    async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator[GrpcStream]:
         with self._tracing.client(*_rpc(call.method), None):
-            async with self._plane.stream(self._passed_on(call), about) as stream:
+            async with self._plane.stream(self._passed_on(call), hold) as stream:
                 yield stream
 
     def _passed_on(self, call: RpcCall) -> RpcCall:

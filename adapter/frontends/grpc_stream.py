@@ -6,10 +6,10 @@ goes on. What is wrong with the stream ends it with a status.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
-from adapter.control import ModelControl
+from adapter.control import Lease, ModelControl
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
@@ -55,15 +55,14 @@ class StreamInfer:
         metadata = metadata_of(context)
         call = RpcCall(_METHOD, passed_on(metadata), context.time_remaining())
         held = _Held(self.control)
-        with held.until_the_end:
-            async with self._dataplane.stream(call, held.only) as upstream:
+        with held:
+            async with self._dataplane.stream(call, held) as upstream:
                 await _Conversation(self, context, metadata, upstream, held).go_on(requests)
 
 
 @dataclass(slots=True)
 class _Model:
-    record: ModelRecord
-    lease: ExitStack = field(default_factory=ExitStack)
+    lease: Lease
     unanswered: int = 0
 
 
@@ -75,45 +74,56 @@ class _Held:
     """
 
     def __init__(self, control: ModelControl) -> None:
-        self.until_the_end = ExitStack()
-        self.until_the_end.callback(self._let_all_go)
         self._control = control
         self._models: dict[TritonName, _Model] = {}
+        self._is_abandoned = False
 
-    def only(self) -> ModelRecord | None:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_abandoned:
+            self.end()
+
+    @property
+    def record(self) -> ModelRecord | None:
         """The model of the stream when there is but one."""
         models = list(self._models.values())
-        return models[0].record if len(models) == 1 else None
+        return models[0].lease.record if len(models) == 1 else None
+
+    def abandon(self) -> None:
+        self._is_abandoned = True
+        for model in self._models.values():
+            model.lease.abandon()
+
+    def end(self, error: BaseException | None = None) -> None:
+        for model in self._models.values():
+            model.lease.end(error)
 
     async def take(self, model_id: ModelId, wait_seconds: float) -> ModelRecord:
         lease = await self._control.serving(model_id, wait_seconds)
-        record = self._control.registry.serving(model_id)
+        record = lease.record
         model = self._models.get(record.name)
-        if model is None or model.record is not record:  # the first, or it was loaded anew
+        if model is None or model.lease.record is not record:  # the first, or it was loaded anew
             if model is not None:
-                model.lease.close()
-            model = self._models[record.name] = _Model(record)
-            model.lease.enter_context(lease)
+                model.lease.end()
+            model = self._models[record.name] = _Model(lease)
+            lease.begin()
         model.unanswered += 1
         return record
 
     def named(self, name: bytes | None) -> ModelRecord | None:
         """The one that Triton's answer is about; Triton names none where it took no request."""
         if name is None:
-            return self.only()
+            return self.record
         model = self._models.get(TritonName(name.decode("utf-8", "replace")))
-        return model.record if model else None
+        return model.lease.record if model else None
 
     def answered(self, record: ModelRecord) -> None:
         model = self._models[record.name]
         model.unanswered -= 1
         if model.unanswered == 0:
             del self._models[record.name]
-            model.lease.close()
-
-    def _let_all_go(self) -> None:
-        for model in self._models.values():
-            model.lease.close()
+            model.lease.end()
 
 
 class _Conversation:

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control import ModelControl
+from adapter.control import Lease, ModelControl
 from adapter.control.presence import lost
 from adapter.core.faults import Faults
 from adapter.core.registry import ModelRecord
@@ -131,9 +131,10 @@ class V2Service(grpc.GenericRpcHandler):
         """Settings of one model, or of all when it names none."""
         if not read_field(message, _TRACED_MODEL):
             return await self._passed("TraceSetting", message, context)
-        with self._control.lease(id_in(message, (), _TRACED_MODEL)) as record:
+        lease = self._control.lease(id_in(message, (), _TRACED_MODEL))
+        with lease as record:
             message = named_for_triton(message, record, _TRACED_MODEL)
-            return await self._forward("TraceSetting", message, context, record)
+            return await self._forward("TraceSetting", message, context, lease)
 
     # -- about a model ----------------------------------------------------------------------
 
@@ -154,10 +155,11 @@ class V2Service(grpc.GenericRpcHandler):
 
     async def _about_model(self, method: str, message: bytes, context: Context) -> bytes:
         model_id = id_in(message, metadata_of(context))
-        with await self._control.serving(model_id, self._load_wait_seconds) as record:
+        lease = await self._control.serving(model_id, self._load_wait_seconds)
+        with lease as record:
             message = named_for_triton(message, record)
             try:
-                answer = await self._forward(method, message, context, record)
+                answer = await self._forward(method, message, context, lease)
             except (BackendError, CapacityError) as error:
                 raise await self._control.recovery.judged(error, record.id) from error
             return named_for_caller(answer, record, _NAME_IN_ANSWER[method])
@@ -173,7 +175,7 @@ class V2Service(grpc.GenericRpcHandler):
             return _serialised(pb.ModelReadyResponse(ready=False))
         with lease as record:
             message = named_for_triton(message, record)
-            return await self._forward("ModelReady", message, context, record)
+            return await self._forward("ModelReady", message, context, lease)
 
     async def _statistics(self, message: bytes, context: Context) -> bytes:
         """Of one model, or of everything in Triton when it names none."""
@@ -181,17 +183,18 @@ class V2Service(grpc.GenericRpcHandler):
             answer = await self._passed("ModelStatistics", message, context)
             return _with_callers_names(answer, self._control.registry.records())
         model_id = id_in(message, metadata_of(context))
-        with await self._control.serving(model_id, self._load_wait_seconds) as record:
+        lease = await self._control.serving(model_id, self._load_wait_seconds)
+        with lease as record:
             message = named_for_triton(message, record)
-            answer = await self._forward("ModelStatistics", message, context, record)
+            answer = await self._forward("ModelStatistics", message, context, lease)
             return _with_callers_names(answer, [record])
 
     async def _forward(
-        self, method: str, message: bytes, context: Context, record: ModelRecord | None
+        self, method: str, message: bytes, context: Context, lease: Lease | None
     ) -> bytes:
         metadata = passed_on(metadata_of(context))
         call = RpcCall(method, metadata, context.time_remaining())
-        answer = await self._dataplane.call(call, message, record)
+        answer = await self._dataplane.call(call, message, lease)
         if initial := passed_on(answer.initial_metadata):
             await context.send_initial_metadata(initial)
         if trailing := passed_on(answer.trailing_metadata):

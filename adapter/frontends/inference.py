@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from adapter.control import ModelControl
+from adapter.control import Lease, ModelControl
 from adapter.core.infer import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
@@ -95,21 +95,24 @@ class Inferences:
             )
         try:
             if route.frontend == "v2":
-                with await self._control.serving(model_id, self._load_wait) as record:
-                    await self._infer(route.path, record, request, reply)
+                lease = await self._control.serving(model_id, self._load_wait)
+                with lease:
+                    await self._infer(route.path, lease, request, reply)
             else:
-                with self._control.lease(model_id) as record:
-                    await self._invoke(record, request, reply)
+                lease = self._control.lease(model_id)
+                with lease:
+                    await self._invoke(lease, request, reply)
         except (BackendError, CapacityError) as error:
             raise await self._control.recovery.judged(error, model_id) from error
 
     # -- SageMaker's ------------------------------------------------------------------------
 
-    async def _invoke(self, record: ModelRecord, request: Request, reply: Reply) -> None:
+    async def _invoke(self, lease: Lease, request: Request, reply: Reply) -> None:
+        record = lease.record
         headers = _told(record, request)
         body = await request.body(self._max_body)
         call = V2Call("POST", f"/models/{record.name}/infer", headers, body)
-        async with self._dataplane.forward(call, record) as found:
+        async with self._dataplane.forward(call, lease) as found:
             size, length = found.json_header_bytes, found.content_length
             if record.is_renamed:
                 body, size = binary.put_name_back(await found.read(), size, record.name, record.id)
@@ -122,14 +125,15 @@ class Inferences:
 
     # -- V2 ---------------------------------------------------------------------------------
 
-    async def _infer(self, path: str, record: ModelRecord, request: Request, reply: Reply) -> None:
+    async def _infer(self, path: str, lease: Lease, request: Request, reply: Reply) -> None:
+        record = lease.record
         headers = call_headers(request.headers, is_rewritten=record.is_renamed)
         if request.content_length is not None:
             headers["Content-Length"] = str(request.content_length)
         body = await request.body(self._max_body)
         is_stream = path.endswith("/generate_stream")
         call = V2Call("POST", f"/models/{record.name}{path}", headers, body, is_stream=is_stream)
-        async with self._dataplane.forward(call, record) as found:
+        async with self._dataplane.forward(call, lease) as found:
             await _relay(record, found, reply, is_stream=is_stream)
 
 

@@ -74,27 +74,30 @@ class V2Models:
     async def _about(
         self, path: str, rename: Rename, request: web.BaseRequest
     ) -> web.StreamResponse:
-        with await self._serving(request) as record:
-            async with self._dataplane.forward(_call(request, record, path), record) as found:
+        lease = await self._serving(request)
+        with lease as record:
+            async with self._dataplane.forward(_call(request, record, path), lease) as found:
                 if not record.is_renamed:
                     return await relay(found)
                 return answer(rename(json.loads(await found.read()), record))
 
     async def _ready(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
         """Without waiting for a load: not to be ready is an answer."""
-        with self._control.lease(request["model_id"]) as record:
+        lease = self._control.lease(request["model_id"])
+        with lease as record:
             call = _call(request, record, path, is_probe=True)
-            async with self._dataplane.forward(call, record) as found:
+            async with self._dataplane.forward(call, lease) as found:
                 return await relay(found)
 
     async def _trace(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
-        with await self._serving(request) as record:
+        lease = await self._serving(request)
+        with lease as record:
             method = request.method
             headers = call_headers(request.headers, is_rewritten=False)
             is_post = method == "POST"
             body = await whole_body(request, self._max_control_body) if is_post else None
             call = V2Call(method, f"/models/{record.name}{path}", headers, body)
-            async with self._dataplane.forward(call, record) as found:
+            async with self._dataplane.forward(call, lease) as found:
                 return await relay(found)
 
     async def _all_statistics(self, request: web.BaseRequest) -> web.StreamResponse:

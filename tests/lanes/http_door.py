@@ -181,6 +181,9 @@ class Door:
     def in_flight(self) -> int:
         return sum(record.in_flight for record in self.house.control.registry.records())
 
+    def abandoned(self) -> int:
+        return self.house.control.leases.abandoned
+
     def count(self, frontend: str, method: str, code: int) -> int:
         """Answers counted so far."""
         return self.house.metrics.traffic.served(frontend, method).codes.get(code, 0)
@@ -233,6 +236,8 @@ async def opened(
                 caller.writer.close()
             await lane.close(0.5)
             assert not lane._connections
+            assert door.in_flight() == door.abandoned()
+            await plane.close()
             assert door.in_flight() == 0
             await house.close()
     while left := asyncio.all_tasks() - before:

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from adapter.errors import BackendError, BackendTimeout, BackendUnavailable
+from tests.lanes.http_door import until
 from tests.lanes.http_upstream import (
     OK,
     ask,
@@ -143,8 +144,9 @@ async def test_an_answer_that_is_held_back_when_its_time_is_up_ends_in_a_timeout
         await talk.say(bytes(64 * MIB))
 
     opened = served(script, seconds=0.2)
-    async with opened as (plane, upstream), plane.forward(post(), None) as answer:
-        await upstream.talks[0].ended.wait()
+    async with opened as (plane, _), plane.forward(post(), None) as answer:
+        (connection,) = plane._pool._open
+        await until(lambda: connection._error is not None)
         with pytest.raises(BackendTimeout):
             await answer.read()
 

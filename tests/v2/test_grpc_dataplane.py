@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from adapter.control.lease import Lease, Leases, LeaseState
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.oom import Classifier
@@ -21,9 +22,15 @@ from adapter.errors import (
     Overloaded,
 )
 from adapter.frontends.grpc_naming import passed_on
+from tests.lanes.http_door import until
 from tests.v2.grpc_upstream import Act, dataplane_to
 
-RECORD = ModelRecord(ModelId("team/a"), TritonName("ta.u.team_2fa"), ModelSource("/x"))
+
+def lease() -> Lease:
+    record = ModelRecord(ModelId("team/a"), TritonName("ta.u.team_2fa"), ModelSource("/x"))
+    held = Leases(64, lambda *_: None).of(record)
+    held.begin()
+    return held
 
 
 def call_with(seconds: float | None = None, **metadata: str) -> RpcCall:
@@ -52,7 +59,7 @@ async def test_bytes_and_metadata_pass_both_ways():
             ("authorization", "x"),
             ("raw-bin", b"\xff\x00"),
         )
-        answer = await dataplane.call(RpcCall("ModelInfer", metadata, None), b"\x00abc", RECORD)
+        answer = await dataplane.call(RpcCall("ModelInfer", metadata, None), b"\x00abc", lease())
     assert answer.message == b"cba\x00"
     assert ("first", "1") in answer.initial_metadata
     assert ("last-bin", b"\x00\xff") in answer.trailing_metadata
@@ -67,48 +74,73 @@ def test_what_concerns_one_hop_is_not_passed_on():
 
 
 @pytest.mark.parametrize(
-    ("caller", "ours", "expected"), [(3.0, 60, 3.0), (None, 4, 4.0), (60.0, 5, 5.0)]
+    ("caller", "ours", "expected"), [(0.2, 60, "0.2"), (None, 0.3, "0.3"), (60.0, 0.1, "0.1")]
 )
-async def test_the_shorter_time_limit_counts(caller, ours, expected):
-    left: list[float] = []
+async def test_the_shorter_time_limit_counts_and_triton_learns_of_none(caller, ours, expected):
+    left: list[float | None] = []
+    gate = asyncio.Event()
 
     async def act(_: bytes, context: Any) -> bytes:
         left.append(context.time_remaining())
+        await gate.wait()
         return b""
 
     async with dataplane_to(act, timeout_seconds=ours) as dataplane:
-        await dataplane.call(call_with(caller), b"", RECORD)
-    assert expected - 1 < left[0] < expected + 0.5
+        with pytest.raises(BackendTimeout, match=f"within {expected} s"):
+            await dataplane.call(call_with(caller), b"", lease())
+        gate.set()
+    assert left == [None]
 
 
-async def test_a_triton_that_does_not_answer_in_time():
-    async def act(_: bytes, __: Any) -> bytes:
-        await asyncio.Event().wait()
-        return b""
-
-    async with dataplane_to(act, timeout_seconds=0.2) as dataplane:
-        with pytest.raises(BackendTimeout):
-            await dataplane.call(call_with(), b"", RECORD)
-
-
-async def test_a_caller_who_goes_away_cancels_the_call():
-    begun, cancelled = asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize("ending", ["left", "late"])
+async def test_a_call_without_its_caller_lasts_until_triton_has_answered(ending):
+    begun, gate, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    outcome = []
 
     async def act(_: bytes, __: Any) -> bytes:
         begun.set()
         try:
-            await asyncio.Event().wait()
+            await gate.wait()
+            outcome.append("answered")
+        except asyncio.CancelledError:
+            outcome.append("cancelled")
+            raise
         finally:
-            cancelled.set()
+            ended.set()
         return b""
 
-    async with dataplane_to(act) as dataplane:
-        asked = asyncio.create_task(dataplane.call(call_with(), b"", RECORD))
+    held = lease()
+    async with dataplane_to(act, timeout_seconds=60) as dataplane:
+        call = call_with(0.2 if ending == "late" else None)
+        asked = asyncio.create_task(dataplane.call(call, b"", held))
         await asyncio.wait_for(begun.wait(), 5)
+        if ending == "left":
+            asked.cancel()
+        with pytest.raises((asyncio.CancelledError, BackendTimeout)):
+            await asked
+        assert (held.state, outcome) == (LeaseState.ABANDONED, [])
+        gate.set()
+        await asyncio.wait_for(ended.wait(), 5)
+        await until(lambda: held.state is LeaseState.ENDED)
+    assert outcome == ["answered"]
+
+
+async def test_a_triton_that_goes_ends_what_nobody_waits_for():
+    begun = asyncio.Event()
+
+    async def act(_: bytes, context: Any) -> bytes:
+        begun.set()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return b""
+
+    held = lease()
+    async with dataplane_to(act) as dataplane:
+        asked = asyncio.create_task(dataplane.call(call_with(), b"", held))
+        await asyncio.sleep(0)
         asked.cancel()
-        await asyncio.wait_for(cancelled.wait(), 5)
         with pytest.raises(asyncio.CancelledError):
             await asked
+        await until(lambda: held.state is LeaseState.ENDED)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +157,7 @@ async def test_a_caller_who_goes_away_cancels_the_call():
 async def test_failures_are_ours_and_name_the_model_as_the_caller_does(code, text, expected):
     async with dataplane_to(failing(grpc.StatusCode[code], text)) as dataplane:
         with pytest.raises(expected) as raised:
-            await dataplane.call(call_with(), b"", RECORD)
+            await dataplane.call(call_with(), b"", lease())
     assert type(raised.value) is expected
     assert raised.value.model_id == "team/a"
     assert text.replace("ta.u.team_2fa", "team/a") in str(raised.value)
@@ -137,17 +169,17 @@ async def test_an_answer_over_the_limit_is_a_failure_and_no_lack_of_memory():
 
     async with dataplane_to(act, max_message_bytes=1000) as dataplane:
         with pytest.raises(InferenceFailed, match=r"answer is too large.*2000 vs\. 1000"):
-            await dataplane.call(call_with(), bytes(100_000), RECORD)
+            await dataplane.call(call_with(), bytes(100_000), lease())
 
 
 async def test_without_a_triton_nothing_was_delivered():
     dataplane = GrpcDataPlane(Faults(Classifier(())), timeout_seconds=5, max_message_bytes=2**20)
     with pytest.raises(BackendUnavailable, match="not up yet"):
-        await dataplane.call(call_with(), b"", RECORD)
+        await dataplane.call(call_with(), b"", lease())
     dataplane.connect("127.0.0.1:1")
     try:
         with pytest.raises(BackendUnavailable) as raised:
-            await dataplane.call(call_with(), b"", RECORD)
+            await dataplane.call(call_with(), b"", lease())
     finally:
         await dataplane.close()
     assert not raised.value.delivered
@@ -167,7 +199,7 @@ async def relay_twice(requests: AsyncIterator[bytes], context: Any) -> AsyncIter
 async def test_a_stream_passes_messages_both_ways_until_both_ends_are_done():
     async with (
         dataplane_to(relay_twice) as dataplane,
-        dataplane.stream(STREAM, lambda: None) as stream,
+        dataplane.stream(STREAM, lease()) as stream,
     ):
         messages = stream.messages()
         await stream.write(b"ab")
@@ -183,7 +215,7 @@ async def test_a_stream_that_breaks_says_why_to_its_reader():
 
     async with (
         dataplane_to(act) as dataplane,
-        dataplane.stream(STREAM, lambda: RECORD) as stream,
+        dataplane.stream(STREAM, lease()) as stream,
     ):
         await stream.write(b"ab")
         with pytest.raises(InferenceFailed, match="team/a: boom"):
@@ -199,7 +231,7 @@ async def test_a_stream_that_breaks_while_it_is_written_to_has_lost_its_triton()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     async def once(dataplane: GrpcDataPlane) -> None:
-        async with dataplane.stream(STREAM, lambda: RECORD) as stream:
+        async with dataplane.stream(STREAM, lease()) as stream:
             for _ in range(5):
                 await stream.write(b"ab")
             with pytest.raises(BackendUnavailable):
@@ -210,32 +242,46 @@ async def test_a_stream_that_breaks_while_it_is_written_to_has_lost_its_triton()
             await asyncio.gather(*(once(dataplane) for _ in range(20)))
 
 
-async def test_leaving_a_stream_cancels_it():
-    cancelled = asyncio.Event()
+async def test_a_stream_that_is_left_goes_on_until_triton_has_ended_it():
+    gate, seen = asyncio.Event(), []
 
     async def act(requests: AsyncIterator[bytes], context: Any) -> None:
         try:
             await context.write(b"hello")
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
+            seen.extend([message async for message in requests])  # no more come, and that is told
+            await gate.wait()
+            for _ in range(100):
+                await context.write(bytes(10_000))
+            seen.append("ended")
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
 
+    held = lease()
     async with dataplane_to(act) as dataplane:
-        async with dataplane.stream(STREAM, lambda: None) as stream:
-            assert await anext(stream.messages()) == b"hello"
-        await asyncio.wait_for(cancelled.wait(), 5)
+        async with dataplane.stream(STREAM, held) as stream:
+            await stream.write(b"ab")
+            messages = stream.messages()
+            assert await anext(messages) == b"hello"
+            reading = asyncio.create_task(anext(messages))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        assert held.state is LeaseState.ABANDONED
+        gate.set()
+        await until(lambda: held.state is LeaseState.ENDED)
+    assert seen == [b"ab", "ended"]
 
 
-@pytest.mark.parametrize("seconds", [None, 7.0])
-async def test_a_stream_has_the_callers_deadline_and_no_other(seconds):
+async def test_of_a_callers_deadline_a_stream_to_triton_knows_nothing():
     async def act(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         left = context.time_remaining()
         yield b"none" if left is None else str(round(left)).encode()
 
-    call = RpcCall("ModelStreamInfer", (), seconds)
+    call = RpcCall("ModelStreamInfer", (), 7.0)
     async with (
         dataplane_to(act, timeout_seconds=3) as dataplane,
-        dataplane.stream(call, lambda: None) as stream,
+        dataplane.stream(call, lease()) as stream,
     ):
-        expected = b"none" if seconds is None else b"7"
-        assert [message async for message in stream.messages()] == [expected]
+        assert [message async for message in stream.messages()] == [b"none"]

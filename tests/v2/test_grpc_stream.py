@@ -85,6 +85,10 @@ def in_flight(adapter) -> dict[str, int]:
     return {model["model_id"]: model["in_flight"] for model in adapter.state()["models"]}
 
 
+def abandoned(adapter) -> dict[str, int]:
+    return {model["model_id"]: model["abandoned"] for model in adapter.state()["models"]}
+
+
 def states(adapter) -> dict[str, str]:
     return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
 
@@ -224,20 +228,23 @@ def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
     wait_until(lambda: in_flight(adapter)[counting] == 0, 5, "the stream has ended")
 
 
-def test_a_caller_who_goes_away_is_told_to_the_models(calls, asking, load, tmp_path):
-    running, seen = tmp_path / "running", tmp_path / "cancelled"
+def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_path, adapter):
+    running, gate, seen = tmp_path / "running", tmp_path / "gate", tmp_path / "seen"
     wait = (
         f"pathlib.Path({str(running)!r}).touch(); until = time.monotonic() + 20\n"
-        "            while not request.is_cancelled() and time.monotonic() < until:"
+        f"            while not pathlib.Path({str(gate)!r}).exists() and time.monotonic() < until:"
         " time.sleep(0.01)\n"
-        f"            if request.is_cancelled(): pathlib.Path({str(seen)!r}).touch()"
+        f"            pathlib.Path({str(seen)!r}).write_text(str(request.is_cancelled()))"
     )
-    load(write_decoupled_model, answer=wait)
+    name = load(write_decoupled_model, answer=wait)
     messages = calls.stream(asking)
-    asking.send(infer_request("m", 1.0))
+    asking.send(infer_request(name, 1.0))
     wait_until(running.exists, 30, "the model computes")
     messages.cancel()
-    wait_until(seen.exists, 10, "the model knows")
+    wait_until(lambda: abandoned(adapter)[name] == 1, 10, "the caller has gone")
+    gate.touch()
+    wait_until(lambda: in_flight(adapter)[name] == 0, 10, "the model has ended")
+    assert seen.read_text() == "False"
 
 
 def test_a_deadline_ends_a_stream(calls, echo, asking):
