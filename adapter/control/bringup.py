@@ -134,17 +134,16 @@ class BringUp:
             return LoadFailed(found, model_id=error.model_id)
         if not isinstance(error, OutOfMemory):
             return error
-        is_too_large = self._guard.out_of_memory(
+        hopeless = self._guard.out_of_memory(
             package.content_key,
             alone=self._memory.ledger.snapshot().models <= 1,
             requested_bytes=error.figures.needed_bytes,
             limit_bytes=error.figures.limit_bytes,
         )
-        if not is_too_large:
+        if hopeless is None:
             return error
         return ModelTooLarge(
-            f"model {error.model_id!r} ran out of memory again with nothing else loaded; "
-            f"other models need not go for it: {error}",
+            f"model {error.model_id!r} {hopeless.value}; other models need not go for it: {error}",
             model_id=error.model_id,
             figures=error.figures,
             matched=error.matched,

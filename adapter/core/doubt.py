@@ -45,7 +45,7 @@ class Doubt:
         self._failed[key] = None
         if len(self._failed) > _MAX_KEYS:
             del self._failed[next(iter(self._failed))]
-        is_hopeless = self._guard.out_of_memory(
+        hopeless = self._guard.out_of_memory(
             key, alone=is_alone, requested_bytes=None, limit_bytes=None
         )
         if is_first:
@@ -54,7 +54,7 @@ class Doubt:
             return _doubted(error, why)
         if _is_far_more(error, free):
             return _doubted(error, "far more was free than that")
-        return _doubted(error, "again with nothing else loaded") if is_hopeless else error
+        return _doubted(error, "again with nothing else loaded") if hopeless else error
 
 
 def _is_far_more(error: OutOfMemory, free: Mapping[Device, int]) -> bool:

@@ -5,8 +5,16 @@ that leaks, would empty the endpoint again and again (memory.md section 7, 'what
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 _MAX_KEYS = 10_000
+
+
+class Hopeless(Enum):
+    """Why a model that ran out of memory can never fit."""
+
+    ALONE = "ran out of memory again with nothing else loaded"
+    OVERSIZED = "asked again for more memory than the device has"
 
 
 @dataclass(slots=True)
@@ -32,8 +40,8 @@ class LoopGuard:
 
     def out_of_memory(
         self, key: str, *, alone: bool, requested_bytes: int | None, limit_bytes: int | None
-    ) -> bool:
-        """Note the failure; True when it must be answered with ModelTooLarge and not with 507.
+    ) -> Hopeless | None:
+        """Note the failure; a reason when it must be answered with ModelTooLarge and not with 507.
 
         That is when the budget is spent, or when the allocator was asked for more than the device
         has and that is not the first time. A failure beside others says nothing about the model:
@@ -48,8 +56,8 @@ class LoopGuard:
             oversized = requested_bytes > limit_bytes
             failures.oversized += oversized
             if oversized and failures.oversized > 1:
-                return True
-        return alone and failures.alone > self._budget
+                return Hopeless.OVERSIZED
+        return Hopeless.ALONE if alone and failures.alone > self._budget else None
 
     def succeeded(self, key: str) -> None:
         """The model was loaded, or answered: it fits."""

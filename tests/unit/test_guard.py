@@ -2,13 +2,14 @@
 
 import pytest
 
-from adapter.core.guard import LoopGuard
+from adapter.core.guard import Hopeless, LoopGuard
 
 GIB = 2**30
 
 
 def fails(guard, key="m", *, alone=True, asked=None, limit=16 * GIB):
-    return guard.out_of_memory(key, alone=alone, requested_bytes=asked, limit_bytes=limit)
+    said = guard.out_of_memory(key, alone=alone, requested_bytes=asked, limit_bytes=limit)
+    return said is not None
 
 
 def test_with_nothing_else_resident_the_budget_is_three_507s():
@@ -75,3 +76,13 @@ def test_the_key_that_failed_longest_ago_is_forgotten():
     assert repr(guard) == "<LoopGuard [10000 keys]>"
     assert fails(guard, "kept")
     assert not fails(guard, "old")
+
+
+def test_it_says_which_of_its_reasons_it_was():
+    guard = LoopGuard(budget=1)
+    known = {"requested_bytes": None, "limit_bytes": 16 * GIB}
+    assert guard.out_of_memory("m", alone=True, **known) is None
+    assert guard.out_of_memory("m", alone=True, **known) is Hopeless.ALONE
+    known["requested_bytes"] = 17 * GIB
+    assert guard.out_of_memory("m", alone=False, **known) is None
+    assert guard.out_of_memory("m", alone=False, **known) is Hopeless.OVERSIZED
