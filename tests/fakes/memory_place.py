@@ -1,11 +1,16 @@
 """Where Triton runs: GPUs, metrics on a real port, and processes, all of the test's making."""
 
+from pathlib import Path
+from typing import Literal
+
 import pynvml
+import pytest
 
 from adapter.backend.memory import ChosenMemory, HostMemory, NvmlMemory, TritonMetrics
 from tests.fakes.metrics_endpoint import MIB, MetricsEndpoint
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
+Source = Literal["auto", "nvml", "triton", "host", "off"]
 RETRY = 5.0
 GONE = pynvml.NVMLError_DriverNotLoaded()
 
@@ -13,7 +18,7 @@ GONE = pynvml.NVMLError_DriverNotLoaded()
 class Place:
     """`now` is what the clock says. It starts with one process, without GPUs, and closed."""
 
-    def __init__(self, root):
+    def __init__(self, root: Path) -> None:
         self.now = 1000.0
         self.endpoint = MetricsEndpoint()
         self.nvml = FakeNvml()
@@ -29,23 +34,25 @@ class Place:
         self.host = HostMemory(lambda: dict.fromkeys(self.pids), 1000, root=root)
         self.metrics = TritonMetrics(lambda: self.endpoint.address, clock=lambda: self.now)
 
-    def add_gpu(self, uuid="GPU-a", *, is_labelled=True, is_visible=True):
+    def add_gpu(
+        self, uuid: str = "GPU-a", *, is_labelled: bool = True, is_visible: bool = True
+    ) -> None:
         """In the driver with 1 MiB used, and in the metrics with 2."""
         if is_visible:
             self.nvml.gpus.append(FakeGpu(uuid, total=100 * MIB, free=99 * MIB))
         if is_labelled:
             self.endpoint.total[uuid], self.endpoint.used[uuid] = 100 * MIB, 2 * MIB
 
-    def lose_nvml(self):
+    def lose_nvml(self) -> None:
         self.nvml.reload()
         self.nvml.missing = GONE
 
-    async def close(self):
+    async def close(self) -> None:
         self.endpoint.opened.set()
         await self.metrics.close()
         await self.endpoint.stop()
 
-    def choose(self, wanted, *, is_embedded=True):
+    def choose(self, wanted: Source, *, is_embedded: bool = True) -> ChosenMemory:
         return ChosenMemory(
             wanted,
             self.host if is_embedded else None,
@@ -55,10 +62,10 @@ class Place:
         )
 
 
-def told(caplog):
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
     """The changes of source that were logged: from, to, and why."""
     return [
-        (record.was, record.source, record.reason)
-        for record in caplog.records
-        if record.message == "memory.source"
+        (given["was"], given["source"], given["reason"])
+        for given in map(vars, caplog.records)
+        if given["message"] == "memory.source"
     ]
