@@ -7,18 +7,25 @@ from adapter.dataplane.http1 import Connection
 from adapter.errors import InvalidRequest
 
 _LENGTH = "Content-Length"
-_OURS = frozenset({"host", "content-length", "transfer-encoding"})
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "content-type"})
+
+# Triton 2.51 reads no media type but one: a form of more than 4 MB, curl's default, ends it.
+_JSON, _BINARY = "Content-Type: application/json", "Content-Type: application/octet-stream"
+_HEADER_LENGTH = "inference-header-content-length"
 
 # On uvloop writes are gathered, elsewhere one write is one packet: small bodies go with the head.
 _JOINED_BYTES = 2**14
 
 
 def head_of(call: V2Call, host: str) -> bytes:
-    """The request line and headers, with the empty line."""
+    """The request line and headers, with the empty line. No caller says what kind of body it is."""
     lines = [f"{call.method} /v2{call.path} HTTP/1.1", f"Host: {host}"]
     lines += [
         f"{name}: {value}" for name, value in call.headers.items() if name.lower() not in _OURS
     ]
+    if call.method == "POST":
+        is_binary = any(name.lower() == _HEADER_LENGTH for name in call.headers)
+        lines.append(_BINARY if is_binary else _JSON)
     if isinstance(call.body, bytes):
         lines.append(f"{_LENGTH}: {len(call.body)}")
     elif call.body is None:

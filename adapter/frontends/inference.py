@@ -18,7 +18,7 @@ from adapter.frontends.v2_headers import call_headers
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 # What a caller of SageMaker's contract may tell Triton; everything else of a request stays here.
-_FORWARDED = ("Content-Type", "Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
+_FORWARDED = ("Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
 _EVENT_END = b"\n\n"
 
 
@@ -147,7 +147,7 @@ def _told(record: ModelRecord, request: Request) -> dict[str, str]:
     if encoding:
         headers["Content-Encoding"] = encoding  # Triton knows no GZIP
     is_packed = encoding not in {"", "identity"}
-    size = binary.json_header_bytes(headers.get("Content-Type", ""), None if is_packed else length)
+    size = binary.json_header_bytes(given.get("Content-Type", ""), None if is_packed else length)
     if size is not None:
         headers[_HEADER_LENGTH] = str(size)
     if length is not None:

@@ -31,16 +31,34 @@ async def test_a_request_is_written_with_the_frame_of_this_side():
         host = plane._host
     lines = upstream.requests[0].head.decode().split("\r\n")
     assert lines == [
-        *("POST /v2/models/m/infer HTTP/1.1", f"Host: {host}", "X-A: 1", "Content-Length: 2"),
-        *("", ""),
+        *("POST /v2/models/m/infer HTTP/1.1", f"Host: {host}", "X-A: 1"),
+        *("Content-Type: application/json", "Content-Length: 2", "", ""),
     ]
     assert upstream.requests[0].body == b"{}"
 
 
+@pytest.mark.parametrize("given", ["application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize("name", ["Content-Type", "content-type", "CONTENT-TYPE"])
+@pytest.mark.parametrize("is_binary", [False, True])
+async def test_triton_is_told_one_of_two_media_types_whatever_the_caller_said(
+    given, name, is_binary
+):
+    headers = {name: given} | ({"inference-Header-Content-Length": "2"} if is_binary else {})
+    async with served() as (plane, upstream):
+        await ask(plane, post(headers=headers))
+        await ask(plane, post(pieces_of(b"{}"), headers=headers))
+    said = [b"application/octet-stream" if is_binary else b"application/json"]
+    for asked in upstream.requests:
+        lines = [line.partition(b": ") for line in asked.head.lower().split(b"\r\n")]
+        assert [value for key, _, value in lines if key == b"content-type"] == said
+
+
 async def test_a_get_has_no_body_and_no_length():
     async with served() as (plane, upstream):
-        assert await ask(plane, V2Call("GET", "/models/m", {})) == b"{}"
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert await ask(plane, V2Call("GET", "/models/m", headers)) == b"{}"
     assert upstream.requests[0].head.startswith(b"GET /v2/models/m HTTP/1.1\r\n")
+    assert b"content-type" not in upstream.requests[0].head.lower()
     assert b"Content-Length" not in upstream.requests[0].head
 
 
