@@ -2,8 +2,13 @@
 
 import asyncio
 import logging
+import os
+import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import grpc
@@ -11,6 +16,7 @@ from aiohttp import web
 
 from adapter.frontends.http_lane.server import HttpLane
 from adapter.settings import Door
+from adapter.threads import REPOSITORY
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +30,9 @@ _GRPC_OPTIONS = (
     ("grpc.max_metadata_size", 64 * 2**10),
     ("grpc.absolute_max_metadata_size", 2**20),
 )
+
+
+_FOLDERS, _SOCKET = "triton-adapter-lane-", "s"
 
 
 class Lane(Protocol):
@@ -94,9 +103,10 @@ class Doors:
         """`make` gets the address of a server of our own, for what does not go straight."""
         if door.kind == "off":
             return
-        self._folder = tempfile.TemporaryDirectory(prefix="triton-adapter-lane-")
+        await REPOSITORY.run(_sweep)
+        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
         inner = self._make_server(services)
-        address = f"unix:{self._folder.name}/s"
+        address = f"unix:{self._folder.name}/{_SOCKET}"
         inner.add_insecure_port(address)
         await inner.start()
         self._beside.append(inner)
@@ -141,3 +151,15 @@ class Doors:
         address = str(Door("tcp", door.host, port) if door.kind == "tcp" else door)
         self.addresses[name] = address
         log.info("adapter.listening", extra={"door": name, "address": address})
+
+
+def _sweep() -> None:
+    """Remove the folders of killed adapters of the same user: nobody listens at their sockets."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if folder.lstat().st_uid != os.getuid() or not (folder / _SOCKET).is_socket():
+                continue  # one without a socket may be about to get it
+            try:
+                probe.connect(str(folder / _SOCKET))
+            except ConnectionRefusedError:
+                shutil.rmtree(folder)

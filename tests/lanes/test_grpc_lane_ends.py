@@ -271,3 +271,62 @@ async def test_a_slow_reader_gets_all_of_its_answer_though_the_door_closes():
         assert await wire.ended_with() == Code.NO_ERROR
         await pouring
         await closing
+
+
+RESERVED = 1 << 31
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+@pytest.mark.parametrize("masked", [(0, RESERVED), (RESERVED, 0), (RESERVED, RESERVED)])
+async def test_the_reserved_bit_of_a_streams_number_is_ignored(masked, name):
+    """RFC 9113 section 4.1."""
+    of_head, of_data = masked
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(
+            frame(frames.HEADERS, frames.END_HEADERS, 1 | of_head, head_of()),
+            frame(frames.DATA, frames.END_STREAM, 1 | of_data, prefixed(request_of(name))),
+        )
+        assert status((await wire.answer(1))[1]) == 0
+
+
+async def test_an_error_in_the_look_at_one_connection_keeps_no_other_from_its_time_limits(caplog):
+    async with (
+        relay_before(echo, timeout_seconds=0.3) as door,
+        wire_to(door.address) as first,
+        wire_to(door.address) as second,
+    ):
+        for wire in (first, second):
+            wire.greet()
+            wire.send(HEAD_OF_1)
+            wire.send(frame(frames.PING, 0, 0, bytes(8)))
+            await wire.until(frames.PING)
+        odd, _ = (relay for relay in door.server._relays if relay.caller.streams)
+        odd.caller.streams[1].exchange.deadline = None  # which no clock compares with
+        told = asyncio.create_task(first.answer(1)), asyncio.create_task(second.answer(1))
+        async with asyncio.timeout(10):
+            await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+        (done,) = [task for task in told if task.done()]
+        assert status(done.result()[1]) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert "request.failed" in {record.message for record in caplog.records}
+        odd.caller.streams[1].exchange.deadline = 0.0
+        await asyncio.gather(*told)
+
+
+def test_a_thousand_connections_may_wait_to_be_accepted():
+    backlogs = []
+
+    async def listen() -> None:
+        loop = asyncio.get_running_loop()
+        real = loop.create_server
+
+        async def seen(*args, **options):
+            backlogs.append(options["backlog"])
+            return await real(*args, **options)
+
+        loop.create_server = seen
+        async with relay_before(echo):
+            pass
+
+    asyncio.run(listen())
+    assert backlogs == [1024]

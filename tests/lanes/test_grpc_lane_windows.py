@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.endpoint import CONNECTION_WINDOW, STREAM_WINDOW
+from adapter.dataplane.relay.flow import CONNECTION_WINDOW, STREAM_WINDOW
 from adapter.dataplane.relay.frames import Code
 from tests.lanes.grpc_lane_door import (
     Wire,

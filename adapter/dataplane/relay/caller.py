@@ -4,7 +4,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.endpoint import Endpoint, Stream
+from adapter.dataplane.relay.endpoint import Endpoint
+from adapter.dataplane.relay.flow import Stream
 from adapter.dataplane.relay.frames import Code, ConnectionFault, StreamFault
 from adapter.dataplane.relay.headers import HeaderReader
 from adapter.dataplane.relay.wire import Piece

@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from adapter.dataplane.relay.endpoint import Stream
+from adapter.dataplane.relay.flow import Stream
 from adapter.dataplane.relay.message import PREFIX_BYTES
 from adapter.dataplane.relay.ports import Call, Passage
 

@@ -6,8 +6,9 @@ Streams get their numbers here, as their heads go out.
 from typing import TYPE_CHECKING
 
 from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.endpoint import Endpoint, Stream
+from adapter.dataplane.relay.endpoint import Endpoint
 from adapter.dataplane.relay.exchange import Exchange, Stage
+from adapter.dataplane.relay.flow import Stream
 from adapter.dataplane.relay.frames import Code, ConnectionFault, StreamFault
 from adapter.dataplane.relay.headers import HeaderReader
 from adapter.dataplane.relay.wire import Piece

@@ -1,0 +1,220 @@
+"""Flow control of one HTTP/2 connection, both ways: RFC 9113 section 5.2.
+
+What its peer sends is given back to the peer's windows as the other side takes it: the window of a
+stream when its bytes went on, the window of the connection at once, unless too much is held. So no
+stream waits for another, and memory is bounded.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from adapter.dataplane.relay import frames
+from adapter.dataplane.relay.frames import Code, ConnectionFault
+from adapter.dataplane.relay.wire import Piece, Wire
+
+if TYPE_CHECKING:
+    from adapter.dataplane.relay.exchange import Exchange
+    from adapter.dataplane.relay.site import Site
+
+# what we take: of a stream, of the connection, in a frame
+STREAM_WINDOW, CONNECTION_WINDOW, MAX_FRAME = 2**18 + 2**15, 2**20, 2**16
+_STREAM_CREDIT, _CONNECTION_CREDIT = STREAM_WINDOW // 4, CONNECTION_WINDOW // 8
+# what one connection may hold though all of them together hold too much
+_SHARE_BYTES = 2**20
+
+_ITEMS_A_FLUSH = 16
+
+
+class Stream:
+    """One end of an exchange. `room`: what we may send; `queue`: what there is no room for, `tail`
+    the frames that end it; `allowed`: what the peer may send, `due` what it does not know yet.
+    """
+
+    __slots__ = ("allowed", "due", "exchange", "id", "is_ended", "queue", "queued", "room", "tail")
+
+    def __init__(self, stream_id: int, exchange: "Exchange", room: int) -> None:
+        self.id = stream_id
+        self.exchange = exchange
+        self.room = room
+        self.queue: deque[Piece] | None = None
+        self.queued = 0
+        self.tail = b""
+        self.allowed = STREAM_WINDOW
+        self.due = 0
+        self.is_ended = False  # by the peer
+
+
+class Flow(Wire):
+    """`held`: bytes that were received here and wait until they can go on."""
+
+    def __init__(self, site: "Site") -> None:
+        super().__init__()
+        self.site = site
+        self.streams: dict[int, Stream] = {}
+        self.chores = 0
+        # what we may send
+        self.room = self.initial_window = frames.DEFAULT_WINDOW
+        self.most_frame = frames.FRAME_BYTES
+        self._waiting: dict[int, Stream] = {}
+        # what the peer may send
+        self._allowed = CONNECTION_WINDOW
+        self._due = 0
+        self.held = 0
+
+    # -- for subclasses ---------------------------------------------------------------------
+
+    def sent(self, stream: Stream, size: int) -> None:
+        """So much DATA of that stream has been written."""
+        raise NotImplementedError
+
+    def finished(self, stream: Stream) -> None:
+        """The end of that stream has been written."""
+        raise NotImplementedError
+
+    def other(self, stream: Stream) -> "Flow | None":
+        """Who received what that stream sends."""
+        raise NotImplementedError
+
+    # -- what the peer may send -------------------------------------------------------------
+
+    def credit(self, stream: Stream, size: int) -> None:
+        """So much of what came on that stream has gone on, or is not needed."""
+        stream.due += size
+        if stream.due >= _STREAM_CREDIT and not stream.is_ended and stream.id in self.streams:
+            self.out.append(frames.window_update(stream.id, stream.due))
+            stream.allowed += stream.due
+            stream.due = 0
+
+    def hold(self, size: int) -> None:
+        """`size` received bytes are kept until they can go on; negative when they have."""
+        self.held += size
+        self.site.held += size
+        if size < 0:
+            self.give()
+
+    @property
+    def is_pressed(self) -> bool:
+        """It holds more than its share of too much."""
+        return self.held > _SHARE_BYTES and self.site.held > self.site.max_held_bytes
+
+    def give(self) -> None:
+        """Give the connection's window back, not little by little."""
+        if self._due >= _CONNECTION_CREDIT and not self.is_pressed:
+            self.out.append(frames.window_update(0, self._due))
+            self._allowed += self._due
+            self._due = 0
+
+    def take(self, size: int) -> None:
+        """So much DATA has come, of whatever stream."""
+        self._allowed -= size
+        if self._allowed < 0:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more than the connection's window")
+        self._due += size
+        self.chores -= size >> 13
+        self.give()
+
+    # -- what is sent -----------------------------------------------------------------------
+
+    def send(self, stream: Stream, piece: Piece, *, end: bool = False) -> None:
+        """DATA, at once if it fits; `end` ends the stream."""
+        size = len(piece)
+        if stream.queue or (size and not self._fits(stream, size)):
+            self._queue(stream, piece)
+            if end:
+                stream.tail = frames.head(0, frames.DATA, frames.END_STREAM, stream.id)
+            self.pump()
+            return
+        self.out += (frames.head(size, frames.DATA, int(end), stream.id), piece)
+        stream.room -= size
+        self.room -= size
+        self.sent(stream, size)
+        if end:
+            self.finished(stream)
+
+    def _fits(self, stream: Stream, size: int) -> bool:
+        most = min(stream.room, self.room, self.most_frame)
+        return size <= most and not self.is_paused
+
+    def end(self, stream: Stream, tail: bytes) -> None:
+        """These frames end the stream, behind what waits."""
+        if stream.queue:
+            stream.tail = tail
+        else:
+            self.out.append(tail)
+            self.finished(stream)
+
+    def _queue(self, stream: Stream, piece: Piece) -> None:
+        if stream.queue is None:
+            stream.queue = deque()
+        if piece:  # a copy: a view would keep all that was read with it
+            stream.queue.append(bytes(piece))
+            stream.queued += len(piece)
+            self._hold_for(stream, len(piece))
+            self._waiting[stream.id] = stream
+
+    def _hold_for(self, stream: Stream, size: int) -> None:
+        other = self.other(stream)
+        if other is not None:
+            other.hold(size)
+
+    def unqueue(self, stream: Stream) -> None:
+        """What waits is not needed any more."""
+        if stream.queue:
+            stream.queue.clear()
+            self._waiting.pop(stream.id, None)
+            self._hold_for(stream, -stream.queued)
+            self.sent(stream, stream.queued)
+            stream.queued = 0
+
+    def pump(self) -> None:
+        """A frame of each stream in turn, as far as there is room."""
+        waiting = list(self._waiting.values())
+        while waiting and self.room > 0 and not self.is_paused:
+            waiting = [stream for stream in waiting if self._send_next(stream)]
+            if len(self.out) > _ITEMS_A_FLUSH:
+                self.flush()
+
+    def _send_next(self, stream: Stream) -> bool:
+        """Whether it has more."""
+        room = min(stream.room, self.room, self.most_frame)
+        if not stream.queue or room <= 0 or self.is_paused:
+            return False
+        piece = stream.queue.popleft()
+        if len(piece) > room:
+            stream.queue.appendleft(memoryview(piece)[room:])
+            piece = memoryview(piece)[:room]
+        size = len(piece)
+        self.out += (frames.head(size, frames.DATA, 0, stream.id), piece)
+        stream.room -= size
+        stream.queued -= size
+        self.room -= size
+        self.chores -= size >> 13
+        del self._waiting[stream.id]
+        if stream.queue:
+            self._waiting[stream.id] = stream  # behind the others
+        self._hold_for(stream, -size)
+        self.sent(stream, size)
+        if not stream.queue and stream.tail:
+            self.out.append(stream.tail)
+            self.finished(stream)
+        return bool(stream.queue)
+
+    def forget(self, stream: Stream) -> None:
+        self.unqueue(stream)
+        self.streams.pop(stream.id, None)
+
+    def widen(self, increment: int) -> None:
+        """Of the connection."""
+        self.room = _widened(self.room, increment)
+        self.pump()
+
+    def widen_all(self, difference: int) -> None:
+        """Of each stream; it may be negative."""
+        for stream in self.streams.values():
+            stream.room = _widened(stream.room, difference)
+
+
+def _widened(room: int, by: int) -> int:
+    if room + by > frames.MAX_WINDOW:
+        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window beyond 2^31 - 1")
+    return room + by

@@ -1,0 +1,101 @@
+"""gRPC clients of other languages at both listeners: many callers that share one connection.
+
+They are built where there is what builds them, and kept in pytest's cache for the next run.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.running import embedded_adapter
+from tests.trees import write_python_model
+from tests.v2.grpc_calls import infer_request
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HERE = Path(__file__).parent
+CALLERS, CALLS, SECONDS = 16, 200, 20
+BUILD_SECONDS = 600
+
+
+def built(pytestconfig, source: Path, *tools: str) -> tuple[Path, bool]:
+    """A folder for what is made of these sources, and whether it has been made."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"there is no {' and no '.join(missing)}")
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    folder = Path(pytestconfig.cache.mkdir(f"{source.name}-{digest}"))
+    return folder, (folder / "done").exists()
+
+
+def build(folder: Path, source: Path, *command: str) -> None:
+    try:
+        subprocess.run(command, cwd=source, check=True, timeout=BUILD_SECONDS, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        text = (error.stdout + error.stderr).decode("utf-8", "replace")
+        if any(word in text for word in ("dial tcp", "Could not transfer", "no such host")):
+            pytest.skip("what it is built of cannot be fetched")
+        raise AssertionError(text[-4000:]) from error
+    (folder / "done").touch()
+
+
+@pytest.fixture(scope="module")
+def go(pytestconfig) -> list[str]:
+    source = HERE / "go_client"
+    folder, is_built = built(pytestconfig, source, "go")
+    if not is_built:
+        build(folder, source, "go", "build", "-o", str(folder / "client"), ".")
+    return [str(folder / "client")]
+
+
+@pytest.fixture(scope="module")
+def java(pytestconfig) -> list[str]:
+    source = HERE / "java_client"
+    folder, is_built = built(pytestconfig, source, "java", "mvn")
+    if not is_built:
+        copy = folder / "source"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(source, copy)
+        build(folder, copy, "mvn", "-q", "-B", "package", "dependency:copy-dependencies")
+    target = folder / "source" / "target"
+    path = os.pathsep.join([str(target / "classes"), str(target / "dependency" / "*")])
+    return ["java", "-cp", path, "Client"]
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    with embedded_adapter(f"--model-roots={root}", "--grpc-data=127.0.0.1:0") as running:
+        with closing(running.client()) as client:
+            for name in ("m", "team/a"):
+                path = write_python_model(root / name.replace("/", "_"))
+                assert client.load(name, path).status == 200
+        yield running
+
+
+@pytest.fixture(params=["go", "java"])
+def client(request) -> list[str]:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("model", ["m", "team/a"])
+@pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
+def test_many_callers_on_one_connection_all_get_their_own_answers(
+    client, adapter, listener, model, tmp_path
+):
+    message = tmp_path / "request"
+    message.write_bytes(infer_request(model, *range(16)).SerializeToString())
+    counts = subprocess.run(
+        [*client, adapter.doors[listener], message, str(CALLERS), str(CALLS), str(SECONDS)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    ).stdout.split()
+    assert dict(zip(counts[::2], counts[1::2], strict=True)) == {"OK": str(CALLERS * CALLS)}
