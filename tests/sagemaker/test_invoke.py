@@ -267,6 +267,14 @@ def test_attributes_and_inference_id_come_back(caller: Client) -> None:
         assert {name: reply.headers[name] for name in _IDS} == _IDS
 
 
+@pytest.mark.parametrize("odd", ["caf\xe9", "a\tb", "\xff\xfe"])
+def test_what_is_not_printable_ascii_does_not_come_back(caller: Client, odd: str) -> None:
+    headers = dict.fromkeys(_IDS, odd)
+    for reply in (caller.post(_PATH, infer_body(1.0), headers), caller.post(_PATH, b"{", headers)):
+        assert reply.status in {200, 400}
+        assert not set(_IDS) & set(reply.headers)
+
+
 def test_a_failed_inference_is_logged_with_what_the_platform_said(
     served: RunningAdapter, caller: Client
 ) -> None:
