@@ -2,7 +2,8 @@
 
 By modelmesh.md section 2: it polls, predicts with 500 ms, loads without a deadline but with a timer
 that cancels, unloads after a pause, rewrites headers, puts the id into the request, and has one
-connection for each address. Its pauses are shorter here.
+connection for each address. Its pauses are shorter here. recorded/ has what the real one was seen
+to send.
 """
 
 import asyncio
@@ -97,6 +98,7 @@ class Mesh:
     models: dict[str, Loaded] = field(default_factory=dict)
     polls: int = 0
     _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _failed: dict[str, Exception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         limits = [(f"grpc.max_{way}_message_length", MAX_MESSAGE) for way in ("send", "receive")]
@@ -165,7 +167,11 @@ class Mesh:
         model_type: str = "",
         seconds: float | None = None,
     ) -> Loaded:
-        """`seconds` in the place of the timeout that the runtime told."""
+        """`seconds` in the place of the timeout that the runtime told. What failed once is not
+        asked for again: a mesh remembers that for minutes.
+        """
+        if model_id in self._failed:
+            raise self._failed[model_id]
         async with self._loaders:
             predicted = await self.predict(model_id, path, key, model_type)
             request = pb.LoadModelRequest(
@@ -176,7 +182,8 @@ class Mesh:
             try:
                 async with asyncio.timeout(limit):
                     answer = await call
-            except (grpc.aio.AioRpcError, TimeoutError):
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                self._failed[model_id] = error
                 call.cancel()
                 await asyncio.sleep(UNLOAD_PAUSE_SECONDS)
                 await self.send_unload(model_id)
