@@ -110,6 +110,7 @@ def test_a_connection_that_is_lost_before_the_answer_is_an_error_and_the_run_goe
     assert bench.target["answered"] == server.seen["m"] > 0
 
 
+@pytest.mark.slow
 def test_a_request_without_an_answer_in_time_is_an_error(bench, server):
     bench(server.url, "--model=mute", "--count=2", "--timeout=0.2", "--interval=0.1")
 

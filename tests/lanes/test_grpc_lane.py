@@ -104,6 +104,7 @@ async def test_a_second_name_in_the_message_is_the_callers_fault():
         assert door.in_flight("m") == 0
 
 
+@pytest.mark.slow
 async def test_20_mib_pass_both_ways():
     message = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(20 * MIB)])
     async with relay_before(echo) as door, channel_to(door.address) as channel:

@@ -589,6 +589,7 @@ def test_no_list_of_tar_members_writes_or_leads_outside(members):
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @settings(max_examples=150, deadline=None)
 @given(st.lists(zip_members(), min_size=1, max_size=6))
+@pytest.mark.slow
 def test_no_list_of_zip_members_writes_or_leads_outside(members):
     check_nothing_outside(zip_bytes(*members), "m.zip")
 
@@ -605,6 +606,7 @@ SAMPLES = {
     st.sampled_from(sorted(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 255)), min_size=1, max_size=5),
 )
+@pytest.mark.slow
 def test_a_damaged_archive_is_unpacked_or_refused_and_nothing_else(name, changes):
     data = bytearray(SAMPLES[name])
     for at, value in changes:

@@ -258,6 +258,7 @@ def test_an_unclosed_string_ends_with_its_line():
     assert mentioned("print 'x\ncall('net')", ["net"]) == {"net"}
 
 
+@pytest.mark.slow
 def test_source_that_is_made_to_be_slow_to_parse_is_not_parsed():
     """Python's own parser takes seconds for it, in which no other thread runs."""
     source = "a;" * 120_000 + "'net'"
