@@ -329,14 +329,13 @@ async def test_a_model_is_the_same_one_at_every_door(mesh, everywhere):
     with closing(everywhere.client()) as sagemaker:
         assert sagemaker.load("theirs", IDENTITY).status == 200
         loaded = await mesh.load("theirs", IDENTITY)
+        [model] = everywhere.state()["models"]  # before it grows under traffic
+        assert sum(model["bytes"].values()) == loaded.size
         assert answered(await mesh.infer(INFER, "theirs", numbers(3))) == ("theirs", [3])
         await mesh.load("ours", DIGITS)
 
         names = [m["modelName"] for m in sagemaker.get("/models").json()["models"]]
         assert names == ["ours", "theirs"]
-        models = everywhere.state()["models"]
-        held = {model["model_id"]: sum(model["bytes"].values()) for model in models}
-        assert held["theirs"] == loaded.size
         await mesh.evict("theirs")
         assert sagemaker.get("/models/theirs").status == 404
 
