@@ -3,6 +3,8 @@
     AdapterError
     ├─ CallerError        the caller can mend it
     │  ├─ InvalidRequest      body, header, name or path not acceptable
+    │  │  └─ SlowBody            the body comes too slowly
+    │  ├─ NotStarted          its body was still coming when the model, or the adapter, had to go
     │  ├─ PayloadTooLarge     body over the limit
     │  ├─ InvalidModel        the package cannot be served; says what is wrong and where
     │  ├─ SourceMissing       the path given at load does not exist
@@ -44,6 +46,14 @@ class CallerError(AdapterError):
 
 class InvalidRequest(CallerError):
     pass
+
+
+class SlowBody(InvalidRequest):
+    pass
+
+
+class NotStarted(CallerError):
+    """No work has begun, so that the request may be sent anywhere else."""
 
 
 class PayloadTooLarge(CallerError):

@@ -206,6 +206,14 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "Triton turns work away: a queue of the model is full",
         "try again, or another copy of the model; ModelMesh does so by itself",
     ),
+    errors.SlowBody: (
+        "the body comes at less than 64 KiB/s, averaged over more than 10 s; the connection closes",
+        "send faster, or less: compress, or use raw tensors",
+    ),
+    errors.NotStarted: (
+        "the body was still coming when the model or the adapter had to go (a header says it too)",
+        "send it again, to another copy, or when the model is loaded: no work had begun",
+    ),
     errors.TooManyAbandoned: (
         "Triton works on `max_abandoned_requests` requests of the model that nobody waits for",
         "try again when it is done with some; look whether the model hangs or callers are hasty",

@@ -31,6 +31,7 @@ class Leases:
         self.failed = failed
         self._max_abandoned = max_abandoned
         self._drained: dict[ModelRecord, asyncio.Event] = {}
+        self._arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
 
     def of(self, record: ModelRecord) -> "Lease":
         """TooManyAbandoned where the model is busy with what nobody waits for."""
@@ -44,7 +45,12 @@ class Leases:
         return Lease(record, self)
 
     async def drained(self, record: ModelRecord, seconds: float) -> bool:
-        """Wait until none is left of this model, so long at most; False where some are."""
+        """Wait until none is left of this model, so long at most; False where some are.
+
+        Not for callers: what has not wholly come from them is refused.
+        """
+        for refuse in list(self._arriving.get(record, {}).values()):
+            refuse()
         if record.in_flight == 0:
             return True
         event = self._drained[record] = asyncio.Event()
@@ -55,6 +61,15 @@ class Leases:
         finally:
             del self._drained[record]
         return True
+
+    def arrives(self, lease: "Lease", refuse: Callable[[], None]) -> None:
+        self._arriving.setdefault(lease.record, {})[lease] = refuse
+
+    def has_ended(self, lease: "Lease") -> None:
+        if (arriving := self._arriving.get(lease.record)) is not None:
+            arriving.pop(lease, None)
+            if not arriving:
+                del self._arriving[lease.record]
 
     def was_last(self, record: ModelRecord) -> None:
         """Of the leases that this model had; there may be others later."""
@@ -85,6 +100,12 @@ class Lease:
         self.record.served += 1
         self.record.used_at = monotonic()
 
+    def arrives(self, refuse: Callable[[], None]) -> None:
+        """Its request is still coming from the caller. `refuse` is called when the model has to go
+        meanwhile, and does nothing where the request has come.
+        """
+        self._leases.arrives(self, refuse)
+
     def abandon(self) -> None:
         """Nobody waits for the answer any more. No-op but for a lease that is held."""
         if self.state is LeaseState.HELD:
@@ -104,6 +125,7 @@ class Lease:
                 return
         self.state = LeaseState.ENDED
         self.record.in_flight -= 1
+        self._leases.has_ended(self)
         if self.record.in_flight == 0:
             self._leases.was_last(self.record)
         if error is not None:

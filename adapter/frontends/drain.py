@@ -1,6 +1,7 @@
 """The way to the end: no more work is asked for, what there is is answered."""
 
 import asyncio
+from collections.abc import Callable
 
 from adapter.control import ModelControl
 from adapter.traffic import Traffic
@@ -20,6 +21,7 @@ class Drain:
         self._control = control
         self._traffic = traffic
         self._min_seconds = min_seconds
+        self._refusals: list[Callable[[], None]] = []
         self._noticed_at = 0.0  # when the least time is over; of the event loop's clock
 
     def begin(self) -> None:
@@ -27,6 +29,15 @@ class Drain:
             self.is_on = True
             self._noticed_at = asyncio.get_running_loop().time() + self._min_seconds
             self._control.close()
+            asyncio.get_running_loop().call_at(self._noticed_at, self._refuse)
+
+    def then_refuse(self, refuse: Callable[[], None]) -> None:
+        """To be called when the least time is over: what has not wholly come is not waited for."""
+        self._refusals.append(refuse)
+
+    def _refuse(self) -> None:
+        for refuse in self._refusals:
+            refuse()
 
     async def noticed(self) -> None:
         """Wait until the least time is over."""

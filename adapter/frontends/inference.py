@@ -105,12 +105,17 @@ class Inferences:
         except (BackendError, CapacityError) as error:
             raise await self._control.recovery.judged(error, model_id) from error
 
+    async def _body_of(self, request: Request, lease: Lease) -> bytes | AsyncIterator[bytes]:
+        if not request.is_whole:
+            lease.arrives(lambda: request.refuse("the model is being unloaded"))
+        return await request.body(self._max_body)
+
     # -- SageMaker's ------------------------------------------------------------------------
 
     async def _invoke(self, lease: Lease, request: Request, reply: Reply) -> None:
         record = lease.record
         headers = _told(record, request)
-        body = await request.body(self._max_body)
+        body = await self._body_of(request, lease)
         call = V2Call("POST", f"/models/{record.name}/infer", headers, body)
         async with self._dataplane.forward(call, lease) as found:
             size, length = found.json_header_bytes, found.content_length
@@ -130,7 +135,7 @@ class Inferences:
         headers = call_headers(request.headers, is_rewritten=record.is_renamed)
         if request.content_length is not None:
             headers["Content-Length"] = str(request.content_length)
-        body = await request.body(self._max_body)
+        body = await self._body_of(request, lease)
         is_stream = path.endswith("/generate_stream")
         call = V2Call("POST", f"/models/{record.name}{path}", headers, body, is_stream=is_stream)
         async with self._dataplane.forward(call, lease) as found:

@@ -12,6 +12,8 @@ T = TypeVar("T")
 # (status, the `code` in the body); interface: docs/errors.md
 HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.InvalidRequest: (400, "InvalidRequest"),
+    errors.SlowBody: (408, "SlowBody"),
+    errors.NotStarted: (503, "NotStarted"),
     errors.InvalidModel: (400, "InvalidModel"),
     errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own door too
     errors.ModelTooLarge: (400, "ModelTooLarge"),  # not 507: that would evict others for nothing
@@ -39,6 +41,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.ModelTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NotStarted: grpc.StatusCode.UNAVAILABLE,
     errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.TooManyAbandoned: grpc.StatusCode.UNAVAILABLE,

@@ -90,12 +90,11 @@ class V2Models:
                 return await relay(found)
 
     async def _trace(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
+        method = request.method
+        headers = call_headers(request.headers, is_rewritten=False)
+        body = await whole_body(request, self._max_control_body) if method == "POST" else None
         lease = await self._serving(request)
         with lease as record:
-            method = request.method
-            headers = call_headers(request.headers, is_rewritten=False)
-            is_post = method == "POST"
-            body = await whole_body(request, self._max_control_body) if is_post else None
             call = V2Call(method, f"/models/{record.name}{path}", headers, body)
             async with self._dataplane.forward(call, lease) as found:
                 return await relay(found)

@@ -200,7 +200,7 @@ async def opened(
     """At the end no connection, no task and no lease is left."""
     before = asyncio.all_tasks()
     async with served(script) as (plane, upstream):
-        house = await House(limit=MIB).open()
+        house = await House(limit=1024 * MIB).open()
         await house.load("m")
         inferences = Inferences(
             house.control,

@@ -22,6 +22,8 @@ GROUPS = {
 # the answers that users and the platform rely on, by class name
 EXPECTED = {
     "InvalidRequest": (400, "InvalidRequest"),
+    "SlowBody": (408, "SlowBody"),
+    "NotStarted": (503, "NotStarted"),
     "PayloadTooLarge": (413, "PayloadTooLarge"),
     "InvalidModel": (400, "InvalidModel"),
     "SourceMissing": (404, "SourceMissing"),

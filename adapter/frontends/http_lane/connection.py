@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from adapter.errors import InvalidRequest
+from adapter.errors import InvalidRequest, SlowBody
+from adapter.frontends.http_lane.limits import Pace
+from adapter.frontends.http_lane.outgoing import Outgoing
 from adapter.frontends.http_lane.ports import Server
 from adapter.frontends.http_lane.reply import Reply
 from adapter.frontends.http_lane.request import Request
@@ -19,11 +21,9 @@ if TYPE_CHECKING:
 _AHEAD_BYTES = 64 * 2**10
 
 
-class Connection(asyncio.Protocol):
+class Connection(Outgoing):
     def __init__(self, server: Server) -> None:
-        self.transport: asyncio.Transport
-        self.watcher: asyncio.BaseProtocol | None = None  # told when writing pauses and resumes
-        self.is_full = False
+        super().__init__(server.limits)
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._head: Head | None = None
@@ -35,8 +35,8 @@ class Connection(asyncio.Protocol):
         self._is_held = False
         self._is_ended = False  # by the caller: nothing more will come
         self._is_over = False  # for us: what comes is not read any more
-        self._writer: asyncio.Future[None] | None = None
-        self._read_due = self._write_due = math.inf
+        self._read_due = math.inf
+        self._pace = Pace(server.limits)
         self._idle_since = 0.0
         self._overdue: Callable[[], None] = self.close
 
@@ -105,20 +105,6 @@ class Connection(asyncio.Protocol):
         self._task.cancel()
         self._task.add_done_callback(lambda _: self._server.lost(self))
 
-    def pause_writing(self) -> None:
-        self.is_full = True
-        self._write_due = self._loop.time() + self._server.limits.answer
-        if self.watcher is not None:
-            self.watcher.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.is_full = False
-        self._write_due = math.inf
-        if self._writer is not None and not self._writer.done():
-            self._writer.set_result(None)
-        if self.watcher is not None:
-            self.watcher.resume_writing()
-
     # -- requests, one after the other ------------------------------------------------------
 
     def _next(self) -> None:
@@ -139,6 +125,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: Request, data: bytes) -> None:
         self._head, self._request = None, request
+        self._pace = Pace(self._server.limits)
         if not request.is_whole:
             self._expect_body()
             if data:
@@ -207,11 +194,14 @@ class Connection(asyncio.Protocol):
 
     def look(self, now: float) -> None:
         """Close what has waited for too long; called every now and then."""
-        if now >= self._write_due:
+        if now >= self.write_due:
             self.abort()
         elif now >= self._read_due:
             self._read_due = math.inf
             self._overdue()
+        elif (one := self._request) and not one.is_whole and self._pace.is_slow(one.received, now):
+            rate = self._server.limits.rate / 2**10
+            self._fail(SlowBody(f"the body comes at less than {rate:g} KiB/s"))
 
     def _wait(self, seconds: float, overdue: Callable[[], None]) -> None:
         self._read_due = self._loop.time() + seconds
@@ -223,6 +213,7 @@ class Connection(asyncio.Protocol):
 
     def _expect_body(self) -> None:
         self._wait(self._server.limits.body, self._body_is_late)
+        self._pace.go_on(self._loop.time())
 
     def _body_is_whole(self) -> None:
         self._read_due = math.inf
@@ -234,12 +225,14 @@ class Connection(asyncio.Protocol):
         self._refuse(InvalidRequest(f"the head of the request took longer than {seconds:g} s"))
 
     def _body_is_late(self) -> None:
-        request = self._request
-        if not self._is_serving or request is None:
-            self.abort()
-            return
         seconds = self._server.limits.body
-        request.fail(InvalidRequest(f"nothing came of the body for {seconds:g} s"))
+        self._fail(InvalidRequest(f"nothing came of the body for {seconds:g} s"))
+
+    def _fail(self, error: InvalidRequest) -> None:
+        if self._is_serving and self._request is not None:
+            self._request.fail(error)
+        else:
+            self.abort()
 
     # -- the caller is held back ------------------------------------------------------------
 
@@ -247,6 +240,7 @@ class Connection(asyncio.Protocol):
         if not self._is_held and not self._is_over:
             self._is_held = True
             self._read_due = math.inf
+            self._pace.stop(self._loop.time())
             self.transport.pause_reading()
 
     def go_on(self) -> None:
@@ -256,21 +250,12 @@ class Connection(asyncio.Protocol):
                 self._expect_body()
             self.transport.resume_reading()
 
-    def say_continue(self) -> None:
-        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    # -- answers ----------------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
-
-    async def drained(self) -> None:
-        """Wait until the caller has taken most of what was written, or is gone."""
-        while self.is_full:
-            self._writer = self._loop.create_future()
-            await self._writer
-
     # -- ends -------------------------------------------------------------------------------
+
+    def refuse(self, why: str) -> None:
+        """The request in hand, if its body has not come yet."""
+        if self._request is not None:
+            self._request.refuse(why)
 
     def stop(self) -> None:
         """The server closes: at once where nothing is in hand, else behind the answer."""
@@ -296,5 +281,7 @@ class Connection(asyncio.Protocol):
             return
         self.go_on()
         self._is_over = True
-        self._wait(self._server.limits.linger, self.abort)
+        limits = self._server.limits
+        seconds = limits.linger if self._server.takes_more else min(limits.linger, limits.hurry)
+        self._wait(seconds, self.abort)
         self.transport.write_eof()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from adapter.errors import AdapterError, InvalidRequest, PayloadTooLarge
+from adapter.errors import AdapterError, InvalidRequest, NotStarted, PayloadTooLarge
 from adapter.frontends.http_lane.framing import Framing, Sized
 from adapter.frontends.http_lane.head import Head
 
@@ -26,12 +26,12 @@ class Wire(Protocol):
 
 class Request:
     """`content_length` is None for a chunked body. `begun`: when its head was there, monotonic
-    seconds.
+    seconds. `received`: bytes of the body, framing included.
     """
 
     __slots__ = (
         *("_error", "_framing", "_is_dropped", "_is_expecting", "_pieces", "_held", "_reader"),
-        *("_wire", "begun", "content_length", "head", "headers", "is_whole", "target"),
+        *("_wire", "begun", "content_length", "head", "headers", "is_whole", "received", "target"),
     )
 
     def __init__(self, head: Head, wire: Wire, begun: float) -> None:
@@ -48,6 +48,7 @@ class Request:
         self._wire = wire
         self._pieces: list[bytes] = []
         self._held = 0
+        self.received = 0
         self._error: AdapterError | None = None
         self._reader: asyncio.Future[None] | None = None
 
@@ -56,6 +57,7 @@ class Request:
     def feed(self, data: bytes) -> bytes:
         """What lies behind the body."""
         self._is_expecting = False
+        self.received += len(data)
         try:
             piece, rest = self._framing.take(data)
         except InvalidRequest as error:
@@ -74,6 +76,11 @@ class Request:
         """The rest of the body will not come."""
         self._error = self._error or error
         self._wake()
+
+    def refuse(self, why: str) -> None:
+        """Whoever would serve it has to go. No-op where the body is all here."""
+        if not self.is_whole:
+            self.fail(NotStarted(f"{why}; the body of this request had not come yet"))
 
     def drop(self) -> None:
         """Nobody wants the body, or what is left of it."""

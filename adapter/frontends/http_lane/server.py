@@ -8,8 +8,9 @@ from email.utils import formatdate
 from typing import Any, NoReturn, TypeAlias
 
 from adapter import lasting
+from adapter.core.model import ModelId
 from adapter.core.waiting import WAITED, Waited
-from adapter.errors import AdapterError, InvalidRequest
+from adapter.errors import AdapterError, InvalidRequest, NotStarted
 from adapter.frontends.drain import Drain
 from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
 from adapter.frontends.http_lane.behind import Application
@@ -17,7 +18,7 @@ from adapter.frontends.http_lane.connection import Connection
 from adapter.frontends.http_lane.connections import Connections
 from adapter.frontends.http_lane.head import Heads
 from adapter.frontends.http_lane.limits import Limits
-from adapter.frontends.http_lane.reply import Reply, last_words
+from adapter.frontends.http_lane.reply import Headers, Reply, last_words
 from adapter.frontends.http_lane.request import Request
 from adapter.frontends.inference import Inferences, Route, route_of
 from adapter.settings import Door
@@ -31,6 +32,7 @@ Serve: TypeAlias = Callable[[Route, Request, Reply], Awaitable[None]]
 Traced: TypeAlias = Callable[[Serve, Route, Request, Reply], Awaitable[None]]
 
 _JSON = (("Content-Type", "application/json"),)
+_NOT_STARTED = (("X-Triton-Adapter-Not-Started", "1"),)
 _TOO_MANY = encoded(
     {"error": "too many connections", "code": "TooManyConnections", "model_name": None}
 )
@@ -60,11 +62,13 @@ class HttpLane:
         self.heads = Heads()
         self.date = formatdate(usegmt=True)
         self._is_closing = False
+        self._is_refusing = False
         self._look_seconds = look_seconds
         self._inferences = inferences
         self._application = application
         self._observer = observer
         self._drain = drain
+        drain.then_refuse(self._refuse_arriving)
         self._traced = traced
         self._connections = Connections() if connections is None else connections
         self._all_lost: asyncio.Future[None] | None = None
@@ -152,7 +156,7 @@ class HttpLane:
             await self._application.serve(request, reply, connection)
         except AdapterError as error:  # the body broke off
             self._observer.refused(error, request.headers, request.target, "other")
-            self._say(reply, *error_body(error, None))
+            self._tell(reply, error, None)
         except ConnectionResetError:
             return
 
@@ -161,19 +165,34 @@ class HttpLane:
             await self._inferences.serve(route, request, reply)
         except AdapterError as error:
             self._observer.refused(error, request.headers, request.target, route.operation)
-            self._say(reply, *error_body(error, self._inferences.model_of(route)))
+            self._tell(reply, error, self._inferences.model_of(route))
         except ConnectionResetError:
             return
         except Exception:
             log.exception("request.failed", extra={"path": request.target[:500]})
             self._say(reply, 500, INTERNAL_ERROR)
 
-    def _say(self, reply: Reply, status: int, body: Mapping[str, Any]) -> None:
+    def _tell(self, reply: Reply, error: AdapterError, model_id: ModelId | None) -> None:
+        status, body = error_body(error, model_id)
+        is_new = isinstance(error, NotStarted)
+        self._say(reply, status, body, (*_JSON, *_NOT_STARTED) if is_new else _JSON)
+
+    def _say(
+        self, reply: Reply, status: int, body: Mapping[str, Any], headers: Headers = _JSON
+    ) -> None:
         if not reply.status:
-            reply.whole(status, _JSON, encoded(body))
+            reply.whole(status, headers, encoded(body))
 
     async def _look(self) -> None:
         self.date = formatdate(usegmt=True)
         now = asyncio.get_running_loop().time()
         for connection in self._connections:
             connection.look(now)
+        if self._is_refusing:
+            self._refuse_arriving()
+
+    def _refuse_arriving(self) -> None:
+        """Bodies that have not wholly come, and whoever begins one now."""
+        self._is_refusing = True
+        for connection in list(self._connections):
+            connection.refuse("the adapter is stopping")
