@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import grpc
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from adapter import lasting
+from adapter.backend.control_client import ControlClient
 from adapter.backend.index import in_state
 from adapter.backend.retry import control_retries
 from adapter.core.faults import Faults
@@ -34,19 +33,6 @@ from adapter.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-_CHANNEL = [
-    # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata
-    # size exceeds hard limit", its words lost (memory.md section 0.2; seen to pass up to 1 MB).
-    ("grpc.max_metadata_size", 4 * 2**20),
-    ("grpc.absolute_max_metadata_size", 4 * 2**20),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # Notice a restarted Triton within a second, not after grpc's default of up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
-
 _SPANS = {
     method: (name, {"rpc.system.name": "grpc", "rpc.method": name})
     for method, name in {
@@ -61,16 +47,6 @@ _WATCH_SECONDS = 0.5
 _LAST_SECONDS = 4.0  # for what is left to be done at the end
 _INDEX_ATTEMPTS = 8
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
-
-
-class _Client(InferenceServerClient):  # type: ignore[misc]  # tritonclient has no types
-    async def repository_index_bytes(self, client_timeout: float) -> bytes:
-        """The answer as it came: to parse it costs more than all else for a long list."""
-        ask = self._channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
-        try:
-            return bytes(await ask(b"", timeout=client_timeout))
-        except grpc.aio.AioRpcError as error:
-            raise InferenceServerException(error.details(), str(error.code())) from error
 
 
 class TritonControl:
@@ -103,11 +79,11 @@ class TritonControl:
         self._timeout = call_timeout_seconds
         self._on_retry = on_retry
         self._tracing = tracing
-        self._client: _Client | None = None
+        self._client: ControlClient | None = None
 
     def connect(self, address: str) -> None:
         """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
-        self._client = _Client(address, channel_args=_CHANNEL)
+        self._client = ControlClient(address)
 
     async def close(self) -> None:
         client, self._client, self.live = self._client, None, False
