@@ -96,8 +96,10 @@ class Teardown:
     ) -> bool:
         """Triton has not let go of `left` at once. Returns whether it had to be helped along."""
         is_dead = is_dead or any([await self._has_lost_its_process(name) for name in left])
-        # also when it seems dead: its process may have ended in the ordinary way just now
-        patience = _NORMAL_SECONDS if is_dead else self._limits.stall
+        # also when it seems dead: its process may have ended in the ordinary way just now; and what
+        # computes even now had its time before
+        is_hopeless = is_dead or record.in_flight > 0
+        patience = _NORMAL_SECONDS if is_hopeless else self._limits.stall
         left = await self._triton.wait_gone(left, patience)
         if not left:
             return False

@@ -20,11 +20,11 @@ _FOR_EVER = "import pathlib, time\npathlib.Path({mark!r}).touch()\ntime.sleep(36
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
-    """An unload waits 6 s at most for what computes."""
+    """An unload waits 12 s at most for what computes."""
     root = tmp_path_factory.mktemp("packages")
     flags = (f"--model-roots={root}", f"--model-roots={EXAMPLES}", "--memory-limit=1GiB")
     times = (
-        "--unload-timeout-seconds=12",
+        "--unload-timeout-seconds=24",
         "--unload-stall-seconds=1",
         "--infer-timeout-seconds=60",
     )

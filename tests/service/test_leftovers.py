@@ -120,6 +120,23 @@ async def test_where_no_process_can_be_seen_the_requests_in_flight_tell(house):
     house.check()
 
 
+async def test_what_still_computes_when_its_time_is_over_has_no_more_of_it():
+    """The requests in flight were waited for; to stand still as well takes no further time."""
+    limits = TimeLimits(load=5, unload=0.2, stall=77, recovery=0.2, alone=5, linger=0, killed=0.02)
+    house = await House(limits=limits).open()
+    await load_with(house, FIRST)
+    house.triton.stuck.add("m")
+    lease = house.control.lease(M)
+    lease.begin()
+    unload = house.begin(house.unload("m"))
+    await house.steps.hold("load m").reached.wait()
+    assert house.triton.waited[:2] == [1.0, 1.0]
+    assert house.server.killed == [FIRST]
+    unload.cancel()
+    lease.end()
+    await house.close()
+
+
 # -- nothing is learned meanwhile ---------------------------------------------------------------
 
 
