@@ -152,7 +152,10 @@ def build_control(
 
 def build_planes(settings: Settings, faults: Faults) -> tuple[HttpDataPlane, GrpcDataPlane]:
     seconds = settings.infer_timeout_seconds
-    return HttpDataPlane(faults, timeout_seconds=seconds), GrpcDataPlane(
+    http = HttpDataPlane(
+        faults, timeout_seconds=seconds, max_unpacked_bytes=settings.max_body_bytes
+    )
+    return http, GrpcDataPlane(
         faults, timeout_seconds=seconds, max_message_bytes=settings.grpc_max_message_bytes
     )
 

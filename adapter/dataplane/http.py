@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from adapter.core.waiting import add_waited
 from adapter.dataplane.http1 import Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.http_request import head_of, write_stream, write_whole
+from adapter.dataplane.json_depth import check_whole, checked
 from adapter.errors import AdapterError, BackendUnavailable
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -64,10 +66,15 @@ class HttpAnswer:
 class HttpDataPlane:
     """A call whose caller leaves is not taken from Triton: its answer is read for nobody, and its
     model is held until then. Only a request that Triton has not got wholly ends with its caller.
+
+    `max_unpacked_bytes`: of a body that comes compressed.
     """
 
-    def __init__(self, faults: Faults, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, faults: Faults, *, timeout_seconds: float, max_unpacked_bytes: int = 2**26
+    ) -> None:
         self.faults = faults
+        self._max_unpacked = max_unpacked_bytes
         self.timeout_seconds = timeout_seconds
         self._pool: Pool | None = None
         self._host = ""
@@ -96,6 +103,11 @@ class HttpDataPlane:
         model_id = record.id if record else None
         if self._pool is None:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
+        if isinstance(call.body, bytes):
+            check_whole(call.body, call.headers, self._max_unpacked)
+        elif call.body is not None:
+            body = checked(call.body, call.headers, self._max_unpacked)
+            call = replace(call, body=body)
         head = head_of(call, self._host)
         return _Exchange(self, self._pool, call, head, hold)
 

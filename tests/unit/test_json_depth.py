@@ -1,0 +1,110 @@
+"""How deep JSON goes, whatever stands in its strings and wherever it is cut."""
+
+import gzip
+import json
+import zlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter.dataplane import json_depth
+from adapter.dataplane.json_depth import MOST_LEVELS, Depth, check_whole, checked
+from adapter.errors import InvalidRequest, PayloadTooLarge
+
+MIB = 2**20
+DEEP = b"[" * (MOST_LEVELS + 1)
+
+
+def depth_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(depth_of, value), default=0)
+    return 0
+
+
+def cut(text: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted({min(place, len(text)) for place in cuts}), len(text)]
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+def is_refused(pieces: list[bytes], most: int | None = None) -> bool:
+    depth = Depth(most)
+    try:
+        for piece in pieces:
+            depth.feed(piece)
+    except InvalidRequest:
+        return True
+    return False
+
+
+texts = st.text(alphabet='[]{}"\\,x\n')
+values = st.recursive(
+    texts | st.none() | st.integers(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+)
+
+
+@given(values, st.integers(0, 6), st.lists(st.integers(0, 200)))
+def test_it_is_refused_where_it_is_deeper_and_nowhere_else(value, most, cuts):
+    before, json_depth.MOST_LEVELS = json_depth.MOST_LEVELS, most
+    try:
+        pieces = cut(json.dumps(value).encode(), cuts)
+        assert is_refused(pieces) == (depth_of(value) > most)
+    finally:
+        json_depth.MOST_LEVELS = before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DEEP,
+        b'{"a":' * (MOST_LEVELS + 1),
+        b'["]",' * (MOST_LEVELS + 1),
+        b'["\\"]",' * (MOST_LEVELS + 1),
+        b'["\\\\",' * (MOST_LEVELS + 1),
+        b"[[]," * (MOST_LEVELS + 1),
+        b"[[[[]]]]," * 1000 + DEEP,
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_what_is_too_deep_is_refused_however_it_hides(text, size):
+    assert is_refused([text[at : at + size] for at in range(0, len(text), size)])
+
+
+def test_many_brackets_side_by_side_are_no_depth():
+    assert not is_refused([b"[" + b"[[1,2],[3]]," * 100_000, b"[]]"])
+    assert not is_refused([b'["' + DEEP, DEEP + b'"]'])
+
+
+def test_tensors_behind_the_json_are_not_looked_at():
+    headers = {"inference-header-Content-Length": "2"}
+    check_whole(b"{}" + DEEP, headers, MIB)
+    with pytest.raises(InvalidRequest):
+        check_whole(b"{}" + DEEP, {}, MIB)
+    with pytest.raises(InvalidRequest):  # who says it twice, or wrongly, hides nothing
+        check_whole(DEEP, headers | {"Inference-Header-Content-Length": "5000"}, MIB)
+    with pytest.raises(InvalidRequest):
+        check_whole(DEEP, {"Inference-Header-Content-Length": "-1"}, MIB)
+
+
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("DEFLATE", zlib.compress)])
+async def test_compressed_bodies_are_looked_into(coding, pack):
+    headers = {"content-encoding": coding}
+
+    async def stream(data: bytes):
+        for at in range(0, len(data), 10):
+            yield data[at : at + 10]
+
+    check_whole(pack(b"{}"), headers, MIB)
+    packed = pack(b"[1]" * 1000)
+    assert b"".join([piece async for piece in checked(stream(packed), headers, MIB)]) == packed
+    for body, error in ((DEEP, InvalidRequest), (bytes(MIB + 1), PayloadTooLarge)):
+        with pytest.raises(error):
+            check_whole(pack(body), headers, MIB)
+        with pytest.raises(error):
+            _ = [piece async for piece in checked(stream(pack(body)), headers, MIB)]
+    with pytest.raises(InvalidRequest, match="unpacked"):
+        check_whole(b"no gzip", headers, MIB)
