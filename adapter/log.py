@@ -41,7 +41,7 @@ EVENTS: Mapping[str, str] = {
     "model.unload_refused": "an unload was not tried: the model is not loaded",
     "model.unloaded": "a model is gone and its memory is given back",
     "modelmesh.purge_failed": "what was loaded could not be taken down for a mesh that starts",
-    "operation.failed": "a bug: a load or an unload ended with an error nobody foresaw",
+    "operation.failed": "a bug: this operation of control ended with an error nobody foresaw",
     "request.failed": "a request was answered with an error",
     "settings.ignored": "a setting has no effect, for the reason given",
     "task.ended": "a bug: what must go on as long as the adapter has ended; /livez says so too",

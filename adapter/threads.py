@@ -13,6 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from adapter.errors import BackendUnavailable
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ class Threads:
     async def run(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Its result or error. Who is cancelled meanwhile does not stop it once it has begun.
 
-        RuntimeError when not even one thread is to be had.
+        BackendUnavailable when not even one thread is to be had.
         """
         done: Future[T] = Future()
         context = contextvars.copy_context()
@@ -48,9 +50,11 @@ class Threads:
             name = f"{self._name}-{self._count}"
             try:
                 threading.Thread(target=self._serve, name=name, daemon=True).start()
-            except RuntimeError:
+            except RuntimeError as error:
                 if not self._count:
-                    raise
+                    raise BackendUnavailable(
+                        f"no thread is to be had: {error}", delivered=False
+                    ) from error
                 return  # those that there are will do it
             self._count += 1
 

@@ -56,6 +56,20 @@ def test_nobody_uses_the_threads_that_all_share():
     assert {place for place in shared if not place.startswith("adapter/bench/")} == set()
 
 
+def test_nobody_parses_python_code():
+    """CPython's parser is not safe in threads: one that is interrupted by another raises
+    SystemError (AST constructor recursion depth mismatch; seen on 3.11.7).
+    """
+    users = {
+        name(path)
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and "ast" in {getattr(node, "module", None), *(alias.name for alias in node.names)}
+    }
+    assert users == set()
+
+
 def protocols(module: ast.Module) -> list[ast.ClassDef]:
     return [
         node

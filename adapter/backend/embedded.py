@@ -147,7 +147,9 @@ class EmbeddedTriton:
             return None
         if living:
             return True
-        return False if any((self.repository / triton_name).glob("*/model.py")) else None
+        with suppress(OSError):
+            return False if any((self.repository / triton_name).glob("*/model.py")) else None
+        return None
 
     def live_instances(self, triton_name: str) -> frozenset[str] | None:
         """The names of the model's instances whose Python processes live; None as above."""

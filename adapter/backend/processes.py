@@ -78,9 +78,9 @@ def _children() -> _Children:
         if not entry.name.isdecimal():
             continue
         with suppress(*_GONE):
-            # the name, in brackets, may hold anything
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if fields[0] not in "ZX":
+            # the name, in brackets, may hold any bytes
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            if fields[0] not in b"ZX":
                 process = ProcessId(int(entry.name), int(fields[_STARTED]))
                 parent = int(fields[_PARENT])
                 children[parent].append(Member(process, parent))

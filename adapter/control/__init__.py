@@ -162,7 +162,7 @@ class ModelControl:
         if model_id not in self.registry and model_id not in self._loading:
             raise not_loaded(model_id)
         work = self.operations.logged("unload", model_id, self._unload(model_id), seen)
-        task = self.operations.start(work)
+        task = self.operations.start("unload", model_id, work)
         done, _ = await asyncio.wait({task}, timeout=self._limits.unload + 1)
         if not done:
             why = f"was not gone within {self._limits.unload:g} s; its unload goes on"
@@ -208,7 +208,7 @@ class ModelControl:
             self._revival.suspect(record)
         elif isinstance(error, ModelNotFound):
             if self._reconciling is None or self._reconciling.done():
-                self._reconciling = self.operations.start(self.reconcile())
+                self._reconciling = self.operations.start("reconcile", None, self.reconcile())
             self._revival.refuse_returning(record.id, record)
 
     # -- operations -------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class ModelControl:
         self, model_id: ModelId, source: ModelSource, **seen: str
     ) -> asyncio.Task[ModelRecord]:
         work = self.operations.logged("load", model_id, self._load(model_id, source), seen)
-        self._loading[model_id] = task = self.operations.start(work)
+        self._loading[model_id] = task = self.operations.start("load", model_id, work)
         task.add_done_callback(partial(self._load_ended, model_id))
         return task
 

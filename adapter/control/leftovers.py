@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from adapter.control.ports import Server
 from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.registry import ModelRecord, Registry
+from adapter.errors import AdapterError
 from adapter.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Leftovers:
         owned = self._owned()
         try:
             found = await self._server.running_models()
-        except OSError:
+        except (OSError, AdapterError):
             return True
         # one that was loaded or unloaded meanwhile is no stranger
         self._found(found - owned - self._owned())

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -44,11 +45,15 @@ class Operations:
                 delivered=False,
             )
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` to its end, whether or not anybody goes on waiting for it."""
+    def start(
+        self, operation: str, model_id: ModelId | None, work: Coroutine[Any, Any, T]
+    ) -> asyncio.Task[T]:
+        """Run `work` to its end, whether or not anybody goes on waiting for it. `operation` and
+        `model_id`, None where it is of no single one, are for the log.
+        """
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, operation, model_id))
         return task
 
     @property
@@ -96,9 +101,10 @@ class Operations:
         elif isinstance(error, OutOfMemory | ModelTooLarge):
             self._metrics.out_of_memory.labels("load", error.pattern or "").inc()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, operation: str, model_id: ModelId | None, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         # Retrieved here too, in case that the caller has gone: an operation never fails unseen.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, AdapterError):
-            log.error("operation.failed", exc_info=error)
+            fields = {"operation": operation, "model_id": model_id}
+            log.error("operation.failed", exc_info=error, extra=fields)

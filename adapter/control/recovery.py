@@ -117,7 +117,8 @@ class Recovery:
             - _BACK_SHARE * count
             + _loaded_since(books[device], booked.devices[device], count)
             for device, count in held.items()
-            if device in booked.devices
+            # one that stood for what nobody read may have gone from the books since
+            if device in booked.devices and device in books
         )
 
     def _samples(self, since: float | None) -> list[Seen]:

@@ -37,7 +37,7 @@ class Revival:
         teardown: Teardown,
         turn: Callable[[ModelId], asyncio.Lock],
         begin_load: Callable[[ModelId, ModelSource], object],
-        start: Callable[[Coroutine[Any, Any, None]], object],
+        start: Callable[[str, ModelId, Coroutine[Any, Any, None]], object],
         presence: Presence,
         load_threads: int,
     ) -> None:
@@ -134,7 +134,7 @@ class Revival:
             self._registry.died(record)
         elif record not in self._suspects and record.state is ModelState.READY:
             self._suspects.add(record)
-            self._start(self._look_for_death(record, self._server))
+            self._start("look for death", record.id, self._look_for_death(record, self._server))
 
     async def _look_for_death(self, record: ModelRecord, server: Server) -> None:
         try:
@@ -173,6 +173,8 @@ class Revival:
             if names & (present - ready) or turn.locked():  # by a load under another name
                 continue
             async with turn:  # no load may take the name before its folder is cleared
+                if self._teardown.stuck.get(record.name) is not record:
+                    continue  # another look has
                 del self._teardown.stuck[record.name]
                 await self._clear_away(record, also_the_entry=bool(names & ready))
 

@@ -163,6 +163,7 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
         assert triton.has_live_stub("identity") is True
         assert triton.has_live_stub("identity_2") is False
         assert triton.has_live_stub("unknown") is None
+        assert triton.has_live_stub("x" * 300) is None  # the system refuses to look
 
         os.kill(stub, signal.SIGKILL)
         assert await until(lambda: triton.has_live_stub("identity") is False)

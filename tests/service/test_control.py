@@ -149,6 +149,7 @@ async def test_a_bug_is_undone_too_and_logged_with_its_traceback(house, caplog):
     house.check()
     (line,) = [r for r in caplog.records if r.message == "operation.failed"]
     assert line.exc_info is not None
+    assert (line.operation, line.model_id) == ("load", "m")
     assert operations(house, "load", "bug") == 1
 
 

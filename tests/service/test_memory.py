@@ -781,3 +781,16 @@ async def test_where_nothing_is_known_the_figures_say_so():
     assert found.figures == MemoryFigures()
     assert await house.control.memory.read() is None
     await house.close()
+
+
+async def test_a_model_of_before_memory_could_be_read_is_unloaded_once_it_can():
+    house = House(memory_limit=1000 * MIB)
+    declare(house, m=300, n=200)
+    await house.open()
+    await house.load("m")
+    assert house.held("m") == 300 * MIB
+    house.memory.limit_bytes = 2000 * MIB
+    await house.unload("m")
+    await house.load("n")
+    house.check("n")
+    await house.close()

@@ -374,6 +374,19 @@ async def test_clearing_away_does_not_wait_for_a_load_under_another_name(house):
 
 
 @pytest.mark.slow
+async def test_two_looks_at_once_clear_each_stuck_load_away_once(house):
+    await stick(house, "a", "b")
+    come_back(house)
+    gate = house.steps.hold("remove a")
+    first = house.begin(house.control.triton_restarted())
+    await asyncio.wait_for(gate.reached.wait(), 5)
+    await house.control.triton_restarted()
+    gate.open()
+    await first
+    assert house.control.why_stuck() is None
+    house.check()
+
+
 async def test_no_load_takes_the_name_of_a_stuck_one_before_its_folder_is_cleared(house):
     await stick(house, "m")
     house.triton.loading.discard("m")

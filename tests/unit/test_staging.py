@@ -73,6 +73,41 @@ async def test_a_staged_model_is_a_real_folder_of_links_with_its_own_config(
     }
 
 
+class _Garbage:
+    """Python code runs wherever it is collected, and other threads have their turn there."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(50):
+            pass
+
+
+async def test_packages_are_looked_at_side_by_side_whatever_is_collected_meanwhile(packages, root):
+    code = "class TritonPythonModel:\n" + "    answer = [1, 2.5, 'three']\n" * 50
+    for name in "ab":
+        folder = make(root / name, 'backend: "python"\n')
+        (folder / "1" / "model.py").write_text(code)
+    over = threading.Event()
+
+    def litter() -> None:
+        while not over.wait(0):
+            _Garbage()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    littering = threading.Thread(target=litter)
+    littering.start()
+    try:
+        for _ in range(100):
+            await asyncio.gather(*(prepare(packages, name, root / name) for name in "abab"))
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        littering.join()
+
+
 async def test_the_source_is_left_as_it_was(packages, root):
     source = make(root / "m")
     before = tree(source)

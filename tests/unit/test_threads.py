@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from adapter.errors import BackendUnavailable
 from adapter.threads import Threads
 
 
@@ -42,6 +43,19 @@ async def test_a_thread_that_is_free_is_used_again():
     threads = Threads("test", 8)
     names = {await threads.run(lambda: threading.current_thread().name) for _ in range(20)}
     assert len(names) <= 2
+
+
+async def test_where_not_even_one_thread_is_to_be_had_the_caller_may_come_again(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    threads = Threads("test", 2)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(BackendUnavailable, match="can't start new thread") as refused:
+            await threads.run(divmod, 7, 2)
+    assert not refused.value.delivered
+    assert await threads.run(divmod, 7, 2) == (3, 1)
 
 
 async def test_work_whose_caller_left_before_it_began_is_not_done():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.errors import BackendUnavailable
 from adapter.threads import PROCESSES
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -77,7 +78,7 @@ class HostMemory:
         try:
             self.last = await PROCESSES.run(self._look)
             self.why = "" if self.last else "no process of Triton runs"
-        except OSError as error:  # what could be read would be too little
+        except (OSError, BackendUnavailable) as error:  # what could be read would be too little
             self.last, self.why = None, f"Triton's processes cannot be seen: {error}"
         return self.last
 
