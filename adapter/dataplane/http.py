@@ -16,7 +16,7 @@ from adapter.core.waiting import add_waited
 from adapter.dataplane.http1 import Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.http_request import head_of, write_stream, write_whole
-from adapter.dataplane.json_depth import check_whole, checked
+from adapter.dataplane.json_limits import check_whole, checked
 from adapter.errors import AdapterError, BackendUnavailable
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"

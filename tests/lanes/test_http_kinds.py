@@ -226,6 +226,18 @@ def test_json_of_so_many_levels_that_triton_dies_of_it_is_refused(own, path, hea
     assert not own.events("triton.exited")
 
 
+@pytest.mark.parametrize("shape", [[2**33], [2**40], [2**62], [65536, 65536]])
+def test_a_shape_that_triton_has_no_memory_for_is_refused(own, shape) -> None:
+    tensor = {"name": "IN", "datatype": "FP32", "shape": shape, "data": [1]}
+    text = json.dumps({"inputs": [tensor]}).replace("shape", "sh\\u0061pe")
+    with closing(own.client()) as client:
+        for body in ({"inputs": [tensor]}, text.encode(), (each for each in [text.encode()])):
+            reply = client.post(f"/v2/models/{MODEL}/infer", body)
+            assert (reply.status, reply.json()["code"]) == (400, "InvalidRequest")
+    assert asyncio.run(ask(own.http, honest())) == "200"
+    assert not own.events("triton.exited")
+
+
 def test_whatever_a_body_is_triton_answers_the_next_one(own) -> None:
     sys.stdout.write(f"seed {SEED}\n")
     seen = asyncio.run(play(own, SEED, iter(range(REQUESTS))))

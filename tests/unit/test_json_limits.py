@@ -1,4 +1,4 @@
-"""How deep JSON goes, whatever stands in its strings and wherever it is cut."""
+"""How deep JSON goes and how large its shapes are, wherever it is cut and however it hides."""
 
 import gzip
 import json
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.dataplane import json_depth
-from adapter.dataplane.json_depth import MOST_LEVELS, Depth, check_whole, checked
+from adapter.dataplane import json_limits
+from adapter.dataplane.json_limits import MOST_LEVELS, Depth, Shapes, check_whole, checked
 from adapter.errors import InvalidRequest, PayloadTooLarge
 
 MIB = 2**20
@@ -30,8 +30,8 @@ def cut(text: bytes, cuts: list[int]) -> list[bytes]:
     return [text[a:b] for a, b in pairwise(places)]
 
 
-def is_refused(pieces: list[bytes], most: int | None = None) -> bool:
-    depth = Depth(most)
+def is_refused(pieces: list[bytes], depth: Depth | Shapes | None = None) -> bool:
+    depth = depth or Depth()
     try:
         for piece in pieces:
             depth.feed(piece)
@@ -49,12 +49,12 @@ values = st.recursive(
 
 @given(values, st.integers(0, 6), st.lists(st.integers(0, 200)))
 def test_it_is_refused_where_it_is_deeper_and_nowhere_else(value, most, cuts):
-    before, json_depth.MOST_LEVELS = json_depth.MOST_LEVELS, most
+    before, json_limits.MOST_LEVELS = json_limits.MOST_LEVELS, most
     try:
         pieces = cut(json.dumps(value).encode(), cuts)
         assert is_refused(pieces) == (depth_of(value) > most)
     finally:
-        json_depth.MOST_LEVELS = before
+        json_limits.MOST_LEVELS = before
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,52 @@ async def test_compressed_bodies_are_looked_into(coding, pack):
             _ = [piece async for piece in checked(stream(pack(body)), headers, MIB)]
     with pytest.raises(InvalidRequest, match="unpacked"):
         check_whole(b"no gzip", headers, MIB)
+
+
+SHAPES = [
+    (b'{"inputs":[{"shape":[2,3]}]}', 6),
+    (b'{"shape" \n:\t[ 100 ,\r\n 100 ]}', 10_000),
+    (b'{"\\u0073h\\u0061pe":[9]}', 9),
+    (b'{"shape":[-7]}', 7),
+    (b'{"shape":[3],"x":{"shape":[2]}}', 3),
+    (b'{"shape":[0,1000000]}', 0),
+    (b'["shape",[1000]]', 0),
+    (b'{"data":["\\"shape\\":[1000]"]}', 0),
+    (b'{"shape":"[1000]","shape":[]}', 1),
+]
+
+
+@pytest.mark.parametrize(("text", "values"), SHAPES)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert not is_refused(pieces, Shapes(values))
+    if values > 1:
+        assert is_refused(pieces, Shapes(values - 1))
+
+
+@pytest.mark.parametrize("dimensions", [b"9" * 30, b"8589934592", b"65536,65536", b"-9,99999999"])
+def test_a_shape_that_no_body_can_fill_is_refused(dimensions):
+    with pytest.raises(InvalidRequest):
+        check_whole(b'{"shape":[%s],"data":[1]}' % dimensions, {}, MIB)
+    with pytest.raises(InvalidRequest):
+        check_whole(gzip.compress(b'{"shape":[%s]}' % dimensions), {"Content-Encoding": "gzip"}, 99)
+
+
+def test_tensors_in_shared_memory_may_be_larger_than_the_body():
+    text = b'{"shape":[9999],"parameters":{"shared_memory_region":"a"}}'
+    check_whole(text, {}, MIB)
+    with pytest.raises(InvalidRequest):
+        check_whole(text, {}, 9998)
+
+
+def test_a_shape_without_end_is_refused_before_it_takes_memory():
+    assert is_refused([b'{"shape":'] + [b" " * 1000] * 100, Shapes(1))
+    assert not is_refused([b'{"shape":[1],'] + [b" " * 1000] * 100, Shapes(1))
+
+
+def test_time_grows_with_the_text_and_no_faster():
+    """Of many keys without a shape behind them, which an end far away would belong to."""
+    check_whole(b"[" + b'"shape",' * (MIB // 8) + b"1]", {}, MIB)
+    check_whole(b"[" + b'"shape":1,' * (MIB // 8) + b"1]", {}, MIB)
+    assert not is_refused([b'"shape",' * 1000] * 500, Shapes(1))

@@ -1,6 +1,7 @@
-"""JSON that is nested too deeply for Triton, whose parser takes stack for each level.
+"""JSON that Triton would die of: nested too deeply, or with a shape that it has no memory for.
 
-200,000 levels, 200 KB of `[`, end tritonserver 2.51 (SIGSEGV). Only what is nested is looked at,
+200,000 levels, 200 KB of `[`, end tritonserver 2.51 (SIGSEGV), and so does a hundred bytes with a
+shape of 2^33 values (SIGABRT): it makes room before it looks at the data. Only this is looked for,
 with operations on whole pieces: bodies are large, and almost all of them are numbers.
 """
 
@@ -21,24 +22,59 @@ _HEADER_LENGTH = "inference-header-content-length"
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+# a key may be written with escapes
+_SHAPE = re.compile(
+    rb'"(?:s|\\u0073)(?:h|\\u0068)(?:a|\\u0061)(?:p|\\u0070)(?:e|\\u0065)"'
+    rb'[ \t\r\n]*(?::[ \t\r\n]*(?:\[([^]"[{]*))?)?'
+)
+_LONGEST_KEY = 31
+_SHARED_MEMORY = b"shared_memory_region"
+_SHAPE_BYTES = 2**16
+_DIGITS = 19
 _STEPS = {ord("["): 1, ord("]"): -1}
 
 
-class Depth:
-    """Of one JSON text, fed piece by piece. `most`: how many of its bytes are JSON, all if None."""
+class Shapes:
+    """Of one JSON text, fed piece by piece. A shape may have as many values as `most`."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self._left = most
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> None:
+        """InvalidRequest for a larger one, and for one that is too long to be one."""
+        text = self._rest + piece
+        rest = max(0, len(text) - _LONGEST_KEY)
+        for found in _SHAPE.finditer(text):
+            if found.end() == len(text):  # it goes on, or may
+                rest = found.start()
+            elif found[1] is not None and text.startswith(b"]", found.end()):
+                self._check(found[1])
+        self._rest = text[rest:]
+        if len(self._rest) > _SHAPE_BYTES:
+            raise InvalidRequest("a shape in the JSON has no end")
+
+    def _check(self, dimensions: bytes) -> None:
+        values = 1
+        for text in dimensions.split(b","):
+            digits = text.strip().removeprefix(b"-")
+            if len(digits) > _DIGITS:
+                values = self._most + 1
+            elif digits.isdigit():
+                values *= int(digits)
+            if values > self._most:
+                raise InvalidRequest(f"a shape of more values than the {self._most} that can come")
+
+
+class Depth:
+    """Of one JSON text, fed piece by piece."""
+
+    def __init__(self) -> None:
         self._levels = 0
         self._string = b""  # what is left to remember of one that goes on
 
     def feed(self, piece: bytes) -> None:
         """InvalidRequest as soon as it is too deep."""
-        if self._left is not None:
-            piece = piece[: self._left]
-            self._left -= len(piece)
-        if not piece:
-            return
         brackets = self._without_strings(piece).translate(_BRACKETS, _OTHERS)
         if self._levels + brackets.count(b"[") > MOST_LEVELS:
             levels = accumulate(map(_STEPS.__getitem__, brackets), initial=self._levels)
@@ -61,35 +97,55 @@ class Depth:
         return found[:begin]
 
 
-def is_shallow(body: bytes) -> bool:
-    """Surely, and quickly told."""
-    return body.count(b"[") + body.count(b"{") <= MOST_LEVELS
+class Limits:
+    """Both, of the JSON part of one body, which has `size` bytes at most."""
+
+    def __init__(self, headers: Mapping[str, str], size: int) -> None:
+        self._left = _json_bytes(headers)
+        self._depth = Depth()
+        self._shapes = Shapes(size)
+
+    def feed(self, piece: bytes) -> None:
+        if self._left is not None:
+            piece = piece[: self._left]
+            self._left -= len(piece)
+        if piece:
+            self._depth.feed(piece)
+            self._shapes.feed(piece)
+
+    def feed_whole(self, body: bytes) -> None:
+        """Quickly, where it is surely not deep."""
+        body = body[: self._left]
+        if body.count(b"[") + body.count(b"{") > MOST_LEVELS:
+            self._depth.feed(body)
+        self._shapes.feed(body)
 
 
 def check_whole(body: bytes, headers: Mapping[str, str], max_unpacked: int) -> None:
     """InvalidRequest for a body that Triton would die of; PayloadTooLarge for one that is too
     large when it is unpacked.
     """
-    depth = Depth(_json_bytes(headers))
     if _is_packed(headers):
+        limits = Limits(headers, max_unpacked)
         for piece in _Unpacking(max_unpacked).feed(body):
-            depth.feed(piece)
-    elif not is_shallow(body):
-        depth.feed(body)
+            limits.feed(piece)
+    else:
+        is_elsewhere = _SHARED_MEMORY in body
+        Limits(headers, max_unpacked if is_elsewhere else len(body)).feed_whole(body)
 
 
 async def checked(
     body: AsyncIterator[bytes], headers: Mapping[str, str], max_unpacked: int
 ) -> AsyncIterator[bytes]:
     """The same of a stream: each piece before it is passed on."""
-    depth = Depth(_json_bytes(headers))
+    limits = Limits(headers, max_unpacked)
     unpacking = _Unpacking(max_unpacked) if _is_packed(headers) else None
     async for piece in body:
         if unpacking is None:
-            depth.feed(piece)
+            limits.feed(piece)
         else:
             for unpacked in unpacking.feed(piece):
-                depth.feed(unpacked)
+                limits.feed(unpacked)
                 await asyncio.sleep(0)  # a little can become much
         yield piece
 
