@@ -38,17 +38,25 @@ class HangWatch:
     made on time, and `answers`, which counts what Triton answers others, did not move meanwhile.
     """
 
-    def __init__(self, server: Server, seconds: float, answers: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        seconds: float,
+        answers: Callable[[], int],
+        lateness: Callable[[float], Coroutine[Any, Any, float]] | None = None,
+    ) -> None:
+        """`lateness`: waits so many seconds and says by how many the event loop was late."""
         self._server = server
         self._seconds = seconds
         self._answers = answers
         self._silent = 0
+        self._lateness = lateness or _lateness
 
     async def look(self) -> None:
         """One probe, and a pause for the rest of its time."""
         seconds = self._seconds / _IN_A_ROW
         run, before = self._server.up, self._answers()
-        clock = asyncio.create_task(_lateness(seconds))
+        clock = asyncio.create_task(self._lateness(seconds))
         try:
             answered = run is None or await answers(self._server, seconds)
             late = await clock

@@ -36,7 +36,6 @@ from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,
     ModelNotFound,
-    StubDied,
 )
 from adapter.metrics import Metrics
 
@@ -68,7 +67,6 @@ class ModelControl:
         `max_abandoned`: see Leases.
         """
         self.registry = registry
-        self.leases = Leases(max_abandoned, self._call_failed)
         self.is_open = False
         left = Leftovers(registry, server, metrics)
         books = (ledger, sizes, memory, metrics, limits)
@@ -81,9 +79,9 @@ class ModelControl:
         self._bringup = self._make_bringup(triton, server, metrics)
         self.presence = Presence(triton, server, loads_again=loads_again)
         self._revival = self._make_revival(triton, server, load_threads)
+        self.leases = Leases(max_abandoned, self._revival.call_failed)
         self._watch = Watch(registry, self.memory, left, packages, self._revival, store=store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
-        self._reconciling: asyncio.Task[None] | None = None
 
     def _make_bringup(self, triton: Triton, server: Server | None, metrics: Metrics) -> BringUp:
         return BringUp(
@@ -202,14 +200,10 @@ class ModelControl:
         with suppress(AdapterError):  # the disk refuses; no reason to stop badly
             await self._watch.save()
 
-    def _call_failed(self, record: ModelRecord, error: BaseException) -> None:
-        # what looked like a lack of memory may be a death as well, and then says so by its cause
-        if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
-            self._revival.suspect(record)
-        elif isinstance(error, ModelNotFound):
-            if self._reconciling is None or self._reconciling.done():
-                self._reconciling = self.operations.start("reconcile", None, self.reconcile())
-            self._revival.refuse_returning(record.id, record)
+    async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
+        """What to tell the caller of an inference that failed so."""
+        await self._revival.look_at(error, model_id)
+        return await self.recovery.judged(error, model_id)
 
     # -- operations -------------------------------------------------------------------------
 

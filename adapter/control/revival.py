@@ -13,7 +13,7 @@ from adapter.control.teardown import Teardown
 from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
-from adapter.errors import AdapterError, BackendTimeout, ModelNotReady
+from adapter.errors import AdapterError, BackendTimeout, ModelNotFound, ModelNotReady, StubDied
 from adapter.threads import PROCESSES
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Revival:
         teardown: Teardown,
         turn: Callable[[ModelId], asyncio.Lock],
         begin_load: Callable[[ModelId, ModelSource], object],
-        start: Callable[[str, ModelId, Coroutine[Any, Any, None]], object],
+        start: Callable[[str, ModelId | None, Coroutine[Any, Any, None]], asyncio.Task[None]],
         presence: Presence,
         load_threads: int,
     ) -> None:
@@ -52,7 +52,8 @@ class Revival:
         self._start = start
         self._presence = presence
         self._load_threads = load_threads
-        self._suspects: set[ModelRecord] = set()
+        self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
+        self._reconciling: asyncio.Task[None] | None = None
         self._returning: set[ModelId] = set()
 
     async def take_stock(self) -> None:
@@ -126,22 +127,41 @@ class Revival:
         if is_back_soon or model_id in self._returning:
             raise ModelNotReady(f"model {model_id!r} is being loaded again", model_id=model_id)
 
-    def suspect(self, record: ModelRecord) -> None:
+    async def look_at(self, error: AdapterError, model_id: ModelId) -> None:
+        """Before an inference is answered that failed so: a death that its text tells of is looked
+        for, so that whoever asks again is told of it.
+        """
+        record = self._registry.get(model_id)
+        if isinstance(error, StubDied) and record is not None:
+            self._suspect(record)
+            if (look := self._suspects.get(record)) is not None:
+                await asyncio.shield(look)
+
+    def call_failed(self, record: ModelRecord, error: BaseException) -> None:
+        # what looked like a lack of memory may be a death as well, and then says so by its cause
+        if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
+            self._suspect(record)
+        elif isinstance(error, ModelNotFound):
+            if self._reconciling is None or self._reconciling.done():
+                self._reconciling = self._start("reconcile", None, self.reconcile())
+            self.refuse_returning(record.id, record)
+
+    def _suspect(self, record: ModelRecord) -> None:
         """Triton's words say that a python process of the model has died. With a Triton of our own
         that is looked at: a model may say whatever its caller said.
         """
         if self._server is None:
             self._registry.died(record)
         elif record not in self._suspects and record.state is ModelState.READY:
-            self._suspects.add(record)
-            self._start("look for death", record.id, self._look_for_death(record, self._server))
+            look = self._look_for_death(record, self._server)
+            self._suspects[record] = self._start("look for death", record.id, look)
 
     async def _look_for_death(self, record: ModelRecord, server: Server) -> None:
         try:
             if await PROCESSES.run(_has_lost_a_process, record, server):
                 self._registry.died(record)
         finally:
-            self._suspects.discard(record)
+            del self._suspects[record]
 
     async def triton_restarted(self) -> None:
         await self.free_stuck(restarted=True)

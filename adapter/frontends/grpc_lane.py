@@ -141,7 +141,7 @@ class _Passage:
         if self._is_of_mesh and isinstance(error, BackendUnavailable):
             is_lost = await self._gate.control.presence.is_cause_of(error)
             return lost(self._record.id) if is_lost else error
-        judged = await self._gate.control.recovery.judged(error, self._record.id)
+        judged = await self._gate.control.judged(error, self._record.id)
         if judged is not error:
             judged.__cause__ = error
         return judged

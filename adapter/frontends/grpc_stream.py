@@ -202,7 +202,7 @@ class _Conversation:
         error = said
         if record is not None:
             control = self._service.control
-            error = await control.recovery.judged(said, record.id)
+            error = await control.judged(said, record.id)
             # a lease that ends with an error is how control learns of it
             with suppress(AdapterError), control.lease(record.id):
                 raise said

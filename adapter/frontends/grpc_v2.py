@@ -161,7 +161,7 @@ class V2Service(grpc.GenericRpcHandler):
             try:
                 answer = await self._forward(method, message, context, lease)
             except (BackendError, CapacityError) as error:
-                raise await self._control.recovery.judged(error, record.id) from error
+                raise await self._control.judged(error, record.id) from error
             return named_for_caller(answer, record, _NAME_IN_ANSWER[method])
 
     async def _ready(self, message: bytes, context: Context) -> bytes:

@@ -103,7 +103,7 @@ class Inferences:
                 with lease:
                     await self._invoke(lease, request, reply)
         except (BackendError, CapacityError) as error:
-            raise await self._control.recovery.judged(error, model_id) from error
+            raise await self._control.judged(error, model_id) from error
 
     async def _body_of(self, request: Request, lease: Lease) -> bytes | AsyncIterator[bytes]:
         if not request.is_whole:

@@ -2,6 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import pytest
@@ -175,10 +177,11 @@ def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
 
 
 def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, door):
+    """Said of a model for the first time; a second time it would be doubted without a GPU."""
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
-    name = kept.load("an oom", answer=f"raise RuntimeError({text!r})")
-    assert calls.refused_infer(name, 1.0)[0] == "RESOURCE_EXHAUSTED"
-    assert calls.refused_infer(name, 1.0)[1].startswith("OutOfMemory: ")
+    name = kept.load(f"an oom at {door}", answer=f"raise RuntimeError({text!r})  # {door}")
+    code, said = calls.refused_infer(name, 1.0)
+    assert (code, said[:13]) == ("RESOURCE_EXHAUSTED", "OutOfMemory: ")
     with closing(adapter.client()) as admin:
         admin.address = adapter.admin
         page = admin.get("/metrics").body.decode()
@@ -244,31 +247,51 @@ def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, kept, charac
 
 @pytest.fixture
 def patient(loaded, tmp_path):
-    """A model that computes until it is cancelled, and says so."""
-    running, seen = tmp_path / "running", tmp_path / "cancelled"
+    """A model that computes until the file `gate` is there, and then says whether it was
+    cancelled.
+    """
+    running, gate, said = (tmp_path / name for name in ("running", "gate", "cancelled"))
     wait = (
         f"pathlib.Path({str(running)!r}).touch()\n"
-        "until = time.monotonic() + 20\n"
-        "while not request.is_cancelled() and time.monotonic() < until: time.sleep(0.01)\n"
-        f"if request.is_cancelled(): pathlib.Path({str(seen)!r}).touch()"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+        f"pathlib.Path({str(said)!r}).write_text(str(request.is_cancelled()))"
     )
-    return loaded(imports="import pathlib, time", answer=wait), running, seen
+    yield Patient(loaded(imports="import pathlib, time", answer=wait), running, gate, said)
+    gate.touch()
 
 
-def test_a_caller_who_goes_away_is_told_to_the_model(calls, patient):
-    name, running, seen = patient
+@dataclass
+class Patient:
+    name: str
+    running: Path
+    gate: Path
+    said: Path
+
+    def went_on(self, adapter) -> bool:
+        """Let it end; whether Triton had heard nothing of its caller's leaving."""
+        wait_until(lambda: self.abandoned(adapter) == 1, 10, "it computes for nobody")
+        self.gate.touch()
+        wait_until(lambda: self.abandoned(adapter) == 0, 30, "it has ended")
+        return self.said.read_text() == "False"
+
+    def abandoned(self, adapter) -> int:
+        models = {model["model_id"]: model for model in adapter.state()["models"]}
+        return int(models[self.name]["abandoned"])
+
+
+def test_a_caller_who_goes_away_leaves_the_model_to_compute(calls, patient, adapter):
+    """Triton 2.51 dies of cancelled calls."""
     stub = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    asked = stub.future(infer_request(name, 1.0).SerializeToString())
-    wait_until(running.exists, 30, "the model computes")
+    asked = stub.future(infer_request(patient.name, 1.0).SerializeToString())
+    wait_until(patient.running.exists, 30, "the model computes")
     asked.cancel()
-    wait_until(seen.exists, 10, "the model knows")
+    assert patient.went_on(adapter)
 
 
-def test_the_callers_deadline_reaches_the_model(calls, patient):
-    name, _, seen = patient
-    code, _ = calls.refused_infer(name, 1.0, timeout=1.0)
+def test_the_callers_deadline_is_kept_and_leaves_the_model_to_compute(calls, patient, adapter):
+    code, _ = calls.refused_infer(patient.name, 1.0, timeout=1.0)
     assert code == "DEADLINE_EXCEEDED"
-    wait_until(seen.exists, 10, "the model knows")
+    assert patient.went_on(adapter)
 
 
 def test_messages_below_the_limit_pass_both_ways(adapter, door, echo):

@@ -145,7 +145,9 @@ def test_a_failure_text_of_any_length_arrives_whole(calls, kept):
     assert "x" * 300_000 in message.error_message
 
 
-def test_out_of_memory_is_said_and_counted(calls, kept, adapter):
+def test_out_of_memory_is_said_and_counted(calls, kept, adapter, door):
+    """Said of a model for the first time; a second time it would be doubted without a GPU."""
+
     def counted() -> float:
         with closing(adapter.client()) as admin:
             admin.address = adapter.admin
@@ -157,9 +159,8 @@ def test_out_of_memory_is_said_and_counted(calls, kept, adapter):
         )
 
     before = counted()
-    name = kept.load(
-        "an oom", answer="raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')"
-    )
+    text = "CUDA out of memory. Tried to allocate 2 GiB"
+    name = kept.load(f"oom in a stream at {door}", answer=f"raise RuntimeError({text!r})  # {door}")
     (message,) = calls.stream([infer_request(name, 1.0)])
     assert message.error_message.startswith("OutOfMemory: ")
     assert counted() == before + 1
