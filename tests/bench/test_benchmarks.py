@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.benchmarks.__main__ import MEASURES, measured
+from tests.benchmarks.__main__ import MEASURES, has_changed_since, measured
 from tests.benchmarks.control import external
 from tests.benchmarks.exchange import Exchange
 from tests.benchmarks.figures import compared, p50, quantile, ratios, side, spread
@@ -172,3 +172,18 @@ def test_the_adapter_takes_the_stand_in_for_a_triton():
             with pytest.raises(ValueError, match="404"):
                 door.timed("GET", "/models/m")
     assert adapter.process.returncode == 0
+
+
+def test_figures_of_older_code_are_neither_met_nor_missed():
+    results = results_with(39e-6)
+    for each in results["measures"].values():
+        each["is_stale"] = True
+    written = page(results, {}, [])
+    assert "| of older code |" in written
+    assert "| met |" not in written
+    assert "say nothing of this code" in written
+
+
+@pytest.mark.parametrize("commit", [None, "1234567890ab+", "no-such-commit"])
+def test_figures_whose_code_nobody_knows_are_of_older_code(commit):
+    assert has_changed_since(commit)

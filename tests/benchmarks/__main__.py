@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 import tomllib
@@ -61,6 +62,8 @@ def main() -> int:
         for _ in measured(results, args.names or list(MEASURES), QUICK if args.quick else FULL):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(results, indent=1) + "\n")
+    for each in results["measures"].values():
+        each["is_stale"] = has_changed_since(each.get("commit"))
     notes = tomllib.loads(_NOTES.read_text())
     plots = draw(results, args.out / "benchmarks")
     (args.out / "benchmarks.md").write_text(page(results, notes, plots))
@@ -83,12 +86,33 @@ def measured(results: Json, names: list[str], scale: Scale) -> Iterator[None]:
         seconds = time.monotonic() - begun
         results["measures"][name] = {
             "date": results["date"],
+            "commit": commit(),
             "quick": scale.is_quick,
             "seconds": round(seconds, 1),
             "figures": figures,
         }
         tell(name, seconds, results["measures"])
         yield
+
+
+def commit() -> str:
+    """What is measured; with a `+` where the tree has changes that are not committed."""
+    found = _git("describe", "--always", "--abbrev=12", "--dirty=+")
+    return found.stdout.strip()
+
+
+def has_changed_since(measured_at: str | None) -> bool:
+    """Whether the adapter's code is another one now; True when that cannot be told."""
+    if measured_at is None or measured_at.endswith("+"):
+        return True
+    return _git("diff", "--quiet", measured_at, "--", "adapter").returncode != 0
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.run(
+        ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+    )
 
 
 def tell(name: str, seconds: float, measures: Json) -> None:

@@ -47,6 +47,11 @@ def _machine(results: Json) -> str:
     ]
     quick = [name for name, each in results["measures"].items() if each.get("quick")]
     text = table(["", ""], rows)
+    if stale := sorted(name for name, each in results["measures"].items() if each.get("is_stale")):
+        text += (
+            f"\nMeasured before `adapter/` was last changed, so they say nothing of this code:"
+            f" {', '.join(stale)}. The commit of each is in [benchmarks.json](benchmarks.json).\n"
+        )
     if quick:
         text += f"\nOf a quick run, hence coarse: {', '.join(sorted(quick))}.\n"
     return text
@@ -59,14 +64,17 @@ def _targets(results: Json, notes: Mapping[str, str]) -> str:
         if spread is None:
             said, verdict = "not measured", "-"
         else:
-            said, verdict = shown(spread, target.unit, target.scale), _verdict(target, spread)
+            said = shown(spread, target.unit, target.scale)
+            verdict = _verdict(target, spread, results["measures"][target.measure])
         if verdict == "missed" and target.key in notes:
             verdict = "missed (see below)"
         rows.append([target.what, target.text, said, verdict])
     return table(["what", "target", "measured", ""], rows)
 
 
-def _verdict(target: Target, spread: Json) -> str:
+def _verdict(target: Target, spread: Json, measure: Json) -> str:
+    if measure.get("is_stale"):
+        return "of older code"
     return "met" if is_met(target, spread) else "missed"
 
 

@@ -158,6 +158,7 @@ TARGETS: Sequence[Target] = (
             "get": "GET of a model",
             "invoke": "invoke",
             "load": "a load",
+            "unload": "an unload",
         }.items()
     ),
     Target(
