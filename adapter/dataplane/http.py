@@ -16,7 +16,7 @@ from adapter.core.waiting import add_waited
 from adapter.dataplane.http1 import Connection
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.http_request import head_of, write_stream, write_whole
-from adapter.dataplane.json_limits import check_whole, checked
+from adapter.dataplane.json_limits import check_packed, check_whole, checked, is_packed
 from adapter.errors import AdapterError, BackendUnavailable
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -74,7 +74,7 @@ class HttpDataPlane:
         self, faults: Faults, *, timeout_seconds: float, max_unpacked_bytes: int = 2**26
     ) -> None:
         self.faults = faults
-        self._max_unpacked = max_unpacked_bytes
+        self.max_unpacked_bytes = max_unpacked_bytes
         self.timeout_seconds = timeout_seconds
         self._pool: Pool | None = None
         self._host = ""
@@ -104,9 +104,10 @@ class HttpDataPlane:
         if self._pool is None:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         if isinstance(call.body, bytes):
-            check_whole(call.body, call.headers, self._max_unpacked)
+            if not is_packed(call.headers):
+                check_whole(call.body, call.headers, self.max_unpacked_bytes)
         elif call.body is not None:
-            body = checked(call.body, call.headers, self._max_unpacked)
+            body = checked(call.body, call.headers, self.max_unpacked_bytes)
             call = replace(call, body=body)
         head = head_of(call, self._host)
         return _Exchange(self, self._pool, call, head, hold)
@@ -134,6 +135,9 @@ class _Exchange:
         self._sender: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HttpAnswer:
+        call = self._call
+        if isinstance(call.body, bytes) and is_packed(call.headers):
+            await check_packed(call.body, call.headers, self._plane.max_unpacked_bytes)
         self._connection = await self._pool.take(self._record.id if self._record else None)
         try:
             return await self._answer(self._connection)

@@ -122,59 +122,91 @@ class Limits:
 
 
 def check_whole(body: bytes, headers: Mapping[str, str], max_unpacked: int) -> None:
-    """InvalidRequest for a body that Triton would die of; PayloadTooLarge for one that is too
-    large when it is unpacked.
+    """InvalidRequest for a body that Triton would die of. It is not compressed."""
+    is_elsewhere = _SHARED_MEMORY in body
+    Limits(headers, max_unpacked if is_elsewhere else len(body)).feed_whole(body)
+
+
+async def check_packed(body: bytes, headers: Mapping[str, str], max_unpacked: int) -> None:
+    """The same of a compressed one; InvalidRequest too where it does not unpack to its very end,
+    PayloadTooLarge where it is too large when it is unpacked.
     """
-    if _is_packed(headers):
-        limits = Limits(headers, max_unpacked)
-        for piece in _Unpacking(max_unpacked).feed(body):
-            limits.feed(piece)
-    else:
-        is_elsewhere = _SHARED_MEMORY in body
-        Limits(headers, max_unpacked if is_elsewhere else len(body)).feed_whole(body)
+    limits, unpacking = Limits(headers, max_unpacked), _Unpacking(max_unpacked)
+    await _feed(limits, unpacking.feed(body))
+    await _feed(limits, unpacking.end())
 
 
 async def checked(
     body: AsyncIterator[bytes], headers: Mapping[str, str], max_unpacked: int
 ) -> AsyncIterator[bytes]:
-    """The same of a stream: each piece before it is passed on."""
+    """All that of a stream, before each piece is passed on; before the last one its end as well,
+    so that Triton never has all of a body that is refused.
+    """
     limits = Limits(headers, max_unpacked)
-    unpacking = _Unpacking(max_unpacked) if _is_packed(headers) else None
-    async for piece in body:
-        if unpacking is None:
+    if not is_packed(headers):
+        async for piece in body:
             limits.feed(piece)
-        else:
-            for unpacked in unpacking.feed(piece):
-                limits.feed(unpacked)
-                await asyncio.sleep(0)  # a little can become much
-        yield piece
+            yield piece
+        return
+    unpacking, before = _Unpacking(max_unpacked), b""
+    async for piece in body:
+        await _feed(limits, unpacking.feed(piece))
+        if before:
+            yield before
+        before = piece
+    await _feed(limits, unpacking.end())
+    yield before
+
+
+def is_packed(headers: Mapping[str, str]) -> bool:
+    return any(
+        name.lower() == "content-encoding" and value.strip().lower() in _PACKED
+        for name, value in headers.items()
+    )
+
+
+async def _feed(limits: Limits, pieces: Iterator[bytes]) -> None:
+    for piece in pieces:
+        limits.feed(piece)
+        if len(piece) == _UNPACKED_BYTES:
+            await asyncio.sleep(0)  # a little can become much, and others have work too
 
 
 class _Unpacking:
+    """Of one compressed body. Triton takes what it cannot unpack for an empty body, and of several
+    members, or with other bytes behind it, the first: so all of that is refused.
+    """
+
     def __init__(self, most: int) -> None:
         self._left = self._most = most
         self._packed = zlib.decompressobj(_GZIP_OR_ZLIB)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What it becomes, as Triton will unpack it: up to the end of the first member."""
+        """What it becomes, in pieces. InvalidRequest for what is not compressed, or behind it."""
         while data and not self._packed.eof:
-            try:
-                piece = self._packed.decompress(data, _UNPACKED_BYTES)
-            except zlib.error as error:
-                raise InvalidRequest(f"the body cannot be unpacked: {error}") from error
-            self._left -= len(piece)
-            if self._left < 0:
-                text = f"unpacked the body has more than {self._most} bytes"
-                raise PayloadTooLarge(text)
-            yield piece
+            yield self._unpacked(data)
             data = self._packed.unconsumed_tail
+        if data or self._packed.unused_data:
+            raise InvalidRequest("the compressed body has more bytes behind its end")
 
+    def end(self) -> Iterator[bytes]:
+        """The last of it. InvalidRequest where there should have been more."""
+        while not self._packed.eof and (piece := self._unpacked(b"")):
+            yield piece
+        if not self._packed.eof:
+            raise InvalidRequest("the compressed body is broken off")
+        if self._left == self._most:
+            raise InvalidRequest("the body is empty when it is unpacked")
 
-def _is_packed(headers: Mapping[str, str]) -> bool:
-    return any(
-        name.lower() == "content-encoding" and value.strip().lower() in _PACKED
-        for name, value in headers.items()
-    )
+    def _unpacked(self, data: bytes) -> bytes:
+        try:
+            piece = self._packed.decompress(data, _UNPACKED_BYTES)
+        except zlib.error as error:
+            raise InvalidRequest(f"the body cannot be unpacked: {error}") from error
+        self._left -= len(piece)
+        if self._left < 0:
+            raise PayloadTooLarge(f"unpacked the body has more than {self._most} bytes")
+        return piece
 
 
 def _json_bytes(headers: Mapping[str, str]) -> int | None:

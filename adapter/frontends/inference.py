@@ -116,6 +116,10 @@ class Inferences:
         record = lease.record
         headers = _told(record, request)
         body = await self._body_of(request, lease)
+        if isinstance(body, bytes):
+            _check_is_there(body)
+        else:
+            body = _not_empty(body)
         call = V2Call("POST", f"/models/{record.name}/infer", headers, body)
         async with self._dataplane.forward(call, lease) as found:
             size, length = found.json_header_bytes, found.content_length
@@ -140,6 +144,19 @@ class Inferences:
         call = V2Call("POST", f"/models/{record.name}{path}", headers, body, is_stream=is_stream)
         async with self._dataplane.forward(call, lease) as found:
             await _relay(record, found, reply, is_stream=is_stream)
+
+
+def _check_is_there(body: bytes) -> None:
+    """Triton takes none for a tensor without values."""
+    if not body:
+        raise InvalidRequest("a body is needed")
+
+
+async def _not_empty(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    some = b""
+    async for some in body:
+        yield some
+    _check_is_there(some)
 
 
 def _told(record: ModelRecord, request: Request) -> dict[str, str]:

@@ -207,19 +207,44 @@ def test_an_unsupported_content_encoding_is_refused(caller: Client, name: str) -
     assert refusal(reply)[:2] == (400, "InvalidRequest")
 
 
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [(b"", {}), (infer_body(1.0), {"Content-Encoding": "gzip"})],
-    ids=["empty", "not-packed-as-it-says"],
-)
-def test_what_triton_takes_for_an_empty_tensor_is_answered_so(
-    caller: Client, raw_triton: Client, body: object, headers: dict[str, str]
-) -> None:
-    ours = caller.post(_PATH, body, headers)
+def not_packed_so() -> dict[str, tuple[str, bytes]]:
+    """Content-Encoding and a body. Triton takes each for an empty one, or for its beginning."""
+    plain = json.dumps(infer_body(1.0)).encode()
+    packed, raw = gzip.compress(plain), zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return {
+        "plain as gzip": ("gzip", plain),
+        "plain as deflate": ("deflate", plain),
+        "deflate without zlib's header": ("deflate", raw.compress(plain) + raw.flush()),
+        "nothing as gzip": ("gzip", b""),
+        "nothing in it": ("gzip", gzip.compress(b"")),
+        "cut off": ("gzip", packed[:-1]),
+        "wrong check": ("gzip", packed[:-8] + bytes(4) + packed[-4:]),
+        "bytes behind it": ("gzip", packed + b"x"),
+        "a second member": ("gzip", packed + packed),
+        "large": ("gzip", gzip.compress(plain + b" " * 2**21, 0)[:-1]),
+    }
 
-    assert ours.status == 200
-    assert ours.body == raw_triton.post("/v2/models/echo/infer", body, headers).body
-    assert b'"shape":[0]' in ours.body
+
+@pytest.mark.parametrize("how", ["whole", "chunked"])
+@pytest.mark.parametrize("path", [_PATH, "/v2/models/echo/infer"])
+@pytest.mark.parametrize(("coding", "body"), not_packed_so().values(), ids=not_packed_so())
+def test_a_body_that_is_not_packed_as_it_says_is_refused(
+    caller: Client, path: str, coding: str, body: bytes, how: str
+) -> None:
+    headers = {"Content-Encoding": coding}
+
+    reply = caller.post(path, iter([body]) if how == "chunked" else body, headers)
+
+    assert refusal(reply) == (400, "InvalidRequest", "echo")
+    assert caller.post(_PATH, infer_body(1.0)).status == 200
+
+
+@pytest.mark.parametrize("body", [b"", iter([b""])], ids=["whole", "chunked"])
+def test_an_invocation_without_a_body_is_refused(caller: Client, body: object) -> None:
+    reply = caller.post(_PATH, body)
+
+    assert refusal(reply) == (400, "InvalidRequest", "echo")
+    assert reply.json()["error"] == "a body is needed"
 
 
 def fails(client: Client, path: str, kind: int) -> tuple[Reply, tuple[int, str, str | None]]:

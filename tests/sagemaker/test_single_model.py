@@ -26,6 +26,7 @@ def test_the_single_model_is_served_at_invocations() -> None:
         assert raw.headers["Content-Type"].startswith(BINARY)
         assert raw.body.endswith(body[json_bytes:])
         assert refusal(client.post("/invocations", b"{"))[0] == 400
+        assert refusal(client.post("/invocations", b""))[:2] == (400, "InvalidRequest")
         assert client.get("/models").json()["models"][0]["modelName"] == "identity"
         assert refusal(client.get("/invocations"))[0] == 405
 

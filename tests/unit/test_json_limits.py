@@ -1,5 +1,6 @@
 """How deep JSON goes and how large its shapes are, wherever it is cut and however it hides."""
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -10,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapter.dataplane import json_limits
-from adapter.dataplane.json_limits import MOST_LEVELS, Depth, Shapes, check_whole, checked
+from adapter.dataplane.json_limits import (
+    MOST_LEVELS,
+    Depth,
+    Shapes,
+    check_packed,
+    check_whole,
+    checked,
+    is_packed,
+)
 from adapter.errors import InvalidRequest, PayloadTooLarge
 
 MIB = 2**20
@@ -90,24 +99,75 @@ def test_tensors_behind_the_json_are_not_looked_at():
         check_whole(DEEP, {"Inference-Header-Content-Length": "-1"}, MIB)
 
 
+async def in_pieces(data: bytes, size: int = 10):
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+async def passed(packed: bytes, headers: dict[str, str]) -> bytes:
+    """What of a stream goes on to Triton; it has to be all or, where it is refused, not all."""
+    seen = b""
+    try:
+        async for piece in checked(in_pieces(packed), headers, MIB):
+            seen += piece
+    except (InvalidRequest, PayloadTooLarge):
+        assert len(seen) < len(packed)
+        raise
+    return seen
+
+
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("DEFLATE", zlib.compress)])
 async def test_compressed_bodies_are_looked_into(coding, pack):
     headers = {"content-encoding": coding}
-
-    async def stream(data: bytes):
-        for at in range(0, len(data), 10):
-            yield data[at : at + 10]
-
-    check_whole(pack(b"{}"), headers, MIB)
+    assert is_packed(headers)
+    await check_packed(pack(b"{}"), headers, MIB)
     packed = pack(b"[1]" * 1000)
-    assert b"".join([piece async for piece in checked(stream(packed), headers, MIB)]) == packed
+    assert await passed(packed, headers) == packed
     for body, error in ((DEEP, InvalidRequest), (bytes(MIB + 1), PayloadTooLarge)):
         with pytest.raises(error):
-            check_whole(pack(body), headers, MIB)
+            await check_packed(pack(body), headers, MIB)
         with pytest.raises(error):
-            _ = [piece async for piece in checked(stream(pack(body)), headers, MIB)]
-    with pytest.raises(InvalidRequest, match="unpacked"):
-        check_whole(b"no gzip", headers, MIB)
+            await passed(pack(body), headers)
+
+
+PACKED = gzip.compress(b'{"inputs":[1]}' * 100)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"no gzip", "incorrect header"),
+        (b"\x1f\x8b", "broken off"),
+        (PACKED[:-1], "broken off"),
+        (PACKED[:-9], "broken off"),
+        (PACKED[:-8] + bytes(8), "incorrect data check"),
+        (PACKED + b"x", "behind"),
+        (PACKED + PACKED, "behind"),
+        (PACKED + bytes(10), "behind"),
+        (gzip.compress(b""), "empty"),
+    ],
+)
+async def test_a_body_that_does_not_unpack_to_its_end_is_refused(body, text):
+    headers = {"Content-Encoding": "gzip"}
+    with pytest.raises(InvalidRequest, match=text):
+        await check_packed(body, headers, MIB)
+    with pytest.raises(InvalidRequest, match=text):
+        await passed(body, headers)
+
+
+async def test_others_have_their_turn_while_a_body_is_unpacked():
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await check_packed(gzip.compress(bytes(8 * MIB)), {"Content-Encoding": "gzip"}, 8 * MIB)
+    beside.cancel()
+    assert turns > 20
 
 
 SHAPES = [
@@ -133,11 +193,12 @@ def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
 
 
 @pytest.mark.parametrize("dimensions", [b"9" * 30, b"8589934592", b"65536,65536", b"-9,99999999"])
-def test_a_shape_that_no_body_can_fill_is_refused(dimensions):
+async def test_a_shape_that_no_body_can_fill_is_refused(dimensions):
     with pytest.raises(InvalidRequest):
         check_whole(b'{"shape":[%s],"data":[1]}' % dimensions, {}, MIB)
+    packed = gzip.compress(b'{"shape":[%s]}' % dimensions)
     with pytest.raises(InvalidRequest):
-        check_whole(gzip.compress(b'{"shape":[%s]}' % dimensions), {"Content-Encoding": "gzip"}, 99)
+        await check_packed(packed, {"Content-Encoding": "gzip"}, 99)
 
 
 def test_tensors_in_shared_memory_may_be_larger_than_the_body():
