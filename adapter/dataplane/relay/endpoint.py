@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from adapter.dataplane.relay.site import Site
 
-_CHORES_A_SECOND, _CHORES_OF_A_RESET = 20_000, 10
-_MAX_CONTINUATIONS = 1024
+_CHORES_A_SECOND, _CHORES_OF_A_RESET, _CHORES_OF_SETTINGS = 20_000, 10, 10
+_STREAMS_A_CHORE = 8  # of those that a frame of SETTINGS touches
+_MAX_SETTINGS_BYTES = 64 * frames.SETTING_BYTES
+_MAX_CONTINUATIONS = 320  # of 16 KiB, Triton's longest headers
 
 
 class Endpoint(Flow):
@@ -27,7 +29,8 @@ class Endpoint(Flow):
         self._max_block = max_block_bytes
         self._rest = bytearray()  # of a frame that is not all here
         self._has_settings = False
-        self._block: tuple[int, int, list[bytes]] | None = None  # stream, flags, fragments
+        self._block: tuple[int, int, bytearray] | None = None  # stream, flags, what came of it
+        self._continuations = 0
         self.max_streams = frames.MAX_STREAM
         self._acts: tuple[Callable[[int, int, Any], None], ...] = (
             *(self._on_data, self._on_headers, self._on_priority, self._on_reset),
@@ -175,18 +178,21 @@ class Endpoint(Flow):
         if flags & frames.END_HEADERS:
             self.block(flags, stream_id, payload)
         else:
-            self._block = (stream_id, flags, [payload])
+            self._block = (stream_id, flags, bytearray(payload))
+            self._continuations = 0
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is None:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        _, first_flags, parts = self._block
-        parts.append(payload)
-        if len(parts) > _MAX_CONTINUATIONS or sum(map(len, parts)) > self._max_block:
+        self.chore()
+        self._continuations += 1
+        _, first_flags, block = self._block
+        block += payload
+        if self._continuations > _MAX_CONTINUATIONS or len(block) > self._max_block:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block over the limit")
         if flags & frames.END_HEADERS:
             self._block = None
-            self.block(first_flags, stream_id, b"".join(parts))
+            self.block(first_flags, stream_id, bytes(block))
 
     def _on_priority(self, _: int, stream_id: int, payload: bytes) -> None:
         if stream_id == 0:
@@ -209,7 +215,9 @@ class Endpoint(Flow):
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
-        self.chore()
+        self.chore(_CHORES_OF_SETTINGS)
+        if len(payload) > _MAX_SETTINGS_BYTES:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many settings at once")
         if not flags & frames.ACK:
             self._has_settings = True
             self._take_settings(frames.read_settings(payload))
@@ -221,15 +229,17 @@ class Endpoint(Flow):
             self.reader.no_table_from_here()
 
     def _take_settings(self, values: list[tuple[int, int]]) -> None:
-        for key, value in values:
-            if key == frames.INITIAL_WINDOW_SIZE:
-                difference, self.initial_window = value - self.initial_window, value
-                self.widen_all(difference)
-            elif key == frames.MAX_FRAME_SIZE:
-                self.most_frame = min(value, MAX_FRAME)
-            elif key == frames.MAX_CONCURRENT_STREAMS:
-                self.max_streams = value
-        self.pump()
+        """What is said last holds; nobody can send between two values of a frame."""
+        self.chore(len(values))
+        found = dict(values)
+        if frames.MAX_FRAME_SIZE in found:
+            self.most_frame = min(found[frames.MAX_FRAME_SIZE], MAX_FRAME)
+        self.max_streams = found.get(frames.MAX_CONCURRENT_STREAMS, self.max_streams)
+        window = found.get(frames.INITIAL_WINDOW_SIZE, self.initial_window)
+        if (difference := window - self.initial_window) != 0:
+            self.chore(len(self.streams) // _STREAMS_A_CHORE)
+            self.initial_window = window
+            self.widen_all(difference)
 
     def _on_push(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE was not asked for")
@@ -269,6 +279,4 @@ class Endpoint(Flow):
             code = Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR
             self.stream_fault(stream, code)
         else:
-            stream.room += increment
-            if stream.queue:
-                self.pump()
+            self.widen_one(stream, increment)

@@ -5,7 +5,7 @@ stream when its bytes went on, the window of the connection at once, unless too 
 stream waits for another, and memory is bounded.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from adapter.dataplane.relay import frames
@@ -55,7 +55,8 @@ class Flow(Wire):
         # what we may send
         self.room = self.initial_window = frames.DEFAULT_WINDOW
         self.most_frame = frames.FRAME_BYTES
-        self._waiting: dict[int, Stream] = {}
+        # with a queue and a window of their own; the others wait for the peer to widen theirs
+        self._ready: OrderedDict[int, Stream] = OrderedDict()
         # what the peer may send
         self._allowed = CONNECTION_WINDOW
         self._due = 0
@@ -150,7 +151,11 @@ class Flow(Wire):
             stream.queue.append(bytes(piece))
             stream.queued += len(piece)
             self._hold_for(stream, len(piece))
-            self._waiting[stream.id] = stream
+            self._make_ready(stream)
+
+    def _make_ready(self, stream: Stream) -> None:
+        if stream.queue and stream.room > 0:
+            self._ready[stream.id] = stream
 
     def _hold_for(self, stream: Stream, size: int) -> None:
         other = self.other(stream)
@@ -161,27 +166,25 @@ class Flow(Wire):
         """What waits is not needed any more."""
         if stream.queue:
             stream.queue.clear()
-            self._waiting.pop(stream.id, None)
+            self._ready.pop(stream.id, None)
             self._hold_for(stream, -stream.queued)
             self.sent(stream, stream.queued)
             stream.queued = 0
 
     def pump(self) -> None:
         """A frame of each stream in turn, as far as there is room."""
-        waiting = list(self._waiting.values())
-        while waiting and self.room > 0 and not self.is_paused:
-            waiting = [stream for stream in waiting if self._send_next(stream)]
+        while self._ready and self.room > 0 and not self.is_paused:
+            self._send_next(self._ready.popitem(last=False)[1])
             if len(self.out) > _ITEMS_A_FLUSH:
                 self.flush()
 
-    def _send_next(self, stream: Stream) -> bool:
-        """Whether it has more."""
-        room = min(stream.room, self.room, self.most_frame)
-        if not stream.queue or room <= 0 or self.is_paused:
-            return False
-        piece = stream.queue.popleft()
+    def _send_next(self, stream: Stream) -> None:
+        queue, room = stream.queue, min(stream.room, self.room, self.most_frame)
+        if not queue or room <= 0:
+            return
+        piece = queue.popleft()
         if len(piece) > room:
-            stream.queue.appendleft(memoryview(piece)[room:])
+            queue.appendleft(memoryview(piece)[room:])
             piece = memoryview(piece)[:room]
         size = len(piece)
         self.out += (frames.head(size, frames.DATA, 0, stream.id), piece)
@@ -189,15 +192,12 @@ class Flow(Wire):
         stream.queued -= size
         self.room -= size
         self.chores -= size >> 13
-        del self._waiting[stream.id]
-        if stream.queue:
-            self._waiting[stream.id] = stream  # behind the others
+        self._make_ready(stream)  # behind the others
         self._hold_for(stream, -size)
         self.sent(stream, size)
-        if not stream.queue and stream.tail:
+        if not queue and stream.tail:
             self.out.append(stream.tail)
             self.finished(stream)
-        return bool(stream.queue)
 
     def forget(self, stream: Stream) -> None:
         self.unqueue(stream)
@@ -208,10 +208,21 @@ class Flow(Wire):
         self.room = _widened(self.room, increment)
         self.pump()
 
+    def widen_one(self, stream: Stream, increment: int) -> None:
+        stream.room += increment
+        if stream.queue:
+            self._make_ready(stream)
+            self.pump()
+
     def widen_all(self, difference: int) -> None:
         """Of each stream; it may be negative."""
         for stream in self.streams.values():
             stream.room = _widened(stream.room, difference)
+            if stream.room > 0:
+                self._make_ready(stream)
+            else:
+                self._ready.pop(stream.id, None)
+        self.pump()
 
 
 def _widened(room: int, by: int) -> int:

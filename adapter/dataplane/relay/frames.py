@@ -25,6 +25,8 @@ _HEAD = Struct(">HBBBL")
 _SETTING = Struct(">HL")
 _NUMBER = Struct(">L")
 
+SETTING_BYTES = _SETTING.size
+
 read_head = _HEAD.unpack_from
 read_number = _NUMBER.unpack_from
 
