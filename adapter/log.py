@@ -75,8 +75,16 @@ def setup_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_caller_who_left)
     # one line a request: the metrics count them, and inference is silent by intent
     logging.getLogger("aiohttp.access").disabled = True
+
+
+def _is_no_caller_who_left(record: logging.LogRecord) -> bool:
+    """What grpc says where an answer was ready and its caller had just gone is no fault of ours.
+    It says so as often as callers have short deadlines, and each is counted already.
+    """
+    return not _event(record).startswith("ExecuteBatchError raised in core by servicer method")
 
 
 class JsonFormatter(logging.Formatter):

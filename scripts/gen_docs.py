@@ -219,7 +219,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "try again when it is done with some; look whether the model hangs or callers are hasty",
     ),
     errors.BackendTimeout: (
-        "Triton did not answer within a time limit of the [settings](settings.md)",
+        "no answer within a time limit of the [settings](settings.md) or the caller's deadline",
         "look whether the model or Triton hangs; raise the limit if the work is just long",
     ),
     errors.InsufficientMemory: (

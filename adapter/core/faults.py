@@ -48,6 +48,7 @@ _TRITONS = re.compile(
 )
 # grpcio on a message that one side will not send or the other not take. `CLIENT: Received` and
 # `SERVER: Sent` are about the answer; older versions name no side, and the request is meant then.
+_METADATA_TOO_LARGE = re.compile(r"received metadata size exceeds (?:soft|hard) limit")
 _REQUEST_TOO_LARGE = re.compile(
     r"^(?!CLIENT: Received|SERVER: Sent).{0,40}message larger than max", re.IGNORECASE
 )
@@ -119,6 +120,9 @@ class Faults:
         if error := _of_transport(code, text, said, model_id):
             return error
         if code == "RESOURCE_EXHAUSTED":
+            if _METADATA_TOO_LARGE.match(text):
+                why = f"the request's metadata are more than Triton takes: {said}"
+                return InvalidRequest(why, model_id=model_id)
             if _REQUEST_TOO_LARGE.search(text):
                 return PayloadTooLarge(said, model_id=model_id)
             return InferenceFailed(said, model_id=model_id)

@@ -1,6 +1,7 @@
 """Calls of Triton's gRPC port: bytes in, Triton, bytes out, on one channel."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
@@ -18,16 +19,22 @@ from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, Inf
 
 SERVICE = "/inference.GRPCInferenceService"
 
+_MAX_METADATA_BYTES = 4 * 2**20
 _CHANNEL = (
     # A longer failure text would arrive as RESOURCE_EXHAUSTED, its words lost (memory.md 0.2).
-    ("grpc.max_metadata_size", 4 * 2**20),
-    ("grpc.absolute_max_metadata_size", 4 * 2**20),
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
     # the door has its own limit, and a name put in may lengthen a message
     ("grpc.max_send_message_length", -1),
     # Notice a restarted Triton within a second, not after grpc's default of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+# grpcio's words on what it got itself: a message, or metadata, over a limit of the channel
+_ANSWER_TOO_LARGE = re.compile(
+    rf"^(?:CLIENT: )?Received message larger|metadata .*vs\. {_MAX_METADATA_BYTES}\b"
 )
 
 # grpcio's, where a stream had ended when a message was written: why it ended, nobody learns then.
@@ -83,6 +90,8 @@ class GrpcDataPlane:
         if asking.done():
             return asking.result()
         text = f"no answer from Triton within {seconds:g} s"
+        if seconds < self._timeout:
+            text = "the caller's deadline has passed"
         raise BackendTimeout(text, model_id=record.id if record else None)
 
     async def _answer(
@@ -138,8 +147,8 @@ class GrpcDataPlane:
 
     def _fault(self, error: grpc.aio.AioRpcError, record: ModelRecord | None) -> AdapterError:
         text, model_id = error.details() or "", record.id if record else ModelId("")
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            # grpcio's own word on what it got: Triton takes all that we send, and never says so
+        is_exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        if is_exhausted and _ANSWER_TOO_LARGE.search(text):
             return InferenceFailed(f"Triton's answer is too large: {text}", model_id=model_id)
         if (error.code(), text) == _ENDED_EARLIER:
             # Triton ends no stream while its caller still writes, unless it goes itself

@@ -61,11 +61,12 @@ class GrpcEdge:
         return grpc.stream_stream_rpc_method_handler(handle)
 
     def denied(self, method: str, why: str) -> Handler:
+        """For what the setting `passthrough` does not open."""
         served = self._metrics.traffic.served(self._frontend, method)
 
         async def handle(_: bytes, context: Context) -> None:
             served.count("PERMISSION_DENIED", 0.0)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"NotPassedThrough: {why}")
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -95,6 +96,9 @@ class GrpcEdge:
         except asyncio.CancelledError:  # the caller has gone, or its deadline has passed
             code = grpc.StatusCode.CANCELLED
             raise
+        except grpc.aio.InternalError as error:  # so has one to whom nothing can be written
+            code = grpc.StatusCode.CANCELLED
+            raise asyncio.CancelledError from error
         except Exception:
             log.exception("request.failed", extra={"method": method})
             code = grpc.StatusCode.INTERNAL

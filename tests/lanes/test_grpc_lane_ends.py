@@ -82,6 +82,7 @@ async def test_a_request_that_does_not_come_is_given_up_in_time():
         wire.send(frame(frames.DATA, 0, 1, b"\0"))
         _, trailers = await wire.answer(1)
         assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert b"BackendTimeout: the request did not come in time" in trailers
 
 
 @pytest.mark.slow

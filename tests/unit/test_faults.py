@@ -259,7 +259,7 @@ UNKNOWN = "Request for unknown model: 'm'"
             InferenceFailed,
         ),
         ("RESOURCE_EXHAUSTED", "SERVER: Sent message larger than max (5 vs. 1)", InferenceFailed),
-        ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit", InferenceFailed),
+        ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit", InvalidRequest),
         ("RESOURCE_EXHAUSTED", raised(CUDA), InferenceFailed),
     ],
 )

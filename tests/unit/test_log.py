@@ -171,3 +171,16 @@ def logged_events() -> set[str]:
 
 def test_every_event_that_is_logged_has_its_meaning():
     assert logged_events() - set(EVENTS) == set()
+
+
+def test_of_callers_who_leave_early_grpc_says_nothing_and_of_all_else_it_does():
+    stream = io.StringIO()
+    setup_logging("info", "text", stream)
+    setup_logging("info", "text", stream)
+    core = logging.getLogger("grpc._cython.cygrpc")
+    core.error("ExecuteBatchError raised in core by servicer method [/a.B/C]")
+    core.error("%s raised in core by servicer method [%s]", "ExecuteBatchError", "/a.B/C")
+    assert stream.getvalue() == ""
+    core.error("KeyError raised in core by servicer method [/a.B/C]")
+    core.error("Unexpected [ExecuteBatchError] raised by servicer method [/a.B/C]")
+    assert len(stream.getvalue().splitlines()) == 2

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.running import wait_until
 from tests.trees import write_python_model
 from tests.v2.calls import uploading_adapter
-from tests.v2.grpc_calls import SERVICE, calls_to, infer_request
+from tests.v2.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request
 
 pytestmark = pytest.mark.triton
 
@@ -132,7 +132,9 @@ BEYOND = {
 def test_what_reaches_beyond_a_model_is_off_unless_a_setting_allows_it(calls, method, word):
     code, text = calls.refused(method, getattr(pb, f"{method}Request")())
     assert code == "PERMISSION_DENIED"
-    assert text == f"{method} is not passed on: the setting passthrough lacks {word}"
+    assert text == (
+        f"NotPassedThrough: {method} is not passed on: the setting passthrough lacks {word}"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +249,24 @@ def test_the_services_describe_themselves(calls, door):
         for file in files
     ]
     assert [file.package for file in described] == ["inference", "mmesh"][: len(services)]
+
+
+def test_callers_in_a_hurry_leave_no_errors_in_the_log(adapter, calls):
+    """Their deadlines pass while the answer is on its way, and before, and they cancel then."""
+    ask = calls.channel.unary_unary(f"/{SERVICE}/ServerMetadata")
+    for number in range(60):
+        asked = [ask.future(b"", timeout=(1 + number % 5) / 1000) for _ in range(20)]
+        for call in asked[::3]:
+            call.cancel()
+        for call in asked[1::3]:
+            call.exception()
+    assert calls.call("ServerLive", pb.ServerLiveRequest()).live
+    assert [line for line in list(adapter.lines) if line["logger"].startswith("grpc")] == []
+
+
+def test_more_metadata_than_triton_takes_is_the_callers_fault(adapter, plain):
+    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+        metadata = [("long", "x" * 40_000)]
+        code, text = calls.refused_infer(plain, 1.0, metadata=metadata)
+    assert code == "INVALID_ARGUMENT"
+    assert text.startswith("InvalidRequest: the request's metadata are more than Triton takes")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adapter.dataplane.relay.caller import Caller
 
 _UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
+_LATE = "BackendTimeout"
 
 
 class Outcomes:
@@ -94,7 +95,7 @@ class Outcomes:
         if passage is not None:
             self.site.begin(self._tell(exchange, passage, error))
         else:
-            self._refuse(exchange, _INTERNAL, str(error))
+            self._refuse(exchange, _INTERNAL, f"InternalError: {error}")
 
     async def _tell(self, exchange: Exchange, passage: Passage, error: AdapterError) -> None:
         is_over = exchange.stage is Stage.OVER
@@ -174,10 +175,10 @@ class Outcomes:
     def too_late(self, exchange: Exchange) -> None:
         if exchange.stage is Stage.ARRIVING:
             self._leave(exchange)
-            self._refuse(exchange, _DEADLINE_EXCEEDED, "the request did not come in time")
+            self._refuse(exchange, _DEADLINE_EXCEEDED, f"{_LATE}: the request did not come in time")
         elif exchange.passage is None:
             return  # the server beside us has that limit too
         elif not exchange.is_told:
             self.fail(exchange, BackendTimeout("Triton did not answer in time"))
         elif exchange.near.queue:
-            self._refuse(exchange, _DEADLINE_EXCEEDED, "the answer was not read in time")
+            self._refuse(exchange, _DEADLINE_EXCEEDED, f"{_LATE}: the answer was not read in time")
