@@ -34,7 +34,7 @@ _CHANNEL = (
 
 # grpcio's words on what it got itself: a message, or metadata, over a limit of the channel
 _ANSWER_TOO_LARGE = re.compile(
-    rf"^(?:CLIENT: )?Received message larger|metadata .*vs\. {_MAX_METADATA_BYTES}\b"
+    rf"(?<!SERVER: )Received message larger|metadata .*vs\. {_MAX_METADATA_BYTES}\b"
 )
 
 # grpcio's, where a stream had ended when a message was written: why it ended, nobody learns then.
