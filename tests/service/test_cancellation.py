@@ -1,17 +1,32 @@
 """A caller may go away at any moment; the books stay right and the next load works."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import LoadFailed
+from adapter.threads import PROCESSES
 from tests.fakes.house import House
 
 # more turns of the loop than any operation here takes; the last test makes sure
 TURNS = 40
+
+
+@pytest.fixture(autouse=True)
+def _without_threads(monkeypatch):
+    """A thread answers after as many turns of the loop as it pleases. With its work done on the
+    spot, and one turn for the answer, each number of turns is the same moment of an operation in
+    every run.
+    """
+
+    async def run(act: Callable[..., Any], *args: Any) -> Any:
+        await asyncio.sleep(0)
+        return act(*args)
+
+    monkeypatch.setattr(PROCESSES, "run", run)
 
 
 async def turns(count: int) -> None:
