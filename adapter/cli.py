@@ -26,7 +26,7 @@ _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvi
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run one command. 0 done, 2 bad settings or arguments, 1 anything else."""
     try:
-        args = _parser(argv).parse_args(argv)
+        args = _parsed(argv)
         return _RUN[args.command](args, environ)
     except SystemExit as stop:  # argparse: 0 after --help, 2 after a usage error
         return int(stop.code or 0)
@@ -39,6 +39,16 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 1
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _parser(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        from adapter.settings import like_flag  # noqa: PLC0415 - pydantic
+
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{like_flag(unknown[0])}")
+    return args
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -3,7 +3,9 @@
     AdapterError
     ├─ CallerError        the caller can mend it
     │  ├─ InvalidRequest      body, header, name or path not acceptable
-    │  │  └─ SlowBody            the body comes too slowly
+    │  │  ├─ SlowBody            the body comes too slowly
+    │  │  └─ MethodNotAllowed    the path exists, not with this method
+    │  ├─ NotPassedThrough    a call about the whole of Triton that is not open to callers
     │  ├─ NotStarted          its body was still coming when the model, or the adapter, had to go
     │  ├─ PayloadTooLarge     body over the limit
     │  ├─ InvalidModel        the package cannot be served; says what is wrong and where
@@ -13,8 +15,9 @@
     │  ├─ ModelNotReady       being loaded
     │  └─ ModelTooLarge       can never fit: larger than the device
     ├─ CapacityError      the platform can mend it: evict something, then try again
-    │  ├─ InsufficientMemory  refused before trying
+    │  ├─ InsufficientMemory  does not fit: refused before trying, or undone at the limit
     │  └─ OutOfMemory         tried and failed
+    ├─ TooManyConnections a listener has as many as it takes
     └─ BackendError       Triton's side
        ├─ BackendUnavailable  cannot be reached
        │  ├─ Overloaded          turns work away: a queue is full
@@ -49,6 +52,22 @@ class InvalidRequest(CallerError):
 
 
 class SlowBody(InvalidRequest):
+    pass
+
+
+class MethodNotAllowed(InvalidRequest):
+    """`allowed`: the methods of the path, as the header Allow has them."""
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class NotPassedThrough(CallerError):
+    pass
+
+
+class TooManyConnections(AdapterError):
     pass
 
 
@@ -95,7 +114,7 @@ class MemoryFigures:
 
 class AboutMemory(AdapterError):
     """`matched` is the phrase of the failure text that means out of memory, `pattern` the name of
-    the rule that found it; None when refused.
+    the rule that found it; None when refused. `was_tried`: Triton had begun with the load.
     """
 
     def __init__(
@@ -106,9 +125,11 @@ class AboutMemory(AdapterError):
         figures: MemoryFigures | None = None,
         matched: str | None = None,
         pattern: str | None = None,
+        was_tried: bool = False,
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.figures = figures or MemoryFigures()
+        self.was_tried = was_tried
         self.matched = matched
         self.pattern = pattern
 
@@ -183,6 +204,13 @@ class InferenceFailed(ModelFailed):
 
 class StubDied(InferenceFailed):
     pass
+
+
+def was_refused(error: AdapterError) -> bool:
+    """Nothing was tried and nothing has failed: callers or the platform mend that by themselves."""
+    if isinstance(error, AboutMemory) and error.was_tried:
+        return False
+    return isinstance(error, CallerError | InsufficientMemory)
 
 
 class InvalidSettings(Exception):

@@ -26,8 +26,8 @@ EVENTS: Mapping[str, str] = {
     "model.adopted": "a model that an earlier run loaded is still in Triton and is served",
     "model.drain_timed_out": "an unload did not wait any longer for inferences in flight",
     "model.left_running": "something of a model that is gone, or cannot be ended, runs in Triton",
-    "model.load_failed": "a load was tried and lost",
-    "model.load_refused": "a load was not tried, for the reason given",
+    "model.load_failed": "a load was tried and lost, or undone as it took more than there was",
+    "model.load_refused": "Triton was not asked for a load, for the reason given",
     "model.load_retried": "a load that ran out of memory is tried once more: memory came back",
     "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
     "process was killed",
@@ -38,6 +38,8 @@ EVENTS: Mapping[str, str] = {
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
     "model.unload_failed": "an unload was tried and lost; the model is still there",
+    "model.unload_waits": "an unload has waited 2 s for requests: in_flight, abandoned of them; "
+    "seconds that it waits still, at most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
     "model.unloaded": "a model is gone and its memory is given back",
     "modelmesh.purge_failed": "what was loaded could not be taken down for a mesh that starts",
@@ -51,10 +53,11 @@ EVENTS: Mapping[str, str] = {
     "triton.log": "a line of the embedded tritonserver's own log",
     "triton.log_dropped": "lines of that were too many a second and are not here; how many",
     "triton.models_vanished": "Triton no longer has models that were loaded: it was restarted",
+    "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
     "triton.restart_failed": "the embedded tritonserver could not be started again; tried later",
     "triton.restart_hook_failed": "a bug: taking stock after a restart of Triton failed",
     "triton.restarted": "the embedded tritonserver was started again",
-    "triton.unreachable": "Triton does not answer",
+    "triton.unreachable": "Triton does not answer; `triton.reachable` is the end of it",
 }
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -218,6 +218,15 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "Triton works on `max_abandoned_requests` requests of the model that nobody waits for",
         "try again when it is done with some; look whether the model hangs or callers are hasty",
     ),
+    errors.TooManyConnections: (
+        "a listener has `max_connections`; `http` says so, at gRPC the connection is just closed",
+        "try again in a second (`Retry-After`), over fewer connections; or raise the limit",
+    ),
+    errors.MethodNotAllowed: ("the path exists, not with this method", "see `Allow`"),
+    errors.NotPassedThrough: (
+        "a call about the whole of Triton that the setting `passthrough` does not open",
+        "set it, if the callers may do that",
+    ),
     errors.BackendTimeout: (
         "no answer within a time limit of the [settings](settings.md) or the caller's deadline",
         "look whether the model or Triton hangs; raise the limit if the work is just long",
@@ -233,15 +242,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
 }
 
 # Codes that stand for no class of the table.
-OTHER_ANSWERS = [
-    [
-        *("403", "PERMISSION_DENIED", "`NotPassedThrough`", "-"),
-        "a call about the whole of Triton that the setting `passthrough` does not open",
-        "set it, if the callers may do that",
-    ],
-    ["405", "-", "`MethodNotAllowed`", "-", "the path exists, not with this method", "see `Allow`"],
-    ["500", "INTERNAL", "`InternalError`", "-", "a bug", "see the log; tell us"],
-]
+OTHER_ANSWERS = [["500", "INTERNAL", "`InternalError`", "-", "a bug", "see the log; tell us"]]
 
 
 def errors_page() -> str:

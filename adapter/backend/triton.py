@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from adapter import lasting
 from adapter.backend.control_client import ControlClient
 from adapter.backend.index import in_state
+from adapter.backend.outage import Outage
 from adapter.backend.retry import control_retries
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
@@ -247,14 +248,13 @@ class TritonControl:
         """For ever: keep `live` up to date; call `on_back`, until it succeeds, each time that
         Triton came back.
         """
-        is_told = self.live
+        is_told, outage = self.live, Outage()
 
         async def look() -> None:
             nonlocal is_told
             was = self.live
             is_told = await self._look() and is_told
-            if was and not self.live:
-                log.warning("triton.unreachable")
+            outage.look(was_live=was, is_live=self.live)
             if self.live and not is_told:
                 await on_back()
                 is_told = True

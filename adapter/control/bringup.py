@@ -148,6 +148,7 @@ class BringUp:
             figures=error.figures,
             matched=error.matched,
             pattern=error.pattern,
+            was_tried=True,
         )
 
     async def _load(self, record: ModelRecord, name: TritonName) -> None:

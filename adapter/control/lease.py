@@ -1,6 +1,7 @@
 """One inference holds its model in place, for as long as Triton works on it."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from enum import Enum, auto
 from time import monotonic
@@ -8,6 +9,11 @@ from types import TracebackType
 
 from adapter.core.registry import ModelRecord
 from adapter.errors import TooManyAbandoned
+
+log = logging.getLogger(__name__)
+
+# Somebody waits for a drain: one that takes longer is told.
+_SILENT_SECONDS = 2.0
 
 
 class LeaseState(Enum):
@@ -38,7 +44,7 @@ class Leases:
         if record.abandoned >= self._max_abandoned:
             raise TooManyAbandoned(
                 f"model {record.id!r} still works on {record.abandoned} requests whose callers "
-                "have left",
+                "have left or had no answer in time, as many as max_abandoned_requests allows",
                 model_id=record.id,
                 delivered=False,
             )
@@ -54,10 +60,11 @@ class Leases:
         if record.in_flight == 0:
             return True
         event = self._drained[record] = asyncio.Event()
+        silent = min(_SILENT_SECONDS, seconds)
         try:
-            await asyncio.wait_for(event.wait(), seconds)
-        except TimeoutError:
-            return False
+            if not await _is_set(event, silent):
+                _tell(record, seconds - silent)
+                return await _is_set(event, seconds - silent)
         finally:
             del self._drained[record]
         return True
@@ -75,6 +82,20 @@ class Leases:
         """Of the leases that this model had; there may be others later."""
         if (event := self._drained.get(record)) is not None:
             event.set()
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _tell(record: ModelRecord, seconds: float) -> None:
+    counts = {"in_flight": record.in_flight, "abandoned": record.abandoned}
+    fields = {"model_id": record.id, **counts, "seconds": round(seconds, 3)}
+    log.info("model.unload_waits", extra=fields)
 
 
 class Lease:

@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
-    CallerError,
     InsufficientMemory,
     ModelTooLarge,
     OutOfMemory,
     Overloaded,
+    was_refused,
 )
 from adapter.metrics import Metrics
 
@@ -76,9 +76,9 @@ class Operations:
                 return await work
         except AdapterError as error:
             outcome = type(error).__name__
-            refused = isinstance(error, CallerError | InsufficientMemory)
+            refused = was_refused(error)
             event = f"model.{operation}_{'refused' if refused else 'failed'}"
-            level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
+            level = logging.INFO if refused else logging.WARNING
             fields["reason"] = str(error)
             self._count_out_of_memory(error)
             raise

@@ -46,24 +46,28 @@ def refusal(
     is_over: bool,
 ) -> CapacityError | ModelTooLarge:
     """For a load that was undone because it exceeded the limit of this device. `is_over`: it
-    was loaded, else it was ended amid that.
+    was loaded, else it was ended amid that and needs at least what it had taken.
     """
     booked, needed = book.devices[device], taken.get(device, 0)
     free = max(0, booked.limit_bytes - (reading.used.get(device, 0) - needed))
     figures = MemoryFigures(needed, free, booked.limit_bytes, device)
     where = "" if device == HOST else f" on {device}"
-    took = f"took {format_size(needed)}" + ("" if is_over else " and was still being loaded")
+    took = f"took {format_size(needed)}"
+    if not is_over:
+        took = f"had taken {format_size(needed)} and was still being loaded when it was ended"
     had = f"{format_size(free)} of {format_size(booked.limit_bytes)} were free{where}"
     if is_alone(book):
         return ModelTooLarge(
             f"model {model_id!r} {took} with nothing else loaded, where {had}; it was unloaded",
             model_id=model_id,
             figures=figures,
+            was_tried=True,
         )
     return InsufficientMemory(
         f"model {model_id!r} {took}, where {had}; it was unloaded",
         model_id=model_id,
         figures=figures,
+        was_tried=True,
     )
 
 

@@ -6,8 +6,8 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -15,7 +15,7 @@ import grpc
 from aiohttp import web
 
 from adapter.frontends.http_lane.server import HttpLane
-from adapter.settings import Door
+from adapter.settings import Door, flag_of, variable_of
 from adapter.threads import REPOSITORY
 
 log = logging.getLogger(__name__)
@@ -71,17 +71,18 @@ class Doors:
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._patience)
         await runner.setup()
         self._probes.append(runner)
-        if door.kind == "unix":
-            await web.UnixSite(runner, door.path).start()
-            self._opened(name, door, 0)
-        else:
-            await web.TCPSite(runner, door.host, door.port).start()
-            self._opened(name, door, runner.addresses[0][1])
+        with _naming(name, door):
+            if door.kind == "unix":
+                await web.UnixSite(runner, door.path).start()
+            else:
+                await web.TCPSite(runner, door.host, door.port).start()
+        self._opened(name, door, 0 if door.kind == "unix" else runner.addresses[0][1])
 
     async def open_http(self, name: str, door: Door, lane: HttpLane) -> None:
         if door.kind == "off":
             return
-        port = await lane.open(door)
+        with _naming(name, door):
+            port = await lane.open(door)
         self._http.append(lane)
         self._opened(name, door, port)
 
@@ -89,10 +90,8 @@ class Doors:
         if door.kind == "off":
             return
         server = self._make_server(services, self._max_connections)
-        try:
+        with _naming(name, door):
             port = server.add_insecure_port(str(door))
-        except RuntimeError as error:
-            raise OSError(f"cannot listen at {door}: {error}") from error
         await server.start()
         self._servers.append(server)
         self._opened(name, door, port)
@@ -111,11 +110,9 @@ class Doors:
         await inner.start()
         self._beside.append(inner)
         lane = make(address)
-        try:
+        with _naming(name, door):
             path = door.path if door.kind == "unix" else None
             port = await lane.listen(door.host, door.port, path)
-        except OSError as error:
-            raise OSError(f"cannot listen at {door}: {error}") from error
         self._lanes.append(lane)
         self._opened(name, door, port)
 
@@ -151,6 +148,16 @@ class Doors:
         address = str(Door("tcp", door.host, port) if door.kind == "tcp" else door)
         self.addresses[name] = address
         log.info("adapter.listening", extra={"door": name, "address": address})
+
+
+@contextmanager
+def _naming(name: str, door: Door) -> Iterator[None]:
+    """OSError with the listener and its setting, for an address that is not to be had."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # grpc raises RuntimeError
+        setting = f"setting {name}, {flag_of(name)}, {variable_of(name)}"
+        raise OSError(f"{name} cannot listen at {door} ({setting}): {error}") from error
 
 
 def _sweep() -> None:

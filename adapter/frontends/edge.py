@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from adapter.core.model import ModelId
 from adapter.core.waiting import Waited
-from adapter.errors import AboutMemory, AdapterError, CallerError, InvalidRequest, OutOfMemory
+from adapter.errors import AboutMemory, AdapterError, InvalidRequest, OutOfMemory, was_refused
 from adapter.frontends import request_ids
 from adapter.frontends.status import HTTP, lookup
 from adapter.metrics import Metrics
@@ -97,14 +97,22 @@ class Observer:
         served.count(status, seconds, waited.seconds)
 
     def refused(
-        self, error: AdapterError, headers: Mapping[str, str], target: str, operation: str
+        self,
+        error: AdapterError,
+        headers: Mapping[str, str],
+        target: str,
+        operation: str,
+        model_id: ModelId | None = None,
     ) -> None:
-        level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
+        """`model_id`: the model that the path names, for errors that name none."""
+        level = logging.INFO if was_refused(error) else logging.WARNING
         fields = request_ids.of_headers(headers) | {
             "path": target[:500],
             "reason": str(error)[:2000],
             "error": type(error).__name__,
         }
+        if named := error.model_id or model_id:
+            fields["model_id"] = named
         log.log(level, "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and operation in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()

@@ -10,7 +10,7 @@ import grpc
 
 from adapter.core.rpc import RpcMetadata
 from adapter.core.waiting import WAITED, Waited
-from adapter.errors import AdapterError, CallerError, OutOfMemory
+from adapter.errors import AdapterError, NotPassedThrough, OutOfMemory, was_refused
 from adapter.frontends import request_ids
 from adapter.frontends.status import grpc_status
 from adapter.metrics import Metrics
@@ -65,6 +65,7 @@ class GrpcEdge:
         served = self._metrics.traffic.served(self._frontend, method)
 
         async def handle(_: bytes, context: Context) -> None:
+            self.note(method, NotPassedThrough(why), ids_of(context))
             served.count("PERMISSION_DENIED", 0.0)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"NotPassedThrough: {why}")
 
@@ -72,7 +73,7 @@ class GrpcEdge:
 
     def note(self, method: str, error: AdapterError, seen: Mapping[str, str] | None = None) -> None:
         """Log and count an error that a caller is told. `seen`: fields for the log."""
-        level = logging.INFO if isinstance(error, CallerError) else logging.WARNING
+        level = logging.INFO if was_refused(error) else logging.WARNING
         reason = str(error)[:2000]
         fields = {**(seen or {}), "method": method, "reason": reason, "error": type(error).__name__}
         if error.model_id:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +11,7 @@ from aiohttp import web
 
 from adapter.core.model import ModelId
 from adapter.core.waiting import WAITED, Waited
-from adapter.errors import AdapterError, InvalidRequest
+from adapter.errors import AdapterError, InvalidRequest, MethodNotAllowed
 from adapter.frontends import request_ids
 from adapter.frontends.edge import (
     INTERNAL_ERROR,
@@ -32,17 +32,10 @@ def answer(body: Mapping[str, Any] | list[Any], status: int = 200) -> web.Respon
     return web.Response(status=status, body=encoded(body), content_type="application/json")
 
 
-def method_not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
-    response = answer(
-        {
-            "error": f"{request.method} is not allowed here; allowed: {allowed}",
-            "code": "MethodNotAllowed",
-            "model_name": None,
-        },
-        status=405,
-    )
-    response.headers["Allow"] = allowed
-    return response
+def method_not_allowed(request: web.BaseRequest, methods: Iterable[str]) -> MethodNotAllowed:
+    allowed = ", ".join(methods)
+    text = f"{request.method} is not allowed here; allowed: {allowed}"
+    return MethodNotAllowed(text, allowed=allowed)
 
 
 def ids_of(request: web.BaseRequest) -> dict[str, str]:
@@ -52,7 +45,10 @@ def ids_of(request: web.BaseRequest) -> dict[str, str]:
 
 def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
     status, body = error_body(error, model_id)
-    return answer(body, status)
+    response = answer(body, status)
+    if isinstance(error, MethodNotAllowed):
+        response.headers["Allow"] = error.allowed
+    return response
 
 
 class HttpEdge:
@@ -80,13 +76,14 @@ class HttpEdge:
         try:
             response = await self._handle(request)
         except AdapterError as error:
-            operation = request.get("operation", "other")
-            self._observer.refused(error, request.headers, request.raw_path, operation)
-            response = error_answer(error, request.get("model_id"))
+            operation, model_id = request.get("operation", "other"), request.get("model_id")
+            self._observer.refused(error, request.headers, request.raw_path, operation, model_id)
+            response = error_answer(error, model_id)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
         except Exception:
-            log.exception("request.failed", extra={"path": request.raw_path[:500]})
+            fields = {"path": request.raw_path[:500], "model_id": request.get("model_id")}
+            log.exception("request.failed", extra=fields)
             response = answer(INTERNAL_ERROR, status=500)
         response.headers.update(echoed_headers(request.headers))
         return response

@@ -50,7 +50,7 @@ class SageMaker:
                 request["model_id"] = parse_model_id(name)
                 methods = {"GET": self._get, "DELETE": self._unload}
             case ["models", name, "invoke"]:
-                parse_model_id(name)
+                request["model_id"] = parse_model_id(name)
                 methods = {"POST": None}
             case _:
                 raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
@@ -62,7 +62,7 @@ class SageMaker:
         method = "GET" if request.method == "HEAD" else request.method
         handler = methods.get(method)
         if handler is None:
-            return method_not_allowed(request, ", ".join(methods))
+            raise method_not_allowed(request, methods)
         request["operation"] = handler.__name__.removeprefix("_")
         return await handler(request)
 

@@ -13,6 +13,8 @@ T = TypeVar("T")
 HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.InvalidRequest: (400, "InvalidRequest"),
     errors.SlowBody: (408, "SlowBody"),
+    errors.MethodNotAllowed: (405, "MethodNotAllowed"),
+    errors.NotPassedThrough: (403, "NotPassedThrough"),
     errors.NotStarted: (503, "NotStarted"),
     errors.InvalidModel: (400, "InvalidModel"),
     errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own door too
@@ -25,6 +27,7 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.ModelNotReady: (503, "ModelNotReady"),
     errors.BackendUnavailable: (503, "BackendUnavailable"),
     errors.TooManyAbandoned: (503, "TooManyAbandoned"),
+    errors.TooManyConnections: (503, "TooManyConnections"),
     errors.BackendError: (503, "BackendUnavailable"),
     errors.BackendTimeout: (504, "BackendTimeout"),
     errors.InsufficientMemory: (507, "InsufficientMemory"),
@@ -38,6 +41,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.InvalidModel: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SourceMissing: grpc.StatusCode.INVALID_ARGUMENT,
     errors.PayloadTooLarge: grpc.StatusCode.INVALID_ARGUMENT,  # another copy would say the same
+    errors.NotPassedThrough: grpc.StatusCode.PERMISSION_DENIED,
     errors.ModelTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
@@ -45,6 +49,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.TooManyAbandoned: grpc.StatusCode.UNAVAILABLE,
+    errors.TooManyConnections: grpc.StatusCode.UNAVAILABLE,  # by grpc: the connection is closed
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,  # another copy has room
     errors.BackendError: grpc.StatusCode.INTERNAL,
     errors.BackendTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,

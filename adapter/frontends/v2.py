@@ -15,10 +15,10 @@ from aiohttp import web
 
 from adapter.control import ModelControl
 from adapter.core.infer import V2Call, V2DataPlane
-from adapter.errors import BackendUnavailable, InvalidRequest
+from adapter.errors import BackendUnavailable, InvalidRequest, NotPassedThrough
 from adapter.frontends.body import whole_body
 from adapter.frontends.edge import path_segments
-from adapter.frontends.http import Handler, answer
+from adapter.frontends.http import Handler
 from adapter.frontends.v2_headers import call_headers
 from adapter.frontends.v2_models import V2Models, relay
 from adapter.frontends.v2_repository import V2Repository
@@ -70,7 +70,7 @@ class V2:
         if route is None:
             raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
         if route.needs is not None and route.needs not in self._passthrough:
-            return _closed(route.needs)
+            raise _closed(route.needs)
         return await route.serve(request)
 
     def _route(self, request: web.BaseRequest, path: Sequence[str]) -> Route | None:
@@ -106,9 +106,9 @@ class V2:
             return await relay(found)
 
 
-def _closed(needs: str) -> web.Response:
+def _closed(needs: str) -> NotPassedThrough:
     text = f"this is not passed on to Triton unless the setting passthrough has {needs!r}"
-    return answer({"error": text, "code": "NotPassedThrough", "model_name": None}, status=403)
+    return NotPassedThrough(text)
 
 
 def _beyond_models(path: Sequence[str], pass_on: Handler) -> Route | None:

@@ -22,6 +22,6 @@ class Route:
         """HEAD is GET without the body."""
         handler = self.methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            return method_not_allowed(request, ", ".join(self.methods))
+            raise method_not_allowed(request, self.methods)
         request["frontend"], request["operation"] = "v2", self.operation
         return await handler(request)

@@ -7,7 +7,7 @@ inherited from SageMaker and ModelMesh, and those beat the defaults. One name, t
 
 from adapter.settings.model import Settings, as_text, flag_of, variable_of
 from adapter.settings.shown import for_programs, masked
-from adapter.settings.sources import CONFIG_VARIABLE, Loaded, load_settings
+from adapter.settings.sources import CONFIG_VARIABLE, Loaded, like_flag, load_settings
 from adapter.settings.values import Door, Reserve, parse_door
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "as_text",
     "flag_of",
     "for_programs",
+    "like_flag",
     "load_settings",
     "masked",
     "parse_door",

@@ -139,6 +139,13 @@ def _no_such(name: str, known: list[str]) -> str:
     return f"no such setting; did you mean {bare[near[0]]}?" if near else "no such setting"
 
 
+def like_flag(unknown: str) -> str:
+    """The end of a sentence about a flag that there is not: which setting's may be meant."""
+    flags = [flag_of(name) for name in Settings.model_fields]
+    near = difflib.get_close_matches(unknown.partition("=")[0], flags, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
     name = str(detail["loc"][0])
     item = given[name]

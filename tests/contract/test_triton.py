@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import shutil
 import socket
 import threading
@@ -547,6 +548,7 @@ class Relay:
 
 @real
 async def test_a_watched_triton_that_goes_away_is_noticed_and_so_is_its_return(triton, caplog):
+    caplog.set_level(logging.INFO)
     relay = Relay(triton.grpc_address)
     await relay.open()
     control = made(f"127.0.0.1:{relay.port}")
@@ -567,6 +569,9 @@ async def test_a_watched_triton_that_goes_away_is_noticed_and_so_is_its_return(t
     await asyncio.wait({watch})
     await control.close()
     await relay.close()
+    outage = [r for r in caplog.records if r.message.startswith("triton.")]
+    assert [r.message for r in outage] == ["triton.unreachable", "triton.reachable"]
+    assert outage[1].seconds > 0
 
 
 @real

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from aiohttp import web
 
 from adapter.backend.triton import TritonControl
 from adapter.core.faults import Faults
@@ -59,8 +60,12 @@ async def asked(address: str, message: bytes = b"x", seconds: float = 5) -> byte
 async def test_a_port_that_is_taken_is_an_error_that_names_it(doors):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(OSError, match=f"cannot listen at {address}"):
+        named = rf"grpc cannot listen at {address} \(setting grpc, --grpc, ADAPTER_GRPC\): "
+        with pytest.raises(OSError, match=named):
             await doors.open_grpc("grpc", parse_door(address), [])
+        named = rf"admin cannot listen at {address} \(setting admin, --admin, ADAPTER_ADMIN\): "
+        with pytest.raises(OSError, match=named):
+            await doors.open_probes("admin", parse_door(address), web.Application())
 
 
 async def test_two_servers_do_not_share_a_port(doors):

@@ -16,6 +16,7 @@ _ALLOWED = {
     "/models/echo/invoke": "POST",
     "/invocations": "POST",
 }
+_NAMED = {f"/models/{name}{end}": name for name in ("echo", "nobody") for end in ("", "/invoke")}
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -26,8 +27,27 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 def test_a_wrong_method_is_405_with_what_is_allowed(caller: Client, path: str, method: str) -> None:
     reply = caller.request(method, path)
 
-    assert refusal(reply) == (405, "MethodNotAllowed", None)
+    assert refusal(reply) == (405, "MethodNotAllowed", _NAMED.get(path))
     assert reply.headers["Allow"] == _ALLOWED[path]
+
+
+def test_what_is_refused_is_logged_with_the_model_that_the_path_names(
+    served: RunningAdapter, caller: Client
+) -> None:
+    for method, path, error in (
+        ("PUT", "/models/a-wrong-method", "MethodNotAllowed"),
+        ("GET", "/models/an-inference/invoke", "MethodNotAllowed"),
+        ("GET", "/models/not-there", "ModelNotFound"),
+        ("POST", "/models/not-invoked/invoke", "ModelNotFound"),
+        ("GET", "/v2/models/not-in-v2", "ModelNotFound"),
+        ("POST", "/v2/models/not-inferred/infer", "ModelNotFound"),
+    ):
+        assert caller.request(method, path).status in {404, 405}
+        name = path.removeprefix("/v2").split("/")[2]
+        line = served.wait_for("request.failed", 5, model_id=name)
+        assert (line["error"], line["level"], line["path"]) == (error, "info", path)
+    assert caller.request("DELETE", "/ping").status == 405
+    assert "model_id" not in served.wait_for("request.failed", 5, path="/ping")
 
 
 @pytest.mark.parametrize(

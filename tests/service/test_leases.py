@@ -1,7 +1,11 @@
 """What holds a model in place: calls, also those that nobody waits for any more."""
 
+import asyncio
+import logging
+
 import pytest
 
+from adapter.control import lease as leasing
 from adapter.control.lease import LeaseState
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
@@ -24,6 +28,13 @@ async def house():
 def counts(house: House) -> tuple[int, int]:
     record = house.control.registry.get(M)
     return record.in_flight, record.abandoned
+
+
+async def waited_for(caplog, event: str) -> logging.LogRecord:
+    async with asyncio.timeout(30):
+        while not (found := [one for one in caplog.records if one.message == event]):  # noqa: ASYNC110 - the log tells nobody
+            await asyncio.sleep(0.01)
+    return found[0]
 
 
 async def test_a_block_that_is_left_ends_the_lease_whatever_it_is_left_by(house):
@@ -79,12 +90,38 @@ async def test_an_unload_waits_for_what_nobody_else_waits_for(house):
     house.check()
 
 
+async def test_an_unload_that_waits_for_requests_says_for_how_many_and_how_long(
+    house, caplog, monkeypatch
+):
+    monkeypatch.setattr(leasing, "_SILENT_SECONDS", 0.01)
+    caplog.set_level(logging.INFO)
+    calls = [house.control.lease(M) for _ in range(3)]
+    for call in calls:
+        call.begin()
+    calls[0].abandon()
+    unload = house.begin(house.unload("m"))
+    told = await waited_for(caplog, "model.unload_waits")
+    assert (told.model_id, told.in_flight, told.abandoned, told.seconds) == ("m", 3, 1, 4.99)
+    for call in calls:
+        call.end()
+    await unload
+    house.check()
+    assert "model.drain_timed_out" not in [record.message for record in caplog.records]
+
+
+async def test_an_unload_of_a_model_without_requests_waits_for_none(house, caplog):
+    caplog.set_level(logging.INFO)
+    await house.unload("m")
+    assert [record.message for record in caplog.records] == ["model.unloaded"]
+
+
 async def test_with_too_many_of_them_a_model_gets_no_new_calls(house):
     leases = [house.control.lease(M) for _ in range(64)]
     for lease in leases:
         lease.begin()
         lease.abandon()
-    with pytest.raises(TooManyAbandoned, match="64 requests") as caught:
+    said = "64 requests whose callers have left or had no answer in time.*max_abandoned_requests"
+    with pytest.raises(TooManyAbandoned, match=said) as caught:
         house.control.lease(M)
     assert (caught.value.model_id, caught.value.delivered) == ("m", False)
     with pytest.raises(TooManyAbandoned):

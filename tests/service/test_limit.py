@@ -1,6 +1,7 @@
 """Loads of unknown size against the limit: before, amid and after what they take."""
 
 import asyncio
+import logging
 
 import pytest
 import pytest_asyncio
@@ -79,6 +80,19 @@ async def test_a_load_that_took_more_than_there_was_is_undone_and_its_size_is_kn
     await house.unload("m")
     await house.load("n")
     house.check("n")
+
+
+async def test_a_load_that_was_undone_has_failed_and_one_that_was_not_tried_was_refused(
+    house, caplog
+):
+    """What was refused is everyday life and no warning."""
+    caplog.set_level(logging.INFO)
+    house.sizes |= {"m": 600 * MIB, "n": 500 * MIB}
+    await house.load("m")
+    for _ in range(2):
+        await refusal(house, "n", InsufficientMemory)
+    ends = [(r.message, r.levelname) for r in caplog.records if r.model_id == "n"]
+    assert ends == [("model.load_failed", "WARNING"), ("model.load_refused", "INFO")]
 
 
 async def test_what_passes_the_reserve_and_not_the_limit_stays(house):

@@ -14,6 +14,19 @@ from adapter.commands import COMMANDS
 from adapter.settings import Settings, flag_of, masked, variable_of
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--memory-limt=8GiB", "--memory-limt=8GiB; did you mean --memory-limit?"),
+        ("--http-adress", "--http-adress"),
+        ("--no-such-thing-at-all", "--no-such-thing-at-all\n"),
+    ],
+)
+def test_a_misspelt_flag_is_refused_with_the_name_that_may_have_been_meant(flag, said, capsys):
+    assert cli.main(["serve", flag], {}) == 2
+    assert f"unrecognized arguments: {said}" in capsys.readouterr().err
+
+
 class Answers(BaseHTTPRequestHandler):
     """Gives the server's answers one after another, the last of them for ever."""
 

@@ -53,7 +53,8 @@ def test_a_refusal_has_the_figures_of_the_moment():
 def test_a_refusal_of_a_load_that_was_alone_is_no_reason_to_unload_others():
     error = refusal(ModelId("m"), HOST, {HOST: 30}, book(models=1), reading(110), is_over=False)
     assert type(error) is ModelTooLarge
-    assert "took 30 bytes and was still being loaded with nothing else loaded" in str(error)
+    assert "had taken 30 bytes and was still being loaded when it was ended" in str(error)
+    assert "with nothing else loaded" in str(error)
 
 
 def test_what_was_measured_too_large_is_believed_for_a_day():

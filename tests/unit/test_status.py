@@ -23,6 +23,9 @@ GROUPS = {
 EXPECTED = {
     "InvalidRequest": (400, "InvalidRequest"),
     "SlowBody": (408, "SlowBody"),
+    "MethodNotAllowed": (405, "MethodNotAllowed"),
+    "NotPassedThrough": (403, "NotPassedThrough"),
+    "TooManyConnections": (503, "TooManyConnections"),
     "NotStarted": (503, "NotStarted"),
     "PayloadTooLarge": (413, "PayloadTooLarge"),
     "InvalidModel": (400, "InvalidModel"),
@@ -51,6 +54,8 @@ def tree(kind: type[AdapterError]) -> set[type[AdapterError]]:
 
 
 def an(kind: type[AdapterError]) -> AdapterError:
+    if kind is errors.MethodNotAllowed:
+        return kind("text", allowed="GET")
     if issubclass(kind, errors.BackendUnavailable):
         return kind("text", model_id="m", delivered=True)
     return kind("text", model_id="m")

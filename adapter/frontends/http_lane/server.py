@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 from adapter import lasting
 from adapter.core.model import ModelId
 from adapter.core.waiting import WAITED, Waited
-from adapter.errors import AdapterError, InvalidRequest, NotStarted
+from adapter.errors import AdapterError, InvalidRequest, NotStarted, TooManyConnections
 from adapter.frontends.drain import Drain
 from adapter.frontends.edge import INTERNAL_ERROR, Observer, encoded, error_body
 from adapter.frontends.http_lane.behind import Application
@@ -33,9 +33,7 @@ Traced: TypeAlias = Callable[[Serve, Route, Request, Reply], Awaitable[None]]
 
 _JSON = (("Content-Type", "application/json"),)
 _NOT_STARTED = (("X-Triton-Adapter-Not-Started", "1"),)
-_TOO_MANY = encoded(
-    {"error": "too many connections", "code": "TooManyConnections", "model_name": None}
-)
+_TOO_MANY, _TOO_MANY_BODY = error_body(TooManyConnections("too many connections"), None)
 
 
 class HttpLane:
@@ -110,7 +108,7 @@ class HttpLane:
     # -- for connections --------------------------------------------------------------------
 
     def _accept(self) -> asyncio.Protocol:
-        refusal = last_words(503, _TOO_MANY, self.date, (("Retry-After", "1"),))
+        refusal = last_words(_TOO_MANY, encoded(_TOO_MANY_BODY), self.date, (("Retry-After", "1"),))
         return self._connections.accept(lambda: Connection(self), refusal)
 
     def opened(self, connection: Connection) -> None:
@@ -164,12 +162,16 @@ class HttpLane:
         try:
             await self._inferences.serve(route, request, reply)
         except AdapterError as error:
-            self._observer.refused(error, request.headers, request.target, route.operation)
-            self._tell(reply, error, self._inferences.model_of(route))
+            model_id = self._inferences.model_of(route)
+            self._observer.refused(
+                error, request.headers, request.target, route.operation, model_id
+            )
+            self._tell(reply, error, model_id)
         except ConnectionResetError:
             return
         except Exception:
-            log.exception("request.failed", extra={"path": request.target[:500]})
+            fields = {"path": request.target[:500], "model_id": self._inferences.model_of(route)}
+            log.exception("request.failed", extra=fields)
             self._say(reply, 500, INTERNAL_ERROR)
 
     def _tell(self, reply: Reply, error: AdapterError, model_id: ModelId | None) -> None:
