@@ -154,9 +154,13 @@ def stubs(adapter: RunningAdapter) -> list[str]:
     return found
 
 
-def books(adapter: RunningAdapter) -> tuple[list[Any], int, int]:
-    """Registry and ledger: models, bytes reserved, bytes held."""
+def books(adapter: RunningAdapter) -> tuple[list[str], int, int]:
+    """Registry and ledger: models, bytes reserved, and bytes held for none of these models, whose
+    own sizes may grow at any time.
+    """
     state = adapter.state()
     devices = state["memory"]["devices"].values()
     reserved = sum(book["reserved_bytes"] for book in devices)
-    return state["models"], reserved, sum(book["held_bytes"] for book in devices)
+    held = sum(book["held_bytes"] for book in devices)
+    of_models = sum(sum(model["bytes"].values()) for model in state["models"])
+    return [model["model_id"] for model in state["models"]], reserved, held - of_models

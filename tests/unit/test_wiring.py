@@ -20,7 +20,7 @@ HELD = {
     "drain_min_seconds": ("6.75", {"_min_seconds"}),
     "size_factor": ("1.875", {"_size_factor", "_factor"}),
     "default_size": ("123457", {"default_bytes"}),
-    "max_body_bytes": ("1234567", {"_max_body"}),
+    "max_body_bytes": ("1234567", {"_max_body", "max_unpacked_bytes"}),
     "max_control_body_bytes": ("234567", {"_max_control_body"}),
     "grpc_max_message_bytes": ("345678", {"_max_message_bytes"}),
     "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),
