@@ -50,6 +50,7 @@ async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(limit):
         triton = await behind.accepted()
         _, trailers = await wire.answer(1)
         assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert b"BackendTimeout: the caller's deadline has passed" in trailers
         assert (door.in_flight("m"), door.abandoned("m")) == (1, 1)
         triton.send(answer(1))
         await door.until_free("m")

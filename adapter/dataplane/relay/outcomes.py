@@ -179,6 +179,9 @@ class Outcomes:
         elif exchange.passage is None:
             return  # the server beside us has that limit too
         elif not exchange.is_told:
-            self.fail(exchange, BackendTimeout("Triton did not answer in time"))
+            text, seconds = "Triton did not answer in time", exchange.call.seconds
+            if seconds is not None and seconds < self.site.timeout_seconds:
+                text = "the caller's deadline has passed"
+            self.fail(exchange, BackendTimeout(text))
         elif exchange.near.queue:
             self._refuse(exchange, _DEADLINE_EXCEEDED, f"{_LATE}: the answer was not read in time")
