@@ -7,6 +7,7 @@
     │  │  └─ MethodNotAllowed    the path exists, not with this method
     │  ├─ NotPassedThrough    a call about the whole of Triton that is not open to callers
     │  ├─ NotStarted          its body was still coming when the model, or the adapter, had to go
+    │  ├─ NotTaken            the caller does not read its answers
     │  ├─ PayloadTooLarge     body over the limit
     │  ├─ InvalidModel        the package cannot be served; says what is wrong and where
     │  ├─ SourceMissing       the path given at load does not exist
@@ -73,6 +74,10 @@ class TooManyConnections(AdapterError):
 
 class NotStarted(CallerError):
     """No work has begun, so that the request may be sent anywhere else."""
+
+
+class NotTaken(CallerError):
+    """What is still answered is dropped: nobody waits for a caller who does not read."""
 
 
 class PayloadTooLarge(CallerError):

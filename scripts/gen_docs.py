@@ -210,6 +210,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "the body comes at less than 64 KiB/s, averaged over more than 10 s; the connection closes",
         "send faster, or less: compress, or use raw tensors",
     ),
+    errors.NotTaken: (
+        "a stream's answers are not read for 60 s, or 1 s when its model or the adapter has to go",
+        "read, and open another stream; the answers are lost",
+    ),
     errors.NotStarted: (
         "the body was still coming when the model or the adapter had to go (a header says it too)",
         "send it again, to another copy, or when the model is loaded: no work had begun",

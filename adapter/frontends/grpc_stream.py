@@ -14,7 +14,8 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.rpc import RpcCall, RpcDataPlane, RpcMetadata, RpcStream
-from adapter.errors import AdapterError, InferenceFailed, InvalidRequest
+from adapter.core.state import ModelState
+from adapter.errors import AdapterError, InferenceFailed, InvalidRequest, NotTaken
 from adapter.frontends import request_ids
 from adapter.frontends.grpc_edge import Context, GrpcEdge, metadata_of
 from adapter.frontends.grpc_naming import (
@@ -27,6 +28,10 @@ from adapter.frontends.protobuf_field import read_field, read_repeated, with_fie
 from adapter.frontends.status import grpc_text
 
 _METHOD = "ModelStreamInfer"
+
+# What a caller has to take one answer: at most, and where its model or the adapter has to go; and
+# how often that is looked at.
+_TAKE_SECONDS, _HURRY_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.25
 
 # fields of ModelStreamInferResponse
 _ERROR, _ANSWER = 1, 2
@@ -117,6 +122,14 @@ class _Held:
             return self.record
         model = self._models.get(TritonName(name.decode("utf-8", "replace")))
         return model.lease.record if model else None
+
+    def why_hurry(self) -> str | None:
+        """What has to go and waits for these answers."""
+        if not self._control.is_open:
+            return "the adapter is stopping"
+        records = [model.lease.record for model in self._models.values()]
+        leaving = [record.id for record in records if record.state is ModelState.UNLOADING]
+        return f"model {leaving[0]!r} is being unloaded" if leaving else None
 
     def answered(self, record: ModelRecord) -> None:
         model = self._models[record.name]
@@ -210,8 +223,45 @@ class _Conversation:
         return grpc_text(error)
 
     async def _write(self, message: bytes) -> None:
+        """NotTaken when the caller does not read: grpc tells of whole messages alone."""
         async with self._writing:
-            await self._context.write(message)
+            taking = _Taking(self._held)
+            try:
+                async with asyncio.timeout(None) as limit:
+                    taking.begin(limit)
+                    await self._context.write(message)
+            except TimeoutError as error:
+                raise NotTaken(f"the answers are not read: {taking.why}") from error
+            finally:
+                taking.end()
+
+
+class _Taking:
+    """Of one answer by the caller, who is given up when it takes too long; then `why`."""
+
+    __slots__ = ("_due", "_held", "_limit", "_loop", "_next", "why")
+
+    def __init__(self, held: _Held) -> None:
+        self.why = f"none was taken within {_TAKE_SECONDS:g} s"
+        self._held = held
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + _TAKE_SECONDS
+
+    def begin(self, limit: asyncio.Timeout) -> None:
+        self._limit = limit
+        self._next = self._loop.call_later(_LOOK_SECONDS, self._look)
+
+    def end(self) -> None:
+        self._next.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if (why := self._held.why_hurry()) is not None:
+            self.why, self._due = why, min(self._due, now + _HURRY_SECONDS)
+        if now >= self._due:
+            self._limit.reschedule(now)
+        else:
+            self._next = self._loop.call_later(_LOOK_SECONDS, self._look)
 
 
 def _is_last(answer: bytes) -> bool:

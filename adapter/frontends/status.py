@@ -16,6 +16,7 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.MethodNotAllowed: (405, "MethodNotAllowed"),
     errors.NotPassedThrough: (403, "NotPassedThrough"),
     errors.NotStarted: (503, "NotStarted"),
+    errors.NotTaken: (503, "NotTaken"),
     errors.InvalidModel: (400, "InvalidModel"),
     errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own door too
     errors.ModelTooLarge: (400, "ModelTooLarge"),  # not 507: that would evict others for nothing
@@ -46,6 +47,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
     errors.NotStarted: grpc.StatusCode.UNAVAILABLE,
+    errors.NotTaken: grpc.StatusCode.UNAVAILABLE,
     errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.TooManyAbandoned: grpc.StatusCode.UNAVAILABLE,

@@ -27,6 +27,7 @@ EXPECTED = {
     "NotPassedThrough": (403, "NotPassedThrough"),
     "TooManyConnections": (503, "TooManyConnections"),
     "NotStarted": (503, "NotStarted"),
+    "NotTaken": (503, "NotTaken"),
     "PayloadTooLarge": (413, "PayloadTooLarge"),
     "InvalidModel": (400, "InvalidModel"),
     "SourceMissing": (404, "SourceMissing"),

@@ -7,7 +7,7 @@ from contextlib import closing
 import grpc
 import pytest
 
-from tests.running import wait_until
+from tests.running import Client, wait_until
 from tests.trees import write_python_model
 from tests.v2.grpc_calls import calls_to, infer_request, values_of, write_decoupled_model
 
@@ -91,6 +91,13 @@ def abandoned(adapter) -> dict[str, int]:
 
 def states(adapter) -> dict[str, str]:
     return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
+
+
+def stands_still(adapter, name: str) -> bool:
+    """Whether Triton has done all that it was asked, though answers are still owed."""
+    with closing(Client(adapter.http_address)) as triton:
+        (found,) = triton.get(f"/v2/models/{name}/stats").json()["model_stats"]
+    return found["inference_count"] == 40 and in_flight(adapter)[name] == 1
 
 
 def test_models_answer_side_by_side_in_one_stream(calls, doubling, echo):
@@ -246,6 +253,37 @@ def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_p
     gate.touch()
     wait_until(lambda: in_flight(adapter)[name] == 0, 10, "the model has ended")
     assert seen.read_text() == "False"
+
+
+def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, client, adapter):
+    name = load(imports="import numpy as np", answer="values = np.zeros(250_000, np.float32)")
+    messages = calls.stream(asking)
+    asking.send(*(infer_request(name, 1.0) for _ in range(40)))
+    wait_until(lambda: in_flight(adapter)[name] == 1, 30, "Triton was asked")
+    wait_until(lambda: stands_still(adapter, name), 30, "the caller's window is full")
+    assert client.delete(f"/models/{name}").status == 200
+    with pytest.raises(grpc.RpcError) as raised:
+        list(messages)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert f"model '{name}' is being unloaded" in raised.value.details()
+
+
+def test_a_caller_who_reads_is_answered_amid_an_unload(calls, asking, load, tmp_path, adapter):
+    reached, gate = tmp_path / "reached", tmp_path / "gate"
+    name = load(
+        imports="import pathlib, time",
+        answer=f"pathlib.Path({str(reached)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)",
+    )
+    messages = calls.stream(asking)
+    asking.send(infer_request(name, 1.0))
+    wait_until(reached.exists, 30, "the model computes")
+    with ThreadPoolExecutor(1) as pool, closing(adapter.client()) as client:
+        unloading = pool.submit(client.delete, f"/models/{name}")
+        wait_until(lambda: states(adapter)[name] == "UNLOADING", 10, "the unload has begun")
+        gate.touch()
+        assert values_of(next(messages).infer_response) == [1.0]
+        assert unloading.result().status == 200
 
 
 def test_a_deadline_ends_a_stream(calls, echo, asking):
