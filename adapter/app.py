@@ -288,7 +288,7 @@ class Adapter:
         await doors.open_grpc("grpc", settings.grpc, services.everything)
         if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
             parts = (settings, services.gate, self._metrics, lambda: self._triton_grpc)
-            relay = partial(build_relay, *parts)
+            relay = partial(build_relay, *parts, drain=self._drain)
             await doors.open_lane("grpc_data", settings.grpc_data, services.inference, relay)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -29,6 +29,7 @@ from adapter.dataplane.relay.server import RelayServer
 from adapter.dataplane.relay.site import Site, connect_to
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.examples import examples_folder
+from adapter.frontends.drain import Drain
 from adapter.frontends.http_lane.connections import Connections
 from adapter.log_stream import LogStream
 from adapter.metrics import Metrics, State
@@ -205,6 +206,8 @@ def build_relay(
     metrics: Metrics,
     triton: Callable[[], str | None],
     server: str,
+    *,
+    drain: Drain,
 ) -> RelayServer:
     """`triton` tells where that is, once it is known; `server` is where all else is served."""
     relay = RelayServer(
@@ -218,6 +221,7 @@ def build_relay(
         max_connections=connection_limit(settings),
         on_refused=metrics.connections_shed.labels("grpc_data", "refused").inc,
     )
+    drain.then_refuse(relay.hurry)
     metrics.connections.labels("grpc_data").set_function(lambda: relay.connections)
     return relay
 

@@ -207,7 +207,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "try again, or another copy of the model; ModelMesh does so by itself",
     ),
     errors.SlowBody: (
-        "the body comes at less than 64 KiB/s, averaged over more than 10 s; the connection closes",
+        "it comes at less than 64 KiB/s, averaged over more than 10 s; HTTP connections close",
         "send faster, or less: compress, or use raw tensors",
     ),
     errors.NotTaken: (

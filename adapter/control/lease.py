@@ -71,6 +71,8 @@ class Leases:
 
     def arrives(self, lease: "Lease", refuse: Callable[[], None]) -> None:
         self._arriving.setdefault(lease.record, {})[lease] = refuse
+        if lease.record in self._drained:
+            refuse()
 
     def has_ended(self, lease: "Lease") -> None:
         if (arriving := self._arriving.get(lease.record)) is not None:
@@ -122,8 +124,9 @@ class Lease:
         self.record.used_at = monotonic()
 
     def arrives(self, refuse: Callable[[], None]) -> None:
-        """Its request is still coming from the caller. `refuse` is called when the model has to go
-        meanwhile, and does nothing where the request has come.
+        """It waits for its caller: for the request, or until the answer is taken. `refuse` is
+        called when the model has to go meanwhile, at once where it has to go already, and does
+        nothing where nobody is waited for. The last one said holds.
         """
         self._leases.arrives(self, refuse)
 

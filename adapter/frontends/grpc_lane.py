@@ -7,7 +7,7 @@ else is served as at the other door, by the same code, behind a socket of our ow
 import logging
 import time
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import grpc
 
@@ -100,6 +100,9 @@ class _Passage:
         lease.begin()
         gate.served.flight.count += 1
         self._begun = time.monotonic()
+
+    def when_model_goes(self, act: Callable[[], None]) -> None:
+        self._lease.arrives(act)
 
     def answered(self) -> None:
         self._lease.end()

@@ -146,6 +146,7 @@ class Caller(Endpoint):
 
     def sent(self, stream: Stream, size: int) -> None:
         exchange = stream.exchange
+        exchange.taken += size
         if exchange.link is not None and exchange.far is not None:
             exchange.link.credit(exchange.far, size)
 

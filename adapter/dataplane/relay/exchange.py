@@ -38,21 +38,27 @@ class Exchange:
     `held`: what came while it was ARRIVING; below `wanted` bytes there is nothing to decide.
     `left`: bytes of the message that are still to come; `last`: its last byte, which goes on with
     the end alone, so that Triton has all of a request or knows of none.
+    `came`: bytes of the request, in `waited` seconds; `taken`: bytes of the answer.
     """
 
     __slots__ = (
         "call",
+        "came",
         "deadline",
         "far",
         "has_data",
         "has_head",
         "held",
+        "hurried",
         "last",
         "left",
         "link",
         "near",
         "passage",
         "stage",
+        "stuck",
+        "taken",
+        "waited",
         "wanted",
         "watch",
     )
@@ -70,12 +76,23 @@ class Exchange:
         self.wanted = PREFIX_BYTES + 2
         self.left = 0
         self.last: bytes | memoryview = b""
+        self.came = self.taken = 0
+        self.waited = 0.0
+        # when that was seen last, and how much had been taken then
+        self.stuck: tuple[float, int] | None = None
+        self.hurried: tuple[float, int] | None = None
         self.has_head = self.has_data = False  # of the answer, the caller has
 
     @property
     def is_told(self) -> bool:
         """The caller waits for nothing more of the link."""
         return self.stage in {Stage.ABANDONED, Stage.OVER}
+
+    @property
+    def is_arriving(self) -> bool:
+        """It is an inference, of one message, of which its caller has more to send."""
+        is_one = self.stage in {Stage.ARRIVING, Stage.SENDING} and self.call.direct is not None
+        return is_one and not self.near.is_ended
 
     def to(self, stage: Stage) -> None:
         if stage not in FOLLOWS[self.stage]:

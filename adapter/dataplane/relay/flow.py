@@ -105,6 +105,10 @@ class Flow(Wire):
             self._allowed += self._due
             self._due = 0
 
+    def may_send(self, stream: Stream) -> bool:
+        """The peer, as far as its windows go."""
+        return stream.allowed > 0 and self._allowed > 0
+
     def take(self, size: int) -> None:
         """So much DATA has come, of whatever stream."""
         self._allowed -= size

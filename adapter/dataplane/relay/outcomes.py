@@ -1,5 +1,7 @@
 """What becomes of requests that have gone on: answers, failures, links and callers that go."""
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from adapter.dataplane.relay import frames
@@ -11,12 +13,19 @@ from adapter.dataplane.relay.message import length_of
 from adapter.dataplane.relay.ports import Answer, Passage
 from adapter.dataplane.relay.site import Site
 from adapter.dataplane.relay.wire import Piece
-from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    BackendUnavailable,
+    InferenceFailed,
+    NotStarted,
+    SlowBody,
+)
 
 if TYPE_CHECKING:
     from adapter.dataplane.relay.caller import Caller
 
-_UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
+_UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN, _INVALID_ARGUMENT = 14, 4, 13, 2, 3
 _LATE = "BackendTimeout"
 
 
@@ -25,6 +34,7 @@ class Outcomes:
         self.site = site
         self.links: list[Link] = []
         self.caller: Caller
+        self.clock = asyncio.get_running_loop().time
 
     def flush(self) -> None:
         raise NotImplementedError
@@ -65,6 +75,9 @@ class Outcomes:
         if exchange.has_head:
             exchange.has_data = True
             self.caller.send(exchange.near, piece)
+            if exchange.near.queue and exchange.passage is not None and exchange.stuck is None:
+                exchange.stuck = (self.clock(), exchange.taken)
+                exchange.passage.when_model_goes(partial(self.model_goes, exchange))
         else:
             self._not_taken(exchange, piece, "Triton's answer is odd: it has no head")
 
@@ -171,6 +184,54 @@ class Outcomes:
             self.fail(exchange, BackendUnavailable("Triton refused the stream", delivered=False))
         else:
             self.fail(exchange, InferenceFailed(f"Triton gave the request up (HTTP/2: {code})"))
+
+    # -- callers who take their time ---------------------------------------------------------
+
+    def model_goes(self, exchange: Exchange) -> None:
+        if exchange.is_arriving:
+            self.refuse_arriving(exchange, "the model is being unloaded")
+            self.flush()
+        elif exchange.hurried is None:
+            exchange.hurried = (self.clock(), exchange.taken)
+
+    def look_at_arriving(self, exchange: Exchange, seconds: float) -> None:
+        """`seconds`: since it was last looked at."""
+        if self.site.is_leaving:
+            self.refuse_arriving(exchange, "the adapter is stopping")
+        elif self.caller.may_send(exchange.near):
+            exchange.waited += seconds
+            patience, waited = self.site.patience, exchange.waited
+            if waited > patience.slow and exchange.came < waited * patience.rate:
+                rate = patience.rate / 2**10
+                self._refuse_request(exchange, SlowBody(f"it comes at less than {rate:g} KiB/s"))
+
+    def look_at_unread(self, exchange: Exchange, now: float) -> None:
+        """Some of the answer waits for its caller."""
+        patience, taken = self.site.patience, exchange.taken
+        if self.site.is_leaving and exchange.hurried is None:
+            exchange.hurried = (now, taken)
+        if exchange.stuck is None or exchange.stuck[1] != taken:
+            exchange.stuck = (now, taken)
+        is_stuck = exchange.passage is not None and now - exchange.stuck[0] > patience.answer
+        if exchange.hurried is not None:
+            seconds = now - exchange.hurried[0]
+            so_far = taken - exchange.hurried[1]
+            is_stuck |= seconds > patience.hurry and so_far < seconds * patience.rate
+        if is_stuck:
+            self.caller.reset(exchange.near, Code.CANCEL)
+            self.drop(exchange)
+
+    def refuse_arriving(self, exchange: Exchange, why: str) -> None:
+        error = NotStarted(f"{why}; this request had not wholly come yet")
+        self._refuse_request(exchange, error)
+
+    def _refuse_request(self, exchange: Exchange, error: NotStarted | SlowBody) -> None:
+        if exchange.passage is not None:
+            self.fail(exchange, error)
+            return
+        status = _UNAVAILABLE if isinstance(error, NotStarted) else _INVALID_ARGUMENT
+        self._leave(exchange)
+        self._refuse(exchange, status, f"{type(error).__name__}: {error}")
 
     def too_late(self, exchange: Exchange) -> None:
         if exchange.stage is Stage.ARRIVING:

@@ -1,6 +1,6 @@
 """What the relay asks others: which calls may go straight to Triton, and what is told of errors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
@@ -39,6 +39,9 @@ class Passage(Protocol):
     """One inference that was let through. It holds its model until Triton has done with it, which
     may be after its caller has been told, or has left.
     """
+
+    def when_model_goes(self, act: Callable[[], None]) -> None:
+        """Called when an unload begins before Triton has done with it; at once when one has."""
 
     def answered(self) -> None:
         """Triton has, and the caller is told."""

@@ -7,6 +7,7 @@ what a caller has left.
 """
 
 import asyncio
+from functools import partial
 
 from adapter.dataplane.relay.caller import Caller
 from adapter.dataplane.relay.exchange import Exchange, Stage
@@ -22,7 +23,7 @@ from adapter.errors import (
 )
 
 _GREETING_SECONDS, _SILENT_SECONDS, _PONG_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
-_UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
+_LOOKED_AWAY_SECONDS = 0.5  # longer, and it is not the callers who were slow
 
 _NAME_AT_MOST = 2**11  # bytes in which the name is found, if it is
 # of a message that goes on when all of it is here; larger ones go on as they come
@@ -34,8 +35,7 @@ class Relay(Outcomes):
         super().__init__(site)
         self.caller = Caller(self)
         self.ended = asyncio.Event()
-        self._clock = asyncio.get_running_loop().time
-        self._begun = self._heard = self._busy = self._clock()
+        self._begun = self._heard = self._busy = self._looked = self.clock()
 
     def flush(self) -> None:
         if self.caller.out:
@@ -50,13 +50,14 @@ class Relay(Outcomes):
         caller, seconds = self.caller, self.site.timeout_seconds
         if call.seconds is not None:
             seconds = min(seconds, call.seconds)
-        exchange = Exchange(stream_id, caller.initial_window, call, self._clock() + seconds)
+        exchange = Exchange(stream_id, caller.initial_window, call, self.clock() + seconds)
         exchange.near.is_ended = end
         caller.streams[stream_id] = exchange.near
         if call.direct is None or end:
             self._begin_beside(exchange, end=end)
 
     def request_data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        exchange.came += len(piece)
         if exchange.stage is Stage.ARRIVING:
             self._arrive(exchange, piece, end=end)
         elif exchange.stage is Stage.SENDING:
@@ -123,6 +124,8 @@ class Relay(Outcomes):
         if exchange.passage is None:
             return False
         exchange.watch = watch
+        if not end:
+            exchange.passage.when_model_goes(partial(self.model_goes, exchange))
         exchange.left = PREFIX_BYTES + length_of(start)
         return True
 
@@ -201,10 +204,16 @@ class Relay(Outcomes):
 
     def look(self) -> None:
         """Again and again: what takes too long, and what waits for too much that is held?"""
-        now, caller = self._clock(), self.caller
+        now, caller = self.clock(), self.caller
+        seconds, self._looked = min(now - self._looked, _LOOKED_AWAY_SECONDS), now
         for stream in list(caller.streams.values()):
-            if now > stream.exchange.deadline:
-                self.too_late(stream.exchange)
+            exchange = stream.exchange
+            if now > exchange.deadline:
+                self.too_late(exchange)
+            elif exchange.is_arriving:
+                self.look_at_arriving(exchange, seconds)
+            elif stream.queue:
+                self.look_at_unread(exchange, now)
         if caller.is_pressed:
             self.begin_all()
         for endpoint in (caller, *self.links):
@@ -213,7 +222,7 @@ class Relay(Outcomes):
 
     def look_closely(self) -> None:
         """Once a second: is the caller still there, and how much does it make us do?"""
-        now, caller = self._clock(), self.caller
+        now, caller = self.clock(), self.caller
         for endpoint in (caller, *self.links):
             endpoint.chores = 0
         if caller.streams:

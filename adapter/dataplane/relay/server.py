@@ -72,6 +72,14 @@ class RelayServer:
             for relay in list(self._relays):
                 _guarded(relay.look_closely)
 
+    def hurry(self) -> None:
+        """The adapter stops: requests that have not wholly come are refused, also new ones, and
+        answers that are not read are dropped.
+        """
+        self._site.is_leaving = True
+        for relay in list(self._relays):
+            _guarded(relay.look)
+
     async def close(self, patience_seconds: float) -> None:
         """Take nothing new; what is open has its time to end."""
         if self._server is None or self._looking is None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,23 @@ _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3
 Connect = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With callers; seconds. A request has to come at `rate` bytes a second, averaged, after
+    `slow`. Of an answer something has to be taken every `answer`; when its model or the adapter
+    has to go, all of it at `rate`, after `hurry`.
+    """
+
+    slow: float = 10
+    rate: float = 64 * 2**10
+    answer: float = 60
+    hurry: float = 2
+
+
 class Site:
-    """`connect_*` raise OSError. `held`: bytes that were received and cannot go on yet; beyond
+    """`is_leaving`: the adapter stops, and waits for callers no more than it has to.
+
+    `connect_*` raise OSError. `held`: bytes that were received and cannot go on yet; beyond
     `max_held_bytes` no connection gets more than its share.
     """
 
@@ -37,6 +53,8 @@ class Site:
         self.max_message_bytes = max_message_bytes
         self.held = 0
         self.max_held_bytes = max_held_bytes
+        self.patience = Patience()
+        self.is_leaving = False
         self.calls: Meanings[Call] = Meanings(partial(read_call, gate))
         self.answers: Meanings[Answer] = Meanings(read_answer)
         self.tasks: set[asyncio.Task[None]] = set()
