@@ -16,6 +16,7 @@ MAY_BE_SKIPPED = (
     "perf_analyzer is for x86-64",
     "a mount namespace takes a privilege",
     "no namespaces here",
+    "what it is built of cannot be fetched",
 )
 # a rerun is for what truly races with a real Triton
 MAY_RACE = 15
