@@ -147,10 +147,12 @@ async def test_a_chunked_body_is_a_body(path, ending):
 
 @both
 async def test_an_empty_body_is_one_too(path):
+    """Where an inference needs one it is refused as a whole request, and the next one is read."""
+    status = 400 if path.endswith("/invoke") else 200
     async with opened() as door:
         caller = await door.connect()
         for raw in (request(path, b""), head(path), head(path, CHUNKED) + b"0\r\n\r\n"):
-            assert (await caller.ask(raw)).status == 200
+            assert (await caller.ask(raw)).status == status
 
 
 @both

@@ -143,7 +143,7 @@ async def test_a_host_is_needed_and_not_in_http_1_0(path):
     await refused(b"POST %s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path.encode())
     async with opened() as door:
         caller = await door.connect()
-        old = b"POST %s HTTP/1.0\r\nContent-Length: 0\r\n\r\n" % path.encode()
+        old = b"POST %s HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}" % path.encode()
         assert (await caller.ask(old)).status == 200
 
 
