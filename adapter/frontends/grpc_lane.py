@@ -20,6 +20,7 @@ from adapter.errors import (
     BackendError,
     BackendUnavailable,
     CapacityError,
+    InvalidRequest,
 )
 from adapter.frontends.grpc_edge import GrpcEdge
 from adapter.frontends.grpc_v2 import SERVICE
@@ -67,6 +68,11 @@ class LaneGate:
             return is_plain, _mesh_id(found)
         except ValueError:
             return False, None
+
+    def refused(self, path: bytes, error: InvalidRequest) -> None:
+        if path == _PATH:
+            self.edge.note(_METHOD, error)
+            self.served.count("INVALID_ARGUMENT", 0.0)
 
     def admit(self, name: bytes, mesh_id: str | None) -> "_Passage | None":
         try:

@@ -18,6 +18,7 @@ from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,
     InferenceFailed,
+    InvalidRequest,
     NotStarted,
     SlowBody,
 )
@@ -203,7 +204,7 @@ class Outcomes:
             patience, waited = self.site.patience, exchange.waited
             if waited > patience.slow and exchange.came < waited * patience.rate:
                 rate = patience.rate / 2**10
-                self._refuse_request(exchange, SlowBody(f"it comes at less than {rate:g} KiB/s"))
+                self.refuse_request(exchange, SlowBody(f"it comes at less than {rate:g} KiB/s"))
 
     def look_at_unread(self, exchange: Exchange, now: float) -> None:
         """Some of the answer waits for its caller."""
@@ -223,9 +224,11 @@ class Outcomes:
 
     def refuse_arriving(self, exchange: Exchange, why: str) -> None:
         error = NotStarted(f"{why}; this request had not wholly come yet")
-        self._refuse_request(exchange, error)
+        self.refuse_request(exchange, error)
 
-    def _refuse_request(self, exchange: Exchange, error: NotStarted | SlowBody) -> None:
+    def refuse_request(
+        self, exchange: Exchange, error: InvalidRequest | NotStarted | SlowBody
+    ) -> None:
         if exchange.passage is not None:
             self.fail(exchange, error)
             return

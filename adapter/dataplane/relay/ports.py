@@ -6,23 +6,23 @@ from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 from adapter.dataplane.relay.headers import Headers, check_answer, check_request, encoded
-from adapter.errors import AdapterError
-
-_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_MAX_DIGITS = 8
+from adapter.dataplane.relay.metadata import odd_header, seconds_of
+from adapter.errors import AdapterError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """The head of a request. `direct` is the block for Triton when the call may go there as it is;
     `served` the block for the server beside us. `mesh_id` is what the metadata names, `seconds`
-    the caller's own limit.
+    the caller's own limit. `refusal`: why it is answered at once, and goes nowhere.
     """
 
+    path: bytes
     served: bytes
     direct: bytes | None
     mesh_id: str | None
     seconds: float | None
+    refusal: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,9 @@ class Gate(Protocol):
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """May a call with these headers go straight, and for which model by its metadata?"""
 
+    def refused(self, path: bytes, error: InvalidRequest) -> None:
+        """Of a call that was not routed: the caller is told of this error."""
+
     def admit(self, name: bytes, mesh_id: str | None) -> Passage | None:
         """None: it takes the slow way, where also refusals are spoken."""
 
@@ -76,19 +79,13 @@ class Gate(Protocol):
 def read_call(gate: Gate, headers: Headers) -> Call:
     check_request(headers)
     found = dict(headers)
-    may_go, mesh_id = gate.route(found)
+    refusal = odd_header(headers)
+    may_go, mesh_id = gate.route(found) if refusal is None else (False, None)
     served = encoded(headers)
     meant = [header for header in headers if gate.is_for_triton(header[0])] if may_go else []
     direct = served if len(meant) == len(headers) else encoded(meant) if meant else None
-    return Call(served, direct, mesh_id, _seconds(found.get(b"grpc-timeout", b"")))
-
-
-def _seconds(text: bytes) -> float | None:
-    """As gRPC writes it: at most eight digits, and a unit. What is odd is for who serves it."""
-    number, unit = text[:-1], _UNITS.get(text[-1:])
-    if unit is None or not number.isdigit() or len(number) > _MAX_DIGITS:
-        return None
-    return int(number) * unit
+    seconds = seconds_of(found.get(b"grpc-timeout", b""))
+    return Call(found[b":path"], served, direct, mesh_id, seconds, refusal)
 
 
 def read_answer(headers: Headers) -> Answer:

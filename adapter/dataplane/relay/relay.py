@@ -18,9 +18,7 @@ from adapter.dataplane.relay.outcomes import Outcomes
 from adapter.dataplane.relay.ports import Call
 from adapter.dataplane.relay.site import Site
 from adapter.dataplane.relay.wire import Piece
-from adapter.errors import (
-    InvalidRequest,
-)
+from adapter.errors import InvalidRequest
 
 _GREETING_SECONDS, _SILENT_SECONDS, _PONG_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
 _LOOKED_AWAY_SECONDS = 0.5  # longer, and it is not the callers who were slow
@@ -53,7 +51,11 @@ class Relay(Outcomes):
         exchange = Exchange(stream_id, caller.initial_window, call, self.clock() + seconds)
         exchange.near.is_ended = end
         caller.streams[stream_id] = exchange.near
-        if call.direct is None or end:
+        if call.refusal is not None:
+            error = InvalidRequest(call.refusal)
+            self.site.gate.refused(call.path, error)
+            self.refuse_request(exchange, error)
+        elif call.direct is None or end:
             self._begin_beside(exchange, end=end)
 
     def request_data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
