@@ -3,9 +3,15 @@ PYTEST ?= .venv/bin/pytest
 MINUTES ?= 90
 # more than the cores: tests mostly wait
 WORKERS ?= 3
+# where the quick tests are; all others need a Triton, or what only a run of everything is worth
+QUICK = tests/unit tests/service tests/lanes tests/modelmesh tests/v2 tests/test_architecture.py \
+  tests/test_docs.py
 HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 GRPC ?= 127.0.0.1:8085
+
+# Compiled code is kept: to compile tests and adapter anew takes each process seconds.
+test unit nightly: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help setup run demo test unit nightly test-gpu e2e bench check fix lock docs clean
 
@@ -27,7 +33,7 @@ test: setup  ## the whole test suite, against a real Triton; a file of tests sta
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not nightly and not gpu and not e2e'
 
 unit: setup  ## the quick tests, before no Triton
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not triton and not slow and not nightly and not gpu and not e2e'
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not triton and not slow and not nightly' $(QUICK)
 
 nightly: setup  ## the long tests; MINUTES=90 are shared out among PARTS, which are all if not given
 	.venv/bin/python -m tests.nightly --minutes=$(MINUTES) $(PARTS)

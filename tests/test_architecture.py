@@ -1,6 +1,7 @@
 """The rules of the code that `make check` does not see."""
 
 import ast
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -23,6 +24,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=name(path))
 
@@ -149,6 +151,7 @@ def logged(module: ast.Module) -> set[str]:
     return found
 
 
+@functools.cache
 def logged_events() -> dict[str, str]:
     return {event: name(path) for path in SOURCES for event in logged(tree(path))}
 

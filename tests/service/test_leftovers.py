@@ -129,11 +129,14 @@ async def test_what_still_computes_when_its_time_is_over_has_no_more_of_it():
     lease = house.control.lease(M)
     lease.begin()
     unload = house.begin(house.unload("m"))
-    await house.steps.hold("load m").reached.wait()
+    gate = house.steps.hold("load m")
+    await gate.reached.wait()
     assert house.triton.waited[:2] == [1.0, 1.0]
     assert house.server.killed == [FIRST]
-    unload.cancel()
     lease.end()
+    gate.open()
+    await unload
+    house.check()
     await house.close()
 
 

@@ -163,6 +163,7 @@ def test_a_model_behind_a_link_that_leaves_the_roots_is_refused(root, tmp_path):
 
 # --- permissions: root may read everything, so another user looks
 
+# says of each folder in a line of its own what is wrong with it
 _AS_NOBODY = """
 import os, sys
 from pathlib import Path
@@ -173,10 +174,13 @@ if os.geteuid() == 0:
     os.setgroups([])
     os.setegid(65534)
     os.seteuid(65534)
-try:
-    inspect(ModelSource(sys.argv[1]), Path(sys.argv[1]), [sys.argv[2]])
-except InvalidModel as error:
-    print(error)
+root, *folders = sys.argv[1:]
+for folder in folders:
+    try:
+        inspect(ModelSource(folder), Path(folder), [root])
+        print()
+    except InvalidModel as error:
+        print(error)
 """
 
 
@@ -188,23 +192,28 @@ def open_root():
         yield Path(folder)
 
 
-def _refusal_to_nobody(folder, root):
-    command = [sys.executable, "-c", _AS_NOBODY, str(folder), str(root)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def _refusals_to_nobody(folders, root):
+    command = [sys.executable, "-c", _AS_NOBODY, str(root), *map(str, folders)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return said.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [("1/model.py", 0o000), ("config.pbtxt", 0o000), ("1", 0o000), ("1", 0o644), ("1", 0o311)],
-)
-def test_what_may_not_be_read_is_named(name, mode, open_root):
-    folder = make(open_root / "m")
-    assert _refusal_to_nobody(folder, open_root) == ""
-    (folder / name).chmod(mode)
-    text = _refusal_to_nobody(folder, open_root)
-    (folder / name).chmod(0o755)
-    assert f"{folder / name}" in text
-    assert "Permission denied" in text
+def test_what_may_not_be_read_is_named(open_root):
+    cases = [
+        *(("1/model.py", 0o000), ("config.pbtxt", 0o000)),
+        *(("1", 0o000), ("1", 0o644), ("1", 0o311)),
+    ]
+    folders = [make(open_root / f"m{number}") for number in range(len(cases))]
+    assert _refusals_to_nobody(folders, open_root) == [""] * len(cases)
+    closed = [folder / name for folder, (name, _) in zip(folders, cases, strict=True)]
+    for path, (_, mode) in zip(closed, cases, strict=True):
+        path.chmod(mode)
+    texts = _refusals_to_nobody(folders, open_root)
+    for path in closed:
+        path.chmod(0o755)
+    for path, text in zip(closed, texts, strict=True):
+        assert f"{path}" in text
+        assert "Permission denied" in text
 
 
 # --- the content key

@@ -259,10 +259,10 @@ def fil(model_type):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("model_type", [None, "", "triton", "Custom:2"])
-def test_files_decide_where_the_type_is_unknown(files, expected, backend, config, model_type):
-    found = layout("m", folder(*files.split()), model_type)
-    assert found == Layout(links(*expected), backend, config)
+def test_files_decide_where_the_type_is_unknown(files, expected, backend, config):
+    for model_type in (None, "", "triton", "Custom:2"):
+        found = layout("m", folder(*files.split()), model_type)
+        assert found == Layout(links(*expected), backend, config), model_type
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ class _Garbage:
             pass
 
 
+@pytest.mark.slow
 async def test_packages_are_looked_at_side_by_side_whatever_is_collected_meanwhile(packages, root):
     code = "class TritonPythonModel:\n" + "    answer = [1, 2.5, 'three']\n" * 50
     for name in "ab":
