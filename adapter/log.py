@@ -42,6 +42,7 @@ EVENTS: Mapping[str, str] = {
     "seconds that it waits still, at most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
     "model.unloaded": "a model is gone and its memory is given back",
+    "modelmesh.broken_off": "the end of Triton broke a load or unload off; it is done once more",
     "modelmesh.purge_failed": "what was loaded could not be taken down for a mesh that starts",
     "operation.failed": "a bug: this operation of control ended with an error nobody foresaw",
     "request.failed": "a request was answered with an error",

@@ -241,9 +241,10 @@ class ModelControl:
             record.placement = await self._packages.place(record.name, model_id, package)
             self.memory.accounts.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._teardown.bring_down(record))
-            await self._bringup.bring_up(record, package, estimate)
+            process = await self._bringup.bring_up(record, package, estimate)
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
+            self.presence.refuse_ended(process, model_id)  # or nobody would notice: see reconcile
             undo.pop_all()
             record.source, record.can_load_again = replace(source, files=()), not source.files
             self.registry.finish_load(record)

@@ -64,9 +64,12 @@ class BringUp:
         self._guard = LoopGuard()
         self._undone: dict[ModelId, _Undone] = {}
 
-    async def bring_up(self, record: ModelRecord, package: Package, estimate: Estimate) -> None:
+    async def bring_up(
+        self, record: ModelRecord, package: Package, estimate: Estimate
+    ) -> int | None:
         """Return when Triton serves every model of the package, and what it takes is measured as
-        far as it can be by then. A load that has taken more than there is is refused after all.
+        far as it can be by then; returns the process that serves them, None where it is not ours.
+        A load that has taken more than there is is refused after all.
 
         A load that ran out of memory is undone and, when memory came back, tried once more
         (memory.md section 7, policy 5), unless Triton is stuck with it. What is raised is the last
@@ -82,12 +85,14 @@ class BringUp:
                 error = await self._try(record, estimate)
         if error is not None:
             raise self._last_word(error, package) from error.__cause__
+        process = self._server.pid if self._server else None
         await self._memory.loaded(record.id)
         if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
             raise self._exceeded(record, refusal)
         record.instances = await self._instances(record)
         record.used_at = time.monotonic()
         self._guard.succeeded(package.content_key)
+        return process
 
     async def let_go(self, record: ModelRecord) -> None:
         """The load is undone in Triton. What it took beyond the limit is waited for."""

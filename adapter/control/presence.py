@@ -42,8 +42,11 @@ class Presence:
         return Life(connection, self._server.pid if self._server else None)
 
     def confirm(self, life: Life) -> None:
-        """The registry says what Triton has in this life, which was noted before the look."""
-        self._confirmed = life
+        """The registry says what Triton has in this life, which was noted before the look. One that
+        has ended meanwhile says nothing of now: another look may have confirmed the next already.
+        """
+        if life == self.now():
+            self._confirmed = life
 
     @property
     def is_here(self) -> bool:
@@ -61,6 +64,13 @@ class Presence:
         """ModelNotFound when Triton has ended, with this and all other models."""
         if self.has_lost_all:
             raise lost(model_id)
+
+    def refuse_ended(self, process: int | None, model_id: ModelId) -> None:
+        """BackendUnavailable when this process of our own, which has loaded a model, has ended."""
+        if self._server is not None and (process is None or self._server.pid != process):
+            raise BackendUnavailable(
+                "Triton ended while the model was being loaded", model_id=model_id, delivered=True
+            )
 
     async def is_cause_of(self, error: BackendUnavailable) -> bool:
         """Did a call fail because Triton has ended, with all models? That is known a moment later:

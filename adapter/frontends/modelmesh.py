@@ -4,7 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
@@ -67,6 +68,8 @@ class ModelRuntime:
         self._metrics = metrics
         self._is_well = is_well
         self._turns = asyncio.Semaphore(settings.load_concurrency)
+        # one at a time: what ended Triton is not to take the others with it once more
+        self._broken_off = asyncio.Lock()
         self._loads: set[asyncio.Task[ModelRecord]] = set()
         self._purging: asyncio.Task[None] | None = None
 
@@ -77,7 +80,9 @@ class ModelRuntime:
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
         source, seconds = _source(request, key), self._settings.load_timeout_seconds
-        record = await self._with_triton(lambda: self._bring_up(model_id, source, seen), seconds)
+        record = await self._with_triton(
+            lambda: self._bring_up(model_id, source, seen), seconds, self._broken_off
+        )
         limit = self._settings.modelmesh_model_concurrency
         if isinstance(limit, str):
             limit = await self._triton.instances(record.name)
@@ -116,21 +121,30 @@ class ModelRuntime:
         self._turns.release()
         self._loads.discard(task)
 
-    async def _with_triton(self, act: Callable[[], Awaitable[T]], seconds: float) -> T:
+    async def _with_triton(
+        self,
+        act: Callable[[], Awaitable[T]],
+        seconds: float,
+        again: AbstractAsyncContextManager[object],
+    ) -> T:
         """Do it when Triton is here, for which it waits so long: a mesh takes a failed load for the
-        model's own fault, and remembers it for minutes. What may have reached Triton is not done
-        again: it may be what ended Triton.
+        model's own fault, and remembers it for minutes. What the end of Triton broke off is done
+        once more, within `again`, and no oftener: it may be what ended Triton.
         """
-        deadline = time.monotonic() + seconds
+        deadline, was_broken_off = time.monotonic() + seconds, False
         while True:
-            if self._control.is_open:
-                await self._control.presence.wait_here(deadline)
             try:
-                return await act()
+                async with again if was_broken_off else nullcontext():
+                    if self._control.is_open:
+                        await self._control.presence.wait_here(deadline)
+                    return await act()
             except BackendUnavailable as error:
                 is_over = not self._control.is_open or time.monotonic() > deadline
-                if error.delivered or is_over:
+                if is_over or (error.delivered and was_broken_off):
                     raise
+                if error.delivered:
+                    was_broken_off = True
+                    log.info("modelmesh.broken_off", extra={"reason": str(error)})
 
     # -- unloading --------------------------------------------------------------------------
 
@@ -140,7 +154,8 @@ class ModelRuntime:
         if model_id not in self._control.registry:  # nothing that Triton would have to do
             await self._take_down(model_id, **seen)
         else:
-            await self._with_triton(lambda: self._take_down(model_id, **seen), seconds)
+            act = partial(self._take_down, model_id, **seen)
+            await self._with_triton(act, seconds, nullcontext())
         return pb.UnloadModelResponse()
 
     async def _take_down(self, model_id: ModelId, **seen: str) -> None:

@@ -215,9 +215,11 @@ class Mesh:
         seconds: float | None = 30,
     ) -> bytes:
         """A client's call for this model, as it reaches the client again. What is UNAVAILABLE is
-        tried again at once.
+        tried again at once; a model that is on its way back is waited for before each try.
         """
         for tries_left in reversed(range(TRIES)):
+            if (returning := self._returning.get(model_id)) is not None:
+                await returning
             believed = self.models.get(model_id)
             try:
                 return await self._forward(method, model_id, message, headers or {}, seconds)

@@ -17,14 +17,18 @@ from tritonclient.grpc import service_pb2 as v2
 from tests.chart.pod import free_ports
 from tests.modelmesh.mesh import Mesh
 from tests.modelmesh.tritons import write_tritonserver
-from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
+from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
+from tests.sagemaker.asking import Gate
 from tests.sagemaker.processes import tritonserver
+from tests.trees import CONFIG, write_python_model
 from tests.v2.grpc_calls import infer_request
 
 pytestmark = pytest.mark.triton
 
 INFER = "inference.GRPCInferenceService/ModelInfer"
 KINDS = ("http", "grpc", "metrics")
+# known beforehand, so that loads go on side by side
+DECLARED = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }\n'
 IDENTITY = str(EXAMPLES / "identity")
 
 
@@ -50,6 +54,20 @@ def folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="mm-"))
     yield made
     shutil.rmtree(made)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "root"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()
 
 
 @pytest.fixture
@@ -137,10 +155,13 @@ async def test_a_mesh_loses_no_request_and_no_load_while_triton_is_away(outage):
         late = asyncio.create_task(mesh.load("late", IDENTITY))
         assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
         assert await code_of(mesh) is grpc.StatusCode.UNAVAILABLE
+        # those that come when the mesh has learned it wait for the load that it has sent
+        asked += [asyncio.create_task(mesh.infer(INFER, "m", request(n))) for n in range(8, 12)]
+        assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
         assert not any(task.done() for task in [*asked, late])
 
         outage.end()
-        assert [value_of(answer) for answer in await asyncio.gather(*asked)] == [*range(8)]
+        assert [value_of(answer) for answer in await asyncio.gather(*asked)] == [*range(12)]
         await late
         assert {model["model_id"] for model in adapter.state()["models"]} == {"m", "late"}
         # a platform that is not a mesh learns it when Triton is back
@@ -148,7 +169,6 @@ async def test_a_mesh_loses_no_request_and_no_load_while_triton_is_away(outage):
         assert await code_of(mesh) is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.races
 async def test_a_mesh_loses_no_request_of_those_under_way_when_triton_is_killed(outage):
     async with mesh_before(outage) as (mesh, adapter):
         await mesh.load("m", IDENTITY)
@@ -175,6 +195,45 @@ async def test_a_mesh_loses_no_request_of_those_under_way_when_triton_is_killed(
             await answered.wait_for(lambda: count > seen + 20)
         is_over = True
         await asyncio.gather(*clients)
+
+
+async def test_a_load_that_a_kill_of_triton_broke_off_is_done_again(outage, root, gate):
+    async with mesh_before(outage, f"--model-roots={root}") as (mesh, adapter):
+        write_python_model(root / "m", initialize=gate.statements)
+        load = asyncio.create_task(mesh.load("m", str(root / "m")))
+        await asyncio.to_thread(gate.wait_reached)
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        await asyncio.to_thread(adapter.wait_for, "modelmesh.broken_off")
+        gate.open()
+        await load
+        assert value_of(await mesh.infer(INFER, "m", request(3))) == 3
+
+
+async def test_a_model_that_ends_triton_each_time_takes_no_other_with_it(outage, root, gate):
+    flags = (f"--model-roots={root}", "--load-concurrency=2", "--modelmesh-default-size=1MiB")
+    begun = root / "begun"
+    ends_triton = f"""
+import os, signal, time
+with open({str(begun)!r}, "a") as begun:
+    begun.write("x")
+while not os.path.exists({str(gate.path)!r}):
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGKILL)
+"""
+    async with mesh_before(outage, *flags) as (mesh, _):
+        write_python_model(root / "bad", initialize=ends_triton, config=DECLARED)
+        write_python_model(root / "good", initialize=gate.statements, config=DECLARED)
+        bad = asyncio.create_task(mesh.load("bad", str(root / "bad")))
+        good = asyncio.create_task(mesh.load("good", str(root / "good")))
+        await asyncio.to_thread(gate.wait_reached)
+        await asyncio.to_thread(wait_until, begun.exists, 30, "both are being loaded")
+        gate.open()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bad
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert begun.read_text() == "xx"
+        await good
+        assert value_of(await mesh.infer(INFER, "good", request(3))) == 3
 
 
 async def test_an_unload_and_a_cancelled_load_leave_nothing_behind_an_outage(outage):

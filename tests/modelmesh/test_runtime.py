@@ -27,6 +27,7 @@ from adapter.threads import LOOKUPS
 from tests.fakes.house import House
 from tests.trees import CONFIG
 
+CLOSED = BackendUnavailable("it was closed", delivered=True)
 STARTING, READY = pb.RuntimeStatusResponse.STARTING, pb.RuntimeStatusResponse.READY
 
 
@@ -365,10 +366,63 @@ class TestOutage:
         await front.load("m")
         house.check("m")
 
-    async def test_a_load_that_may_have_ended_triton_is_not_tried_again(self, house, front):
-        house.steps.fail("load m", BackendUnavailable("it was closed", delivered=True))
+    async def test_a_load_that_tritons_end_broke_off_is_done_again_when_it_is_back(
+        self, house, front
+    ):
+        gate = house.steps.hold("load m")
+        house.steps.fail("load m", CLOSED)
+        load = house.begin(front.load("m"))
+        await gate.reached.wait()
+        house.triton.live = False
+        gate.open()
+        await turns_of_the_loop()
+        assert house.steps.seen.count("load m") == 1
+        assert not load.done()
+
+        come_back(house)
+        await house.control.triton_restarted()
+        await load
+        house.check("m")
+
+    async def test_a_load_that_may_have_ended_triton_twice_is_not_done_a_third_time(
+        self, house, front
+    ):
+        house.steps.fail("load m", CLOSED)
+        house.steps.fail("load", CLOSED)
         with pytest.raises(BackendUnavailable):
             await front.load("m")
+        assert house.steps.seen.count("load m") == 2
+        house.check()
+
+    async def test_loads_that_were_broken_off_together_are_done_again_one_by_one(
+        self, house, tmp_path
+    ):
+        """One of them may be what ended Triton; the others are not to end with it once more."""
+        front = Front(house, tmp_path, load_concurrency=2)
+        house.packages.declared |= {"/m": 1000, "/n": 1000}  # they go on side by side
+        first = [house.steps.hold(f"load {name}") for name in "mn"]
+        for name in "mn":
+            house.steps.fail(f"load {name}", CLOSED)
+        loads = [house.begin(front.load(name)) for name in "mn"]
+        for gate in first:
+            await gate.reached.wait()
+        second = [house.steps.hold(f"load {name}") for name in "mn"]
+        for gate in first:
+            gate.open()
+        reached = [house.begin(gate.reached.wait()) for gate in second]
+        await asyncio.wait(reached, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        await turns_of_the_loop()
+        assert sum(gate.reached.is_set() for gate in second) == 1
+
+        for gate in second:
+            gate.open()
+        await asyncio.gather(*loads)
+        house.check("m", "n")
+
+    async def test_an_unload_that_was_broken_off_is_done_again(self, house, front):
+        await front.load("m")
+        house.steps.fail("unload m", CLOSED)
+        await front.unload("m")
         house.check()
 
     async def test_a_load_waits_no_longer_than_a_load_may_take(self, house, tmp_path):

@@ -222,6 +222,37 @@ async def test_a_model_that_does_not_come_back_is_gone_and_the_others_are_not(re
     reloading.check("n")
 
 
+# -- which Triton was looked at -----------------------------------------------------------------
+
+
+async def test_a_look_at_a_triton_that_has_ended_since_says_nothing_of_the_next_one(house):
+    """It would be taken for lost, with all models, until somebody looks again."""
+    gate = house.steps.hold("ready")
+    looking = house.begin(house.control.reconcile())
+    await gate.reached.wait()
+    house.server.pid = 2
+    await house.control.triton_restarted()
+    gate.open()
+    await looking
+    assert house.control.presence.is_here
+    assert not house.control.presence.has_lost_all
+
+
+@pytest.mark.parametrize("next_process", [None, 2])
+async def test_a_load_whose_triton_ends_before_all_is_noted_has_failed(house, next_process):
+    gate = house.steps.hold("confirm m")
+    load = house.begin(house.load("m"))
+    await gate.reached.wait()
+    house.triton.models.clear()
+    house.server.pid = next_process
+    await house.control.triton_restarted()
+    gate.open()
+    with pytest.raises(BackendUnavailable) as caught:
+        await load
+    assert caught.value.delivered
+    house.check()
+
+
 # -- loads that are stuck -----------------------------------------------------------------------
 
 
