@@ -20,7 +20,7 @@ from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
 from adapter.control.presence import Presence
-from adapter.control.recovery import Recovery
+from adapter.control.recovery import Left, Recovery
 from adapter.control.revival import Revival
 from adapter.control.teardown import Teardown
 from adapter.control.watch import Watch
@@ -272,9 +272,10 @@ class ModelControl:
             try:
                 await self._remove(record)
             finally:  # Triton has let go, whatever the disk says
+                apart = self.memory.accounts.apart(model_id)
                 held = self.memory.gone(model_id)
                 self.registry.finish_unload(record)
-            await self.recovery.given_back(held, before, booked)
+            await self.recovery.given_back(Left(held, before, booked, apart))
 
     async def _remove(self, record: ModelRecord) -> None:
         """What Triton is stuck with stays: it may still be reading there."""

@@ -4,15 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from adapter.control.memory import Memory
 from adapter.control.ports import Server, TimeLimits, Triton
-from adapter.control.recovery import Recovery
+from adapter.control.recovery import Left, Recovery
 from adapter.control.teardown import Teardown
 from adapter.core.guard import LoopGuard
-from adapter.core.ledger import LedgerSnapshot
-from adapter.core.memory import Bytes, MemoryReading
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Estimate
@@ -31,15 +28,6 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 # Denser at first: a process that dies of its first line lives for a few tenths of a second.
 _FIRST_LOOK_SECONDS, _FIRST_SECONDS = 0.1, 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Undone:
-    """What a load held that has to be undone, and what was seen and booked then."""
-
-    held: Bytes
-    before: MemoryReading | None
-    booked: LedgerSnapshot
 
 
 class BringUp:
@@ -62,7 +50,7 @@ class BringUp:
         self._metrics = metrics
         self._limits = limits
         self._guard = LoopGuard()
-        self._undone: dict[ModelId, _Undone] = {}
+        self._undone: dict[ModelId, Left] = {}
 
     async def bring_up(
         self, record: ModelRecord, package: Package, estimate: Estimate
@@ -99,11 +87,12 @@ class BringUp:
         undone = self._undone.pop(record.id, None)
         await self._memory.not_loaded(record.id)
         if undone is not None:
-            await self._recovery.given_back(undone.held, undone.before, undone.booked)
+            await self._recovery.given_back(undone)
 
     def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
         held, booked = self._memory.ledger.of(record.id), self._memory.ledger.snapshot()
-        self._undone[record.id] = _Undone(held, self._memory.last, booked)
+        apart = self._memory.accounts.apart(record.id)
+        self._undone[record.id] = Left(held, self._memory.last, booked, apart)
         return refusal
 
     async def _instances(self, record: ModelRecord) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from adapter.control.memory import Memory
 from adapter.control.ports import TimeLimits
@@ -20,6 +21,19 @@ _WORTH_WAITING_BYTES = 16 * 2**20
 _BACK_SHARE = 0.75
 # Of a call that failed just now, and began nobody knows when.
 _A_MOMENT_SECONDS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A model that Triton was told to let go of: what it held, and what was seen and booked before.
+
+    `apart` are its names in Triton where all that it held is in processes of its own.
+    """
+
+    held: Bytes
+    before: MemoryReading | None
+    booked: LedgerSnapshot
+    apart: frozenset[str]
 
 
 class Recovery:
@@ -89,19 +103,18 @@ class Recovery:
                 return False
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def given_back(
-        self, held: Bytes, before: MemoryReading | None, booked: LedgerSnapshot
-    ) -> None:
-        """Wait until most of it is seen to be free, or five seconds. `before` and `booked` are from
-        before Triton was asked.
-        """
-        worth = {d: count for d, count in held.items() if count >= _WORTH_WAITING_BYTES}
+    async def given_back(self, left: Left) -> None:
+        """Wait until most of it is seen to be free, or five seconds."""
+        worth = {d: count for d, count in left.held.items() if count >= _WORTH_WAITING_BYTES}
+        before, booked = left.before, left.booked
         if before is None or not worth:
             return
         begun = time.monotonic()
         while time.monotonic() - begun < self._limits.recovery:
             reading = await self._memory.read()
-            if reading is None or self._is_back(worth, before, reading, booked):
+            if reading is None or _has_ended(left.apart, reading):
+                break
+            if self._is_back(worth, before, reading, booked):
                 break
             await asyncio.sleep(_POLL_SECONDS)
         self._metrics.recovery_seconds.observe(time.monotonic() - begun)
@@ -145,6 +158,13 @@ class Recovery:
             limit_bytes=known.limit_bytes or book.devices[device].limit_bytes,
             device=known.device or device,
         )
+
+
+def _has_ended(apart: frozenset[str], now: MemoryReading) -> bool:
+    """What processes held is free when they have ended. The sum of all does not show it: others
+    grow, and what python processes share counts for more in each that is left.
+    """
+    return bool(apart) and now.of_models is not None and apart.isdisjoint(now.of_models)
 
 
 def _loaded_since(now: DeviceBook, before: DeviceBook, unloaded: int) -> int:

@@ -80,6 +80,11 @@ class Accounts:
             return 0
         return sum(reading.of_models.get(name, 0) for name in account.names)
 
+    def apart(self, model_id: ModelId) -> frozenset[str]:
+        """Its names in Triton, where all that it takes is in processes of its own; else none."""
+        account = self._models.get(model_id)
+        return account.names if account is not None and account.is_apart else frozenset()
+
     @property
     def are_apart(self) -> bool:
         """Every model is in processes of its own: what is shared is Triton's."""

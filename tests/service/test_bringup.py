@@ -252,6 +252,24 @@ async def test_memory_that_does_not_come_back_is_waited_for_no_longer_than_the_l
     house.check()
 
 
+async def test_memory_of_processes_that_have_ended_is_not_waited_for(house):
+    house.memory.tells_apart = True
+    await house.load("m")
+    reading, unload = await unload_keeping(house, "m", 300 * MIB)  # others take it
+    reading.open()
+    await asyncio.wait_for(unload, 5)
+    assert recovery(house) < QUICK.recovery / 2
+    house.check()
+
+
+async def test_memory_of_a_process_that_lives_on_is_waited_for(house):
+    house.memory.tells_apart = True
+    await house.load("m")
+    house.loading["m"] = 300 * MIB  # still there when Triton has let go
+    await house.unload("m")
+    assert recovery(house) >= QUICK.recovery
+
+
 async def test_a_small_model_is_not_waited_for(house):
     house.sizes["m"] = 15 * MIB
     await house.load("m")
