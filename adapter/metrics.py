@@ -222,7 +222,8 @@ class _StateCollector(Collector):
         seen = reading.used if reading else {}
         memory = GaugeMetricFamily(
             "adapter_memory_bytes",
-            "Memory of each device as the ledger knows it; a kind is missing while nobody knows.",
+            "Memory of each device as the ledger knows it; a kind is missing while nobody knows."
+            " `used` was seen at most 2 seconds before.",
             labels=["device", "kind"],
         )
         for device, figures in book.devices.items():

@@ -7,6 +7,7 @@ mend an adapter that has lost a task that must not end.
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from adapter.core.registry import ModelRecord
 from adapter.frontends.drain import Drain
 from adapter.metrics import Metrics
 
+_FRESH_SECONDS = 2.0  # what a scrape shows of memory is no older
 _AT_ONCE = 20  # models: a tenth of a millisecond
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
@@ -87,7 +89,12 @@ class Admin:
         return web.json_response({"status": "drained"})
 
     async def _scrape(self, _: web.Request) -> web.Response:
-        await self._control.memory.read()
+        """A look at memory is one at all processes: what loads and unloads have seen just now, each
+        half a second, will do.
+        """
+        samples = self._control.memory.samples
+        if not samples or time.monotonic() - samples[-1][0] > _FRESH_SECONDS:
+            await self._control.memory.read()
         return web.Response(
             body=generate_latest(self._metrics.registry),
             headers={"Content-Type": CONTENT_TYPE_LATEST},

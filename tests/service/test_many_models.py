@@ -40,6 +40,18 @@ def adopt(house: House, count: int) -> list[str]:
     return names
 
 
+@pytest.mark.parametrize(("seconds_ago", "looks"), [(-60, []), (3, ["read"])])
+async def test_a_scrape_looks_at_memory_unless_that_was_done_just_now(seconds_ago, looks):
+    house = await House(limit=1000).open()
+    at, seen = house.control.memory.samples.pop()
+    house.control.memory.samples.append((at - seconds_ago, seen))
+
+    async with admin_of(house) as client:
+        assert (await client.get("/metrics")).status == 200
+
+    assert house.steps.seen == looks
+
+
 @pytest.mark.parametrize("count", [0, 1, 20, 21, 45])
 async def test_the_state_has_every_model(count):
     house = await House(limit=1000).open()
