@@ -6,7 +6,6 @@ Python to the next. Reads and writes the disk, so callers run it in a thread.
 """
 
 import calendar
-import gzip
 import io
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import IO, cast
 
 from adapter.errors import BackendError, InvalidModel
 from adapter.packages.contents import shown
+from adapter.packages.gunzip import Gunzip
 from adapter.packages.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
 
 _FEW = 16  # entries, hidden ones included, among which a lone archive is looked for
@@ -35,7 +35,6 @@ _ZIP_LOCAL_HEADER_BYTES = 30
 _DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
-    gzip.BadGzipFile,
     zlib.error,
     struct.error,
     EOFError,
@@ -125,8 +124,10 @@ def _fill(archive: Path, content: Path, kind: str, target: Path, limits: Limits)
         if kind == "zip":
             _read_zip(content, unpacking)
         else:
-            with gzip.open(content) if kind == "tar.gz" else content.open("rb") as stream:
-                _read_tar(cast("IO[bytes]", stream), unpacking)
+            with content.open("rb", buffering=0) as file:
+                raw = Gunzip(file) if kind == "tar.gz" else file
+                with io.BufferedReader(raw, CHUNK) as stream:
+                    _read_tar(stream, unpacking)
     except _DAMAGED as error:
         raise unpacking.refused(f"the archive is damaged: {error}") from error
     unpacking.finish()
