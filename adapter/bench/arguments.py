@@ -5,7 +5,18 @@ import math
 from pathlib import Path
 
 from adapter.bench.payload import Payload, Shape, from_file
-from adapter.bench.plan import Address, Churn, Pace, Plan, Protocol, Target, parse_url
+from adapter.bench.plan import (
+    Address,
+    Churn,
+    Headers,
+    Pace,
+    Plan,
+    Protocol,
+    Target,
+    parse_header,
+    parse_url,
+    read_head,
+)
 from adapter.bench.process import usage
 from adapter.errors import InvalidRequest, InvalidSettings
 
@@ -42,10 +53,10 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not name or not colon or not text.isprintable() or not text.isascii() or " " in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:VALUE")
-    return name, value.strip()
+    try:
+        return parse_header(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 class _Problems(list[str]):
@@ -70,6 +81,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     targets = _targets(args, problems)
     metadata = problems.place("--metadata", args.metadata) if args.metadata else None
     payload = _payload(args.payload, problems) if args.payload else None
+    heads = tuple(_head(path, problems) for path in args.head)
     churn = Churn(args.churn, args.churn_every) if args.churn else None
     problems += [f"--cpu-pid: no process {pid}" for pid in args.cpu_pid if usage(pid) is None]
     problems += _wrong_together(args, targets)
@@ -82,6 +94,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         zipf=args.zipf,
         metadata=metadata,
         headers=tuple(args.header),
+        heads=heads,
         shape=Shape(args.batch, dict(args.shape)),
         payload=payload,
         pace=_pace(args),
@@ -133,6 +146,14 @@ def _payload(path: Path, problems: _Problems) -> Payload | None:
         return None
 
 
+def _head(path: Path, problems: _Problems) -> Headers:
+    try:
+        return read_head(path.read_text())
+    except (OSError, ValueError) as error:
+        problems.append(f"--head: {str(path)!r}: {error}")
+        return ()
+
+
 def _models(args: argparse.Namespace) -> tuple[str, ...]:
     if args.model:
         return (args.model,)
@@ -160,6 +181,7 @@ def _pace(args: argparse.Namespace) -> Pace:
 
 def _wrong_together(args: argparse.Namespace, targets: tuple[Target, ...]) -> list[str]:
     is_grpc = all(target.protocol is Protocol.GRPC for target in targets)
+    has_grpc = any(target.protocol is Protocol.GRPC for target in targets)
     listed = args.models.split(",") if args.models else []
     rules = {
         "--streams: HTTP/1.1 has one request in flight on a connection": args.streams > 1
@@ -167,6 +189,7 @@ def _wrong_together(args: argparse.Namespace, targets: tuple[Target, ...]) -> li
         f"--streams: at most {_MOST_STREAMS}": args.streams > _MOST_STREAMS,
         "--count: less than one request a slice": args.count is not None
         and args.count < _slices(args),
+        "--head: HTTP/2 has no such heads; give --header": bool(args.head) and has_grpc,
         "--arrivals: a closed loop has no schedule; give --rate": args.arrivals == "poisson"
         and args.rate is None,
         "--compare-protocol: needs --compare": bool(args.compare_protocol) and not args.compare,

@@ -107,10 +107,17 @@ def _add_payload(group: Any) -> None:
     group.add_argument(
         "--shape", type=shape, action="append", default=[], metavar="INPUT=N,N", help=text
     )
-    text = "sent with every request; {model} in it is the model's name; repeatable"
+    text = (
+        "sent with every request; {model} in it is the model's name, {hex32} are 32 hexadecimal"
+        " digits, new in each request; repeatable"
+    )
     group.add_argument(
         "--header", type=header, action="append", default=[], metavar="NAME:VALUE", help=text
     )
+    text = (
+        "send the headers of this request, which a client of yours wrote; several are taken in turn"
+    )
+    group.add_argument("--head", type=Path, action="append", default=[], metavar="FILE", help=text)
 
 
 def _add_meanwhile(group: Any) -> None:

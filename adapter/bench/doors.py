@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2
 
-from adapter.bench.plan import Address, Protocol, headers_for
+from adapter.bench.plan import Address, Protocol, fresh, headers_for
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, ModelNotFound
 
 _OK = 200
@@ -60,7 +60,8 @@ class Door:
     async def _ask(
         self, method: str, path: str, model: str, seconds: float, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        headers = dict(headers_for(self._headers, model)) | {"Content-Type": "application/json"}
+        given = {name: fresh(value) for name, value in headers_for(self._headers, model)}
+        headers = given | {"Content-Type": "application/json"}
         try:
             async with (
                 aiohttp.ClientSession(
@@ -119,7 +120,7 @@ async def _metadata_grpc(address: Address, model: str, headers: Headers) -> dict
         try:
             answer = await call(
                 service_pb2.ModelMetadataRequest(name=model),
-                metadata=[(name.lower(), value) for name, value in headers],
+                metadata=[(name.lower(), fresh(value)) for name, value in headers],
                 timeout=_ASK_SECONDS,
             )
         except grpc.aio.AioRpcError as error:

@@ -1,5 +1,6 @@
 """Header blocks: ours written once and indexed from then on, the server's decoded once each."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from grpc import StatusCode
 from adapter.bench.connection import Failure
 
 _DEFAULT_TABLE = 4096
+_ENTRY = 32  # what each costs beside its text (4.1)
 _FIRST_DYNAMIC = 62  # RFC 7541, 2.3.3
 _POST, _HTTP = b"\x83", b"\x86"  # of the static table
 _KEPT_BLOCKS = 1024
@@ -37,7 +39,9 @@ class Answer:
 class Blocks:
     """Of one connection. `error` is what `decode` raises for a block that is none."""
 
-    def __init__(self, hpack: Any, authority: str, method: str) -> None:
+    def __init__(
+        self, hpack: Any, authority: str, method: str, metadata: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self.error: type[Exception] = hpack.HPACKError
         self._decoder = hpack.Decoder()
         self._decoder.header_table_size = 0
@@ -48,10 +52,15 @@ class Blocks:
             (":authority", authority),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
+            *((name.lower(), value) for name, value in metadata),
         )
-        self._first = _POST + _HTTP + b"".join(_literal(b"\x40", *pair) for pair in pairs)
-        later = bytes(0x80 | _FIRST_DYNAMIC + place for place in reversed(range(len(pairs))))
-        self._later = _POST + _HTTP + later
+        sizes = itertools.accumulate(len(name) + len(value) + _ENTRY for name, value in pairs)
+        kept = sum(size <= _DEFAULT_TABLE for size in sizes)  # what the server's table holds
+        rest = b"".join(_literal(b"\0", *pair) for pair in pairs[kept:])
+        first = b"".join(_literal(b"\x40", *pair) for pair in pairs[:kept])
+        self._first = _POST + _HTTP + first + rest
+        later = bytes(0x80 | _FIRST_DYNAMIC + place for place in reversed(range(kept)))
+        self._later = _POST + _HTTP + later + rest
         self._never = _POST + _HTTP + b"".join(_literal(b"\0", *pair) for pair in pairs)
 
     def limit(self, size: int) -> None:

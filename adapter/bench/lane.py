@@ -10,8 +10,8 @@ from adapter.bench.connection import Connection, Failure, Finish, Wire
 from adapter.bench.http1 import HttpWire
 from adapter.bench.http2 import GrpcWire
 from adapter.bench.payload import Payload
-from adapter.bench.plan import Plan, Protocol, Target
-from adapter.bench.requests import Request, build
+from adapter.bench.plan import Headers, Plan, Protocol, Target
+from adapter.bench.requests import Request, build, is_in_all, renewed
 from adapter.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -25,12 +25,9 @@ _SEED = 1  # the same run asks for the same models in the same order
 class Lane:
     def __init__(self, plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> None:
         self.target = target
-        requests = [
-            build(target, model, payload, plan.headers) for model, payload in payloads.items()
-        ]
-        self.requests = popular(requests, plan.zipf)
+        self.requests = _mixed(plan, target, payloads)
         self._connections = [
-            Connection(target.address, _wire(target), self._done)
+            Connection(target.address, _wire(target, plan.headers), self._done)
             for _ in range(plan.pace.connections)
         ]
         self.slots = self._connections * plan.pace.streams
@@ -56,10 +53,24 @@ class Lane:
             connection.close()
 
 
-def _wire(target: Target) -> Callable[[Finish], Wire]:
+def _wire(target: Target, headers: Headers) -> Callable[[Finish], Wire]:
     if target.protocol is Protocol.GRPC:
-        return lambda finish: GrpcWire(finish, target.address.authority, _INFER)
+        metadata = tuple(header for header in headers if is_in_all(header))
+        return lambda finish: GrpcWire(finish, target.address.authority, _INFER, metadata)
     return HttpWire
+
+
+def _mixed(plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> Iterator[Request]:
+    """Endless: each head in turn, each with the models as popular as they are."""
+    found = []
+    for head in plan.heads or ((),):
+        requests = [
+            build(target, model, payload, plan.headers, head) for model, payload in payloads.items()
+        ]
+        is_fixed = not any(request.differs for request in requests)
+        picked = popular(requests, plan.zipf)
+        found.append(picked if is_fixed else map(renewed, picked))
+    return found[0] if len(found) == 1 else itertools.chain.from_iterable(zip(*found, strict=True))
 
 
 def popular(requests: Sequence[Request], exponent: float) -> Iterator[Request]:

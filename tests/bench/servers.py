@@ -151,7 +151,7 @@ class HttpServer(InThread):
         self.seen[name] += 1
         body = await request.read()
         if len(self.bodies) < 10:
-            self.bodies.append((dict(request.headers), body))
+            self.bodies.append((request.headers.copy(), body))
         self.on_request(self.seen.total())
         await self.gate.wait()
         match name:
@@ -176,6 +176,7 @@ class GrpcServer(InThread, grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
         self.metadata: Counter[str] = Counter()
+        self.every: set[str] = set()  # values of x-every
         self.largest = 0
         super().__init__()
 
@@ -203,6 +204,7 @@ class GrpcServer(InThread, grpc.GenericRpcHandler):
         self.largest = max(self.largest, len(request))
         given = dict(context.invocation_metadata())
         self.metadata[str(given.get("mm-model-id"))] += 1
+        self.every.add(str(given.get("x-every")))
         if message.model_name == "missing":
             await context.abort(grpc.StatusCode.NOT_FOUND, "no model\nof that näme")
         if message.model_name == "mute":

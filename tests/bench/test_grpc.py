@@ -53,6 +53,16 @@ def test_headers_are_metadata(bench, grpc_server):
     assert grpc_server.metadata == grpc_server.seen
 
 
+@pytest.mark.parametrize("value", ["always", "{hex8}"])
+def test_a_header_of_all_calls_is_metadata_of_each(bench, grpc_server, value):
+    bench(grpc_server.url, "--models=a,b", "--count=40", f"--header=X-Every:{value}",
+          "--header=Mm-Model-Id:{model}")  # fmt: skip
+
+    assert bench.code == 0
+    assert grpc_server.metadata == grpc_server.seen
+    assert len(grpc_server.every) == (1 if value == "always" else 40)
+
+
 @pytest.mark.slow
 def test_an_open_loop_keeps_the_rate(bench, grpc_server):
     bench(grpc_server.url, "--model=m", "--rate=100", "--count=50", "--connections=4")

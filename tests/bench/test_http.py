@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,52 @@ def test_a_header_may_name_the_model(bench, server):
     bench(server.url, "--model=m", "--count=1", "--header=X-Target: {model}.tgz")
 
     assert server.bodies[0][0]["X-Target"] == "m.tgz"
+
+
+@pytest.mark.parametrize("shape", [(), ("--shape=IN=50000,2",)])
+def test_digits_of_a_header_are_others_in_each_request(bench, server, shape):
+    trace = "00-{hex32}-{hex16}-01"
+
+    bench(server.url, "--model=m", "--count=5", f"--header=traceparent: {trace}", *shape)
+
+    seen = [headers["traceparent"] for headers, _ in server.bodies]
+    assert bench.code == 0
+    assert len(set(seen)) == 5
+    assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", each) for each in seen)
+
+
+def test_recorded_heads_are_sent_in_turn_with_what_this_request_needs(bench, server, tmp_path):
+    (tmp_path / "one").write_text(
+        "# a client 1.0\nPOST /elsewhere HTTP/1.1\nHost: elsewhere\nuser-agent: one\n"
+        "content-length: 3\nInference-Header-Content-Length: 3\nX-Id: {hex8}\n"
+    )
+    (tmp_path / "other").write_text("POST / HTTP/1.1\r\nUser-Agent: other of {model}\r\n\r\n")
+    heads = [f"--head={tmp_path / name}" for name in ("one", "other")]
+
+    bench(server.url, "--models=a,b", "--count=40", "--connections=1", *heads)
+
+    one, other = (headers for headers, _ in server.bodies[:2])
+    assert bench.code == 0
+    assert [name.lower() for name in one] == [
+        *("host", "user-agent", "content-length", "x-id"),
+    ]
+    assert one["Host"] in server.url
+    assert other["User-Agent"] in {"other of a", "other of b"}
+    assert [headers["user-agent"][:3] for headers, _ in server.bodies] == ["one", "oth"] * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("Host: x\n", "request line"), ("", "request line"),
+     ("POST / HTTP/1.1\nTransfer-Encoding: chunked\n", "with a length"),
+     ("POST / HTTP/1.1\nno header\n", "NAME:VALUE")],
+)  # fmt: skip
+def test_a_file_that_is_no_head_is_refused(bench, server, tmp_path, text, reason):
+    (tmp_path / "head").write_text(text)
+
+    bench(server.url, "--model=m", "--count=1", f"--head={tmp_path / 'head'}")
+
+    assert reason in bench.problems[0]
 
 
 def test_errors_are_counted_by_status_and_code_with_an_example(bench, server):

@@ -122,8 +122,11 @@ def test_a_shape_for_an_input_that_is_not_there_is_refused():
 
 
 @pytest.mark.parametrize("table", [4096, 0])
-def test_a_server_reads_the_same_headers_every_time(table):
-    blocks, server = Blocks(hpack, "host:1", "/service/Method"), hpack.Decoder()
+@pytest.mark.parametrize("size", [None, 100, 5000])
+def test_a_server_reads_the_same_headers_every_time(table, size):
+    """Also one that its table has no room for."""
+    given = [] if size is None else [("user-agent", "u" * size), ("x-more", "y")]
+    blocks, server = Blocks(hpack, "host:1", "/service/Method", given), hpack.Decoder()
     blocks.limit(table)
     wanted = [
         (":method", "POST"),
@@ -132,6 +135,7 @@ def test_a_server_reads_the_same_headers_every_time(table):
         (":authority", "host:1"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
+        *given,
     ]
     extra = [("mm-model-id", "m" * 300)]
 
