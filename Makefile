@@ -44,7 +44,7 @@ test-gpu:  ## what needs a GPU; needs no .venv: PYTEST='python3 -m pytest' does
 e2e: setup  ## build the images, run compose.yaml and play with it; needs a container engine
 	$(PYTEST) -m e2e tests/e2e
 
-bench: setup  ## measure against the targets, 20 minutes; BENCH='--quick' 3; BENCH='start churn' some
+bench: setup  ## measure against the targets, 20 minutes; BENCH=--quick tries it, 3; BENCH='start churn' some
 	.venv/bin/python -m tests.benchmarks $(BENCH)
 
 check: setup  ## format, lint, types, import layers, docs up to date; writes nothing

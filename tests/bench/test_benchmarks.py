@@ -1,39 +1,36 @@
 """The program behind `make bench`: its arithmetic, its page, and the stand-in for Triton."""
 
 import json
+import subprocess
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.__main__ import MEASURES, has_changed_since, measured
+from adapter.bench.plan import read_head
+from tests.benchmarks import __main__ as program
 from tests.benchmarks.control import external
 from tests.benchmarks.exchange import Exchange
-from tests.benchmarks.figures import compared, p50, quantile, ratios, side, spread
+from tests.benchmarks.figures import added, over, p50, quantile, ratios, spread
+from tests.benchmarks.inference import head_of, metadata_of
 from tests.benchmarks.page import page, shown
-from tests.benchmarks.place import QUICK, NotMeasuredError
+from tests.benchmarks.place import QUICK, FailedError, NotMeasuredError
+from tests.benchmarks.record import heads_in
+from tests.benchmarks.rows import CLIENTS, MEASURES, ROWS, Row, number, verdict
 from tests.benchmarks.stand_in import running
-from tests.benchmarks.targets import TARGETS, Target, is_met, number, spread_of
 from tests.running import EXAMPLES
 
-KEYS = [target.key for target in TARGETS]
+MOST, LEAST = Row("m", "f", "w", "x", most=1.6), Row("m", "f", "w", "x", least=0.85)
+LAST = "many.unload"
 
 
-def part(rate: float, p50: float | None, cpu: float | None = None, answered: int = 10) -> dict:
-    processes = [] if cpu is None else [{"cpu_seconds_per_request": cpu}]
-    latency = {"p50": p50, "p99": p50 and 2 * p50, "p99_9": p50}
-    return {"rate": rate, "latency": latency, "processes": processes, "answered": answered}
-
-
-def run_of(*slices: dict) -> dict:
-    return {"answered": 10, "errors": 0, "generator_cpu_share": 0.5, "slices": list(slices)}
-
-
-def target(**changes) -> Target:
-    given = {"key": "k", "what": "w", "measure": "m", "path": ("a",), "bound": 40.0}
-    return Target(**given | changes)
+def row(key: str) -> Row:
+    return next(each for each in ROWS if each.key == key)
 
 
 def test_a_spread_is_the_median_round_with_the_least_and_the_greatest():
     assert spread([3, 1, None, 2]) == {"median": 2, "min": 1, "max": 3, "rounds": 3}
+    assert spread([3, 1], 10)["max"] == 30
     assert spread([None]) is None
 
 
@@ -45,34 +42,34 @@ def test_a_quantile_is_one_of_the_values(share, value):
 
 def test_ratios_are_taken_round_by_round():
     assert ratios([10, 40], [5, 10]) == {"median": 3, "min": 2, "max": 4, "rounds": 2}
+    rounds = {"adapter": [{"cpu": 3}, {"cpu": 8}], "copying": [{"cpu": 2}, {"cpu": 2}]}
+    assert over(rounds, "cpu", "adapter", "copying") == spread([1.5, 4])
 
 
-def test_two_targets_are_compared_slice_by_slice():
-    adapter = run_of(part(80, 0.003, 4e-5), part(60, 0.005, 6e-5))
-    triton = run_of(part(100, 0.001), part(100, 0.002))
+def test_what_is_added_is_compared_with_what_copying_adds_and_a_round_without_that_is_left_out():
+    p50s = {"adapter": (5, 4, 4), "copying": (3, 2, 4), "triton": (2, 2, 2)}
+    rounds = {name: [{"p50": each} for each in values] for name, values in p50s.items()}
 
-    found = compared({"targets": [adapter, triton]})
-
-    assert found["rate_ratio"] == spread([0.8, 0.6])
-    assert found["p50_added"] == spread([0.003 - 0.001, 0.005 - 0.002])
-    assert found["adapter"]["cpu_seconds_per_request"] == spread([4e-5, 6e-5])
-    assert "cpu_seconds_per_request" not in found["other"]
-
-
-def test_a_slice_without_an_answer_takes_no_part_in_ratios():
-    silent = part(0, None, 1e-5, answered=0)
-    adapter, triton = run_of(silent, part(60, 0.005, 1e-5)), run_of(part(9, 0.001), part(120, 0.01))
-
-    assert compared({"targets": [adapter, triton]})["rate_ratio"] == spread([0.5])
-    assert side(adapter, 0)["p50"] == spread([0.005])
+    assert added(rounds, "adapter", "copying", "triton") == spread([3, 1])
 
 
 @pytest.mark.parametrize(
-    ("value", "at_most", "met"),
-    [(40e-6, True, True), (41e-6, True, False), (40e-6, False, True), (39e-6, False, False)],
+    ("row", "values", "said"),
+    [
+        (MOST, (1.2, 1.5, 1.6), "met"),
+        (MOST, (1.2, 1.5, 1.61), "not settled"),
+        (MOST, (1.5, 1.7, 1.9), "not settled"),
+        (MOST, (1.61, 1.7, 1.9), "missed"),
+        (LEAST, (0.85, 0.9, 0.95), "met"),
+        (LEAST, (0.84, 0.9, 0.95), "not settled"),
+        (LEAST, (0.5, 0.7, 0.84), "missed"),
+        (MOST, (1.2, 1.3), "not settled"),
+        (MOST, (5.0,), "not settled"),
+        (Row("m", "f", "w", "x"), (1.0, 1.0, 1.0), ""),
+    ],
 )
-def test_a_bound_itself_is_met_in_the_units_of_the_target(value, at_most, met):
-    assert is_met(target(scale=1e6, at_most=at_most), spread([value])) is met
+def test_the_worst_of_three_rounds_has_to_meet_a_target_and_the_best_to_miss_it(row, values, said):
+    assert verdict(row, spread(values)) == said
 
 
 @pytest.mark.parametrize(
@@ -85,77 +82,174 @@ def test_a_number_is_shown_with_the_digits_that_say_something(value, text):
     assert number(value, "ms") == f"{text} ms"
 
 
-def test_a_figure_of_several_rounds_is_shown_with_its_spread():
-    assert shown(spread([1e-3, 2e-3, 4e-3]), "ms", 1e3) == "2 ms (1 to 4)"
-    assert shown(spread([2e-3]), "ms", 1e3) == "2 ms"
-    assert shown(None) == "-"
+def test_a_figure_is_shown_with_its_spread_or_says_that_there_is_none():
+    assert shown(spread([1, 2, 4]), "ms") == "2 ms (1 to 4)"
+    assert shown(spread([2]), "ms") == "2 ms (one round)"
 
 
-def test_every_target_is_of_a_measure_and_has_a_key_of_its_own():
-    assert {each.measure for each in TARGETS} <= MEASURES.keys()
-    assert len(set(KEYS)) == len(KEYS)
+def test_every_row_is_of_a_measure_that_a_function_makes_and_has_a_key_of_its_own():
+    assert {each.measure for each in ROWS} == MEASURES.keys() == program.BY.keys()
+    assert len({each.key for each in ROWS}) == len(ROWS)
 
 
-def results_with(cpu: float) -> dict:
+def test_notes_are_of_measures_and_rows_that_are_there():
+    notes = tomllib.loads(program._NOTES.read_text())
+    assert notes.keys() <= MEASURES.keys() | {each.key for each in ROWS}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_the_code_that_a_measure_is_of_is_there(name):
+    paths = [path for path in MEASURES[name][1] if not path.startswith(":")]
+    assert [path for path in paths if not (program._ROOT / path).exists()] == []
+
+
+def measure(figures: dict, *, is_stale: bool = False, quick: bool = False) -> dict:
     about = {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**31, "kernel": "6", "versions": ["x 1"]}
-    side_of = {
-        "cpu_seconds_per_request": spread([cpu]),
-        "rate": spread([1]),
-        "p50": spread([1]),
-        "p99": spread([1]),
-        "errors": 0,
-    }
-    each = {"adapter": side_of, "other": side_of, "rate_ratio": spread([0.9])}
-    measure = {"date": "d", "quick": True, "seconds": 1, "figures": {"8": each}}
-    return {
-        "date": "2026-01-01",
-        "environment": about | {"busy_before": 0.25},
-        "measures": {"rest_small": measure},
-    }
+    said = {"commit": "1234567890ab", "date": "2026-01-01", "machine": about, "busy": 0.25}
+    return said | {"quick": quick, "is_stale": is_stale, "figures": figures}
 
 
-def row_of(text: str, what: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith(f"| {what}"))
+def line_of(text: str, key: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"| {row(key).what} |"))
 
 
-def test_the_page_says_met_missed_and_not_measured():
-    met, missed = (page(results_with(cpu), {}, []) for cpu in (39e-6, 41e-6))
+def test_each_row_says_what_it_is_worth_and_of_which_commit_and_date():
+    met, missed = (page({"rest": measure({"cpu": spread([x] * 3)})}, {}) for x in (1.5, 1.7))
 
-    assert row_of(met, TARGETS[0].what).endswith("| at most 40 µs | 39 µs | met |")
-    assert row_of(missed, TARGETS[0].what).endswith("| 41 µs | missed |")
-    assert row_of(met, TARGETS[-1].what).endswith("| not measured | - |")
-    assert "Of a quick run, hence coarse: rest_small" in met
+    at = "1234567890ab, 2026-01-01 |"
+    assert line_of(met, "rest.cpu").endswith(f"| at most 1.6 x | 1.5 x (1.5 to 1.5) | met | {at}")
+    assert line_of(missed, "rest.cpu").endswith(f"| missed | {at}")
+    assert "(25% busy with other work" in met
+    assert line_of(met, LAST).endswith("| not measured on this code |  |  |")
 
 
-def test_the_reason_for_a_miss_stays_when_the_page_is_written_anew_and_goes_when_it_is_met():
-    notes = {TARGETS[0].key: "the parser takes 20 µs\n"}
+@pytest.mark.parametrize(("how", "said"), [("is_stale", "of older code"), ("quick", "coarse")])
+def test_figures_of_older_code_or_of_a_quick_run_are_neither_met_nor_missed(how, said):
+    figures = {"cpu": spread([1.0] * 3), "rate": spread([0.1] * 3), "adapter_us": spread([9] * 3)}
 
-    assert "the parser takes 20 µs" in page(results_with(41e-6), notes, [])
-    assert "the parser takes 20 µs" not in page(results_with(39e-6), notes, [])
+    text = page({"rest": measure(figures, **{how: True})}, {"rest.rate": "a reason"})
+
+    assert all(f"| {said} |" in line_of(text, f"rest.{each}") for each in figures)
+    assert "met |" not in text
+    assert "missed |" not in text
+    assert "a reason" not in text
+
+
+def test_the_reason_for_a_miss_is_told_while_it_is_one():
+    notes = {"rest.cpu": "the parser takes 20 µs\n"}
+    met, missed = (page({"rest": measure({"cpu": spread([x] * 3)})}, notes) for x in (1.5, 1.7))
+
+    assert "the parser takes 20 µs" in missed
+    assert "the parser takes 20 µs" not in met
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """Two files, one commit; `git` runs in it."""
+
+    def git(*arguments: str) -> str:
+        own = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        done = subprocess.run(
+            ["git", *own, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    for name in ("code", "docs"):
+        (tmp_path / name).write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    monkeypatch.setattr(program, "_ROOT", tmp_path)
+    return tmp_path, git
+
+
+def test_figures_are_of_older_code_once_their_own_code_has_changed(repository):
+    folder, git = repository
+    commit = program.commit(["code"])
+    (folder / "docs").write_text("2")
+    git("commit", "-qam", "docs")
+    assert git("rev-parse", "HEAD").startswith(commit) is False
+    assert not program.is_stale(commit, ["code"])
+
+    (folder / "code").write_text("2")
+    assert program.is_stale(commit, ["code"])
+    git("commit", "-qam", "code")
+    assert program.is_stale(commit, ["code"])
+    assert not program.is_stale(commit, ["docs", ":(exclude)docs"])
+
+
+@pytest.mark.parametrize("change", ["code", "new"])
+def test_only_changes_of_the_code_that_is_measured_make_a_commit_unsure(repository, change):
+    folder, _ = repository
+    (folder / "docs").write_text("the page, half written")
+    assert not program.commit(["code"]).endswith("+")
+
+    (folder / change).write_text("2")
+
+    assert program.commit(["code", "new"]).endswith("+")
+    assert program.is_stale(program.commit(["code", "new"]), ["code", "new"])
+
+
+def test_figures_of_an_unknown_commit_are_of_older_code():
+    assert program.is_stale("no-such-commit", ["adapter"])
 
 
 @pytest.mark.slow
-def test_what_cannot_be_measured_keeps_nothing_else_from_it(monkeypatch):
-    def fails(_scale):
+def test_a_run_of_some_leaves_the_others_and_what_is_said_of_them_alone(monkeypatch, tmp_path):
+    def absent(_scale):
         raise NotMeasuredError("not here")
 
-    measures = {"one": fails, "two": lambda scale: {"rounds": scale.rounds}}
-    monkeypatch.setattr("tests.benchmarks.__main__.MEASURES", measures)
-    monkeypatch.setattr("tests.benchmarks.__main__.has_own_network", lambda: False)
-    results = {"measures": {"old": {"figures": {}}}}
+    def broken(_scale):
+        raise FailedError("a call went wrong")
 
-    assert len(list(measured(results, ["one", "two"], QUICK))) == 1
+    by = {"rest": absent, "grpc": broken, "start": lambda scale: {"livez": spread([scale.models])}}
+    monkeypatch.setattr(program, "BY", by)
+    monkeypatch.setattr(program, "has_own_network", lambda: False)
+    measures = {"many": {"date": "then"}, "rest": {"date": "before"}}
 
-    assert list(results["measures"]) == ["old", "two"]
-    assert results["measures"]["two"]["figures"] == {"rounds": QUICK.rounds}
+    failed = program.measure(list(by), QUICK, measures, tmp_path / "out" / "benchmarks.json")
+
+    assert failed == ["grpc"]
+    assert measures["many"] == {"date": "then"}
+    assert measures["rest"] == {"date": "before"}
+    assert measures["start"]["figures"] == {"livez": spread([QUICK.models])}
+    assert measures["start"]["quick"]
+    assert json.loads((tmp_path / "out" / "benchmarks.json").read_text()) == measures
 
 
-def test_a_figure_is_found_where_the_target_says():
-    found = {"m": {"figures": {"a": {"b": {"median": 1}}}}}
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_recorded_head_says_whose_it_is_and_when_it_was_recorded(client):
+    text = Path(head_of(client).removeprefix("--head=")).read_text()
 
-    assert spread_of(target(path=("a", "b")), found) == {"median": 1}
-    assert spread_of(target(path=("a", "c", "d")), found) is None
-    assert spread_of(target(), {}) is None
+    first, *rest = text.splitlines()
+    assert first.startswith(f"# {client} ")
+    assert first.rpartition(", recorded ")[2].count("-") == 2
+    assert len(rest) > 3
+    assert read_head(text)
+
+
+@pytest.mark.parametrize(
+    "client", ["tritonclient-grpc", "tritonclient-grpc-aio", "perf_analyzer-grpc"]
+)
+def test_recorded_metadata_is_what_calls_have_beside_what_all_have(client):
+    names = [each.removeprefix("--header=").partition(":")[0] for each in metadata_of(client)]
+    assert names == ["grpc-accept-encoding", "user-agent"]
+
+
+def test_the_recorder_reads_heads_of_http_and_of_grpc():
+    import hpack
+
+    one = b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\nPOST /x/infer HTTP/1.1\r\nA: b\r\n\r\n{}"
+    assert [path for path, _ in heads_in(one)] == ["/v2", "/x/infer"]
+    assert list(heads_in(one))[1][1] == ["POST /x/infer HTTP/1.1", "A: b"]
+
+    block = hpack.Encoder().encode([(":path", "/s/ModelInfer"), ("user-agent", "u")])
+    frames = b"\0\0\0\x04\0\0\0\0\0" + len(block).to_bytes(3) + b"\x01\x04\0\0\0\x01" + block
+    whole = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frames
+    assert list(heads_in(whole)) == [
+        ("/s/ModelInfer", [":path: /s/ModelInfer", "user-agent: u"]),
+    ]
+    assert list(heads_in(whole[:-1])) == []
 
 
 @pytest.mark.slow
@@ -172,18 +266,3 @@ def test_the_adapter_takes_the_stand_in_for_a_triton():
             with pytest.raises(ValueError, match="404"):
                 door.timed("GET", "/models/m")
     assert adapter.process.returncode == 0
-
-
-def test_figures_of_older_code_are_neither_met_nor_missed():
-    results = results_with(39e-6)
-    for each in results["measures"].values():
-        each["is_stale"] = True
-    written = page(results, {}, [])
-    assert "| of older code |" in written
-    assert "| met |" not in written
-    assert "say nothing of this code" in written
-
-
-@pytest.mark.parametrize("commit", [None, "1234567890ab+", "no-such-commit"])
-def test_figures_whose_code_nobody_knows_are_of_older_code(commit):
-    assert has_changed_since(commit)

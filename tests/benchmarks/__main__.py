@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.benchmarks import beside, control, lanes
-from tests.benchmarks.page import page
+from tests.benchmarks import beside, control, inference
+from tests.benchmarks.page import page, shown
 from tests.benchmarks.place import (
     FULL,
     QUICK,
@@ -21,108 +22,122 @@ from tests.benchmarks.place import (
     environment,
     has_own_network,
 )
-from tests.benchmarks.plots import draw
-from tests.benchmarks.targets import TARGETS, Json, is_met, number, spread_of
+from tests.benchmarks.rows import MEASURES, ROWS, Json, verdict
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _NOTES = Path(__file__).with_name("notes.toml")
 
-MEASURES: Mapping[str, Callable[[Scale], Json]] = {
-    "generator": lanes.generator,
-    "start": control.start,
-    "rest_small": lanes.rest_small,
-    "grpc_small": lanes.grpc_small,
-    "copying_proxy": lanes.copying_proxy,
-    "payloads": lanes.payloads,
-    "memory_of_big_bodies": lanes.memory_of_big_bodies,
-    "delete_idle": control.delete_idle,
+BY: Mapping[str, Callable[[Scale], Json]] = {
+    "rest": inference.rest,
+    "grpc": inference.grpc,
+    "sizes": inference.sizes,
+    "memory": inference.memory,
+    "clients": inference.clients,
+    "builtin": beside.builtin,
     "churn": beside.churn,
-    "many_models": control.many_models,
-    "storms": control.storms,
-    "log_storm": beside.log_storm,
-    "beside_builtin": beside.beside_builtin,
+    "many": control.many,
+    "delete": control.delete,
+    "start": control.start,
 }
 
 
 def main() -> int:
-    """0 whatever the figures say: a page that says `missed` is a result."""
+    """1 when something could not be measured that can be here, whatever the figures say."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASURES))
-    parser.add_argument("--quick", action="store_true", help="minutes, and coarse")
-    parser.add_argument(
-        "--out", type=Path, default=_ROOT / "docs", help="where page, JSON and plots go"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BY))
+    parser.add_argument("--quick", action="store_true", help="coarse; writes nothing without --out")
+    parser.add_argument("--out", type=Path, help="where page and JSON go (default: docs)")
     parser.add_argument("--page", action="store_true", help="write the page anew, measure nothing")
     args = parser.parse_args()
-    if unknown := set(args.names) - MEASURES.keys():
+    if unknown := set(args.names) - BY.keys():
         parser.error(f"no such measure: {', '.join(sorted(unknown))}")
-    path = args.out / "benchmarks.json"
-    results = json.loads(path.read_text()) if path.exists() else {"measures": {}}
-    if not args.page:
-        for _ in measured(results, args.names or list(MEASURES), QUICK if args.quick else FULL):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(results, indent=1) + "\n")
-    for each in results["measures"].values():
-        each["is_stale"] = has_changed_since(each.get("commit"))
-    notes = tomllib.loads(_NOTES.read_text())
-    plots = draw(results, args.out / "benchmarks")
-    (args.out / "benchmarks.md").write_text(page(results, notes, plots))
-    return 0
+    out = args.out or (None if args.quick else _ROOT / "docs")
+    kept = out and out / "benchmarks.json"
+    measures = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    scale = QUICK if args.quick else FULL
+    failed = [] if args.page else measure(args.names or list(BY), scale, measures, kept)
+    if out is not None:
+        write_page(out, measures)
+    if failed:
+        say(f"FAILED: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
-def measured(results: Json, names: list[str], scale: Scale) -> Iterator[None]:
-    """One after the other into `results`; what was measured before under other names stays."""
-    has_own_network()
-    results["environment"] = environment() | {"busy_before": busy_share(2.0)}
-    results["date"] = datetime.now(UTC).date().isoformat()
-    for number_, name in enumerate(names, 1):
-        say(f"[{number_}/{len(names)}] {name} ...")
-        begun = time.monotonic()
+def measure(names: Sequence[str], scale: Scale, measures: Json, kept: Path | None) -> list[str]:
+    """One after the other into `measures`; what is there under other names stays as it is.
+
+    The names of those that failed; they keep no other from being measured.
+    """
+    failed = []
+    for name in names:
         try:
-            figures = MEASURES[name](scale)
+            measures[name] = measured(name, scale)
         except NotMeasuredError as reason:
             say(f"    not measured: {reason}")
-            continue
-        seconds = time.monotonic() - begun
-        results["measures"][name] = {
-            "date": results["date"],
-            "commit": commit(),
-            "quick": scale.is_quick,
-            "seconds": round(seconds, 1),
-            "figures": figures,
-        }
-        tell(name, seconds, results["measures"])
-        yield
+        except Exception:  # noqa: BLE001 - of whatever kind
+            say(traceback.format_exc())
+            failed.append(name)
+        else:
+            tell(name, measures[name])
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(measures, indent=1) + "\n")
+    return failed
 
 
-def commit() -> str:
-    """What is measured; with a `+` where the tree has changes that are not committed."""
-    found = _git("describe", "--always", "--abbrev=12", "--dirty=+")
-    return found.stdout.strip()
+def measured(name: str, scale: Scale) -> Json:
+    """Figures with all that says what they are of."""
+    say(f"{name} ...")
+    has_own_network()
+    about = {
+        "commit": commit(MEASURES[name][1]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": environment(),
+        "busy": busy_share(1.0),
+        "quick": scale.is_quick,
+    }
+    begun = time.monotonic()
+    figures = BY[name](scale)
+    return about | {"seconds": round(time.monotonic() - begun, 1), "figures": figures}
 
 
-def has_changed_since(measured_at: str | None) -> bool:
-    """Whether the adapter's code is another one now; True when that cannot be told."""
-    if measured_at is None or measured_at.endswith("+"):
+def write_page(out: Path, measures: Json) -> None:
+    marked = {
+        name: each | {"is_stale": is_stale(each["commit"], MEASURES[name][1])}
+        for name, each in measures.items()
+        if name in MEASURES
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "benchmarks.md").write_text(page(marked, tomllib.loads(_NOTES.read_text())))
+
+
+def commit(paths: Sequence[str]) -> str:
+    """What is measured; with a `+` where the tree has changes of it that are not committed."""
+    head = _git(("rev-parse", "--short=12", "HEAD")).stdout.strip()
+    changed = _git(("status", "--porcelain", "--", *paths)).stdout
+    return f"{head}+" if changed else head
+
+
+def is_stale(measured_at: str, paths: Sequence[str]) -> bool:
+    """Whether the code in `paths` is another one now; True when that cannot be told."""
+    if measured_at.endswith("+"):
         return True
-    return _git("diff", "--quiet", measured_at, "--", "adapter").returncode != 0
+    return _git(("diff", "--quiet", measured_at, "--", *paths)).returncode != 0
 
 
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parents[2]
+def _git(arguments: Iterable[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+        ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False
     )
 
 
-def tell(name: str, seconds: float, measures: Json) -> None:
-    say(f"    {seconds:.0f} s")
-    for target in TARGETS:
-        spread = spread_of(target, measures) if target.measure == name else None
-        if spread is not None:
-            verdict = "met" if is_met(target, spread) else "MISSED"
-            said = number(spread["median"] * target.scale, target.unit)
-            say(f"    {target.what}: {said} ({target.text}): {verdict}")
+def tell(name: str, measure: Json) -> None:
+    say(f"    {measure['seconds']:.0f} s")
+    for row in ROWS:
+        found = measure["figures"].get(row.figure) if row.measure == name else None
+        if found is not None:
+            held = f" ({row.target}): {verdict(row, found)}" if row.target else ""
+            say(f"    {row.what}: {shown(found, row.unit)}{held}")
 
 
 def say(line: str) -> None:

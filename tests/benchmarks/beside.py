@@ -1,41 +1,48 @@
-"""The adapter beside Triton's built-in SageMaker endpoint, and both while models come and go."""
+"""The adapter beside Triton's built-in SageMaker endpoint, and beside a Triton driven directly."""
 
-import os
+import functools
 import shutil
-import signal
-import subprocess
-import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
-from adapter.backend.tritonserver import prepare
-from tests.benchmarks.figures import Json, compared, ratios, spread
+from adapter.backend.processes import descendants
+from adapter.backend.tritonserver import Launch
+from tests.benchmarks.copying import copying
+from tests.benchmarks.figures import Json, of, over, spread
 from tests.benchmarks.place import (
     IDENTITY,
     MIB,
+    FailedError,
     NotMeasuredError,
     Scale,
+    Side,
     free_port,
     has_own_network,
-    load,
-    rss_bytes,
-    share_bytes,
+    in_turns,
+    pss_bytes,
     stack,
+    tritonserver,
 )
 from tests.builtin.conftest import BUILTIN_MODELS, builtin_models
 from tests.builtin.doors import builtin_command
 from tests.running import Client, RunningAdapter, wait_until
 
 _MODEL_HEADER = "X-Amzn-SageMaker-Target-Model"
-_HEADER = f"--header={_MODEL_HEADER}: {{model}}"
 _STEADY_RATE = 100
-_CHURN_PAUSE = 0.05
+_PAUSE = 0.05
+_START_SECONDS = 60
+
+# -- the built-in endpoint --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +54,18 @@ class Builtin:
     other: Path
 
     def call(self, method: str, path: str, name: str, body: object = None) -> int:
-        client = Client(self.address)
-        try:
+        with closing(Client(self.address)) as client:
             return client.request(method, path, body, {_MODEL_HEADER: name}).status
-        finally:
-            client.close()
+
+    def answers(self) -> bool:
+        try:
+            return self.call("GET", "/ping", "") == 200
+        except OSError:
+            return False
 
 
 @contextmanager
-def builtin() -> Iterator[Builtin]:
+def builtin_endpoint() -> Iterator[Builtin]:
     """Triton with its built-in endpoint, which has the model `identity`."""
     if not has_own_network():
         raise NotMeasuredError(
@@ -70,198 +80,172 @@ def builtin() -> Iterator[Builtin]:
         for folder in (one, other):
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             shutil.copytree(IDENTITY, folder / "model")
-        server = undo.enter_context(_server(other / "model"))
+        command = functools.partial(builtin_command, port=(port := free_port()))
+        process = undo.enter_context(tritonserver(command, SAGEMAKER_MULTI_MODEL="true"))
+        server = Builtin(f"127.0.0.1:{port}", process.pid, other / "model")
+        wait_until(server.answers, _START_SECONDS, "the built-in endpoint is ready")
         body = {"model_name": "identity", "url": str(one / "model")}
         if (status := server.call("POST", "/models", "identity", body)) != 200:
-            raise NotMeasuredError(f"the built-in endpoint did not load identity: {status}")
+            raise FailedError(f"the built-in endpoint did not load identity: {status}")
         yield server
 
 
-@contextmanager
-def _server(other: Path) -> Iterator[Builtin]:
-    folder, port = Path(tempfile.mkdtemp(prefix="builtin-")), free_port()
-    try:
-        launch = prepare(None, folder)
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                builtin_command(launch, folder, port),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                env={**os.environ, **launch.environment, "SAGEMAKER_MULTI_MODEL": "true"},
-                start_new_session=True,
-            )
-        try:
-            server = Builtin(f"127.0.0.1:{port}", process.pid, other)
-            wait_until(lambda: _answers(server), 30, "the built-in endpoint is ready")
-            yield server
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
-    finally:
-        for region in Path("/dev/shm").glob(f"{folder.name}*"):
-            region.unlink()
-        shutil.rmtree(folder)
-
-
-def _answers(server: Builtin) -> bool:
-    try:
-        return server.call("GET", "/ping", "") == 200
-    except OSError:
-        return False
-
-
-# -- side by side ---------------------------------------------------------------------------
-
-
-def beside_builtin(scale: Scale) -> Json:
-    """Small JSON by how many connections, the time of a DELETE, and memory."""
-    with stack() as adapter, builtin() as server:
-        pids = {"adapter": adapter.process.pid, "builtin": server.pid}
-        idle = {name: share_bytes(pid) / MIB for name, pid in pids.items()}
-        found: Json = {"by_connections": {}}
-        for number in scale.connections:
-            result = load(
-                f"http://{adapter.http}",
-                "--model=identity",
-                f"--compare=http://{server.address}",
-                f"--metadata=grpc://{adapter.grpc_address}",
-                f"--cpu-pid={adapter.process.pid}",
-                _HEADER,
-                f"--slices={scale.rounds}",
-                f"--duration={scale.seconds * scale.rounds}",
-                "--warmup=0.5",
-                f"--connections={number}",
-            )
-            found["by_connections"][str(number)] = compared(result)
-        found["delete"] = spread(_builtin_delete(server) for _ in range(min(3, scale.repeats)))
-        found["memory_mib"] = {
-            name: {"idle": idle[name], "after_load": share_bytes(pid) / MIB}
-            for name, pid in pids.items()
+def builtin(scale: Scale) -> Json:
+    """Small JSON, the time of a DELETE, and memory with one model after each round of load."""
+    shared = (f"--header={_MODEL_HEADER}: {{model}}", f"--duration={scale.seconds}")
+    found: Json = {}
+    sizes: tuple[list[int], ...] = ([], [], [])
+    with (
+        stack() as adapter,
+        builtin_endpoint() as server,
+        copying(server.address) as (proxy, pid),
+    ):
+        asked, own = f"--metadata=grpc://{adapter.grpc_address}", adapter.process.pid
+        sides = {
+            "adapter": Side(
+                (f"http://{adapter.http}", asked), own, meanwhile=lambda: _weighed(own, sizes[:2])
+            ),
+            "copying": Side((f"http://{proxy}", asked), pid),
+            "builtin": Side(
+                (f"http://{server.address}", asked),
+                meanwhile=lambda: _weighed(server.pid, sizes[2:]),
+            ),
         }
-        found["adapter_alone_mib"] = rss_bytes(adapter.process.pid) / MIB
-        return found
+        for count in (8, 32):
+            rounds = in_turns(
+                sides, scale.rounds, *shared, f"--connections={count}", "--warmup=0.3"
+            )
+            found[f"rate_{count}"] = over(rounds, "rate", "adapter", "copying")
+            found |= {f"{name}_{count}": of(rounds, name, "rate") for name in sides}
+        found["delete_builtin"] = spread(_delete(server) for _ in range(min(3, scale.repeats)))
+    names = ("memory", "memory_adapter", "memory_builtin")
+    return found | {n: spread(each, 1 / MIB) for n, each in zip(names, sizes, strict=True)}
 
 
-def _builtin_delete(server: Builtin) -> float:
+@contextmanager
+def _weighed(pid: int, sizes: Sequence[list[int]]) -> Iterator[None]:
+    """After a round: of the process with all below it, then of the process alone."""
+    yield
+    for pids, each in zip(((pid, *descendants(pid)), (pid,)), sizes, strict=False):
+        each.append(pss_bytes(*pids))
+
+
+def _delete(server: Builtin) -> float:
     body = {"model_name": "idle", "url": str(server.other)}
-    assert server.call("POST", "/models", "idle", body) == 200
+    if (status := server.call("POST", "/models", "idle", body)) != 200:
+        raise FailedError(f"the built-in endpoint did not load a model: {status}")
     begun = time.perf_counter()
-    assert server.call("DELETE", "/models/idle", "idle") == 200
+    if (status := server.call("DELETE", "/models/idle", "idle")) != 200:
+        raise FailedError(f"the built-in endpoint did not unload a model: {status}")
     return time.perf_counter() - begun
 
 
-# -- models that come and go ----------------------------------------------------------------
+# -- a model that comes and goes --------------------------------------------------------------
+
+
+@dataclass
+class Coming:
+    """Loads and unloads in a thread, as long as it is entered. `loads`: seconds of each load."""
+
+    load: Callable[[], object]
+    unload: Callable[[], object]
+    loads: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        over, failures = threading.Event(), list[Exception]()
+        thread = threading.Thread(target=self._run, args=(over, failures))
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+        if failures:
+            raise FailedError(f"a load or an unload: {failures[0]!r}")
+
+    def _run(self, over: threading.Event, failures: list[Exception]) -> None:
+        try:
+            while not over.is_set():
+                begun = time.perf_counter()
+                self.load()
+                self.loads.append(time.perf_counter() - begun)
+                over.wait(_PAUSE)
+                self.unload()
+                over.wait(_PAUSE)
+        except Exception as error:  # noqa: BLE001 - of whichever client; raised by who waits
+            failures.append(error)
 
 
 def churn(scale: Scale) -> Json:
-    """The p99 of one model at a steady rate, quiet and while another is loaded and unloaded all the
-    time: at the adapter, at its Triton past it, and at the built-in endpoint with its own loads.
-    """
-    found: Json = {}
-    with stack() as adapter:
-        found["adapter"] = _churned(_at_adapter(adapter), str(IDENTITY), scale)
-        found["triton"] = _churned(_past_adapter(adapter), str(IDENTITY), scale)
-    try:
-        with builtin() as server, stack() as adapter:
-            at = (
-                f"http://{server.address}",
-                _HEADER,
-                f"--metadata=grpc://{adapter.grpc_address}",
-            )
-            found["builtin"] = _churned(at, str(server.other), scale)
-    except NotMeasuredError as reason:
-        found["builtin"] = {"not_measured": str(reason)}
-    else:
-        share = found["adapter"]["churn_p99"]["median"] / found["builtin"]["churn_p99"]["median"]
-        found["over_builtin"] = spread([share])
-    return found
-
-
-def _at_adapter(adapter: RunningAdapter) -> tuple[str, ...]:
-    return (f"http://{adapter.http}", f"--metadata=grpc://{adapter.grpc_address}")
-
-
-def _past_adapter(adapter: RunningAdapter) -> tuple[str, ...]:
-    return (
-        f"http://{adapter.http_address}",
-        "--protocol=v2-json",
-        f"--churn-at=http://{adapter.http}",
-    )
-
-
-def _churned(at: tuple[str, ...], package: str, scale: Scale) -> Json:
-    quiet, busy, changes = [], [], []
-    for _ in range(scale.slow_rounds):
-        quiet.append(_p99(*(arg for arg in at if not arg.startswith("--churn")), *_pace(scale)))
-        result = load(*at, *_pace(scale), f"--churn={package}", f"--churn-every={_CHURN_PAUSE}")
-        busy.append(float(result["targets"][0]["latency"]["p99"]))
-        changes += result["targets"][0]["churn"]
-    seconds = {
-        kind: spread(
-            each["seconds"] for each in changes if each["operation"] == kind and not each["error"]
-        )
-        for kind in ("load", "unload")
-    }
-    return {
-        "quiet_p99": spread(quiet),
-        "churn_p99": spread(busy),
-        "ratio": ratios(busy, quiet),
-        "load_seconds": seconds["load"],
-        "unload_seconds": seconds["unload"],
-        "failed": sum(bool(each["error"]) for each in changes),
-    }
-
-
-def _pace(scale: Scale) -> tuple[str, ...]:
-    seconds = max(3.0, scale.seconds * 1.5)  # a load and an unload at least
-    return (
-        "--model=identity",
-        f"--rate={_STEADY_RATE}",
-        f"--duration={seconds}",
-        "--warmup=0.3",
-    )
-
-
-def _p99(*args: str) -> float:
-    return float(load(*args)["targets"][0]["latency"]["p99"])
-
-
-# -- a talkative Triton ---------------------------------------------------------------------
-
-
-def log_storm(scale: Scale) -> Json:
-    """The p99 at a steady rate, quiet and while Triton logs each step of each request."""
-    with stack() as adapter:
-        places = {"adapter": _at_adapter(adapter), "triton": _past_adapter(adapter)[:2]}
-        seen: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in places}
-        lines, seconds = 0, 0.0
-        for _ in range(scale.slow_rounds):
-            for level in (0, 1):
-                _set_verbosity(adapter, level)
-                for name, at in places.items():
-                    before, begun = len(adapter.lines), time.perf_counter()
-                    seen[name][level].append(_p99(*at, *_pace(scale)))
-                    if level:
-                        lines += len(adapter.lines) - before
-                        seconds += time.perf_counter() - begun
-        return {
-            "lines_per_second": lines / seconds,
-            **{
-                name: {
-                    "quiet_p99": spread(quiet),
-                    "storm_p99": spread(loud),
-                    "ratio": ratios(loud, quiet),
-                }
-                for name, (quiet, loud) in seen.items()
-            },
+    """The p99 of `identity` over gRPC at a steady rate, while `other` is loaded and unloaded."""
+    seconds = max(3.0, 3 * scale.seconds)  # a load and an unload at least
+    pace = (f"--rate={_STEADY_RATE}", f"--duration={seconds}", "--warmup=0.3")
+    with stack() as adapter, driven() as (address, triton):
+        own = _by_adapter(adapter)
+        direct = Coming(lambda: triton.load_model("other"), lambda: _unload(triton))
+        sides = {
+            "adapter": Side((f"grpc://{adapter.grpc}",), meanwhile=own),
+            "triton": Side((f"grpc://{address}",), meanwhile=direct),
         }
+        rounds = in_turns(sides, scale.rounds, *pace)
+    return {
+        "ratio": over(rounds, "p99", "adapter", "triton"),
+        **{f"{name}_p99": of(rounds, name, "p99", 1e3) for name in sides},
+        "adapter_load": spread(own.loads),
+        "triton_load": spread(direct.loads),
+    }
 
 
-def _set_verbosity(adapter: RunningAdapter, level: int) -> None:
-    client = Client(adapter.http_address)
-    reply = client.post("/v2/logging", {"log_verbose_level": level})
-    client.close()
-    if reply.status != 200:
-        raise NotMeasuredError(f"Triton's log settings: {reply.status} {reply.body!r}")
+def _by_adapter(adapter: RunningAdapter) -> Coming:
+    def call(method: str, path: str, body: object = None) -> None:
+        with closing(adapter.client()) as client:
+            reply = client.request(method, path, body)
+        if reply.status != 200:
+            raise FailedError(f"{method} {path}: {reply.status} {reply.body!r}")
+
+    package = {"model_name": "other", "url": str(IDENTITY)}
+    return Coming(lambda: call("POST", "/models", package), lambda: call("DELETE", "/models/other"))
+
+
+@contextmanager
+def driven() -> Iterator[tuple[str, Any]]:
+    """Address and client of a Triton that has the model `identity` and can load `other`."""
+    address = f"127.0.0.1:{free_port()}"
+
+    def command(launch: Launch, folder: Path) -> tuple[str, ...]:
+        for name in ("identity", "other"):
+            shutil.copytree(IDENTITY, folder / "repository" / name)
+        return (
+            str(launch.binary),
+            f"--model-repository={folder / 'repository'}",
+            *("--model-control-mode=explicit", "--allow-http=false", "--allow-metrics=false"),
+            *("--grpc-address=127.0.0.1", f"--grpc-port={address.rpartition(':')[2]}"),
+            f"--backend-config=python,shm-region-prefix-name={folder.name}",
+            *launch.arguments,
+        )
+
+    with tritonserver(command), tritonclient.grpc.InferenceServerClient(address) as client:
+        wait_until(lambda: _is_ready(client), _START_SECONDS, "Triton is ready")
+        client.load_model("identity")
+        yield address, client
+
+
+def _is_ready(client: Any) -> bool:
+    try:
+        return bool(client.is_server_ready())
+    except InferenceServerException:
+        return False
+
+
+def _unload(client: Any) -> None:
+    """Triton answers when it has begun to; wait until its index says that it is done."""
+    client.unload_model("other")
+    wait_until(
+        lambda: (
+            {m.state for m in client.get_model_repository_index().models if m.name == "other"}
+            <= {"", "UNAVAILABLE"}
+        ),
+        _START_SECONDS,
+        "the model is gone",
+    )

@@ -1,17 +1,18 @@
-"""Arithmetic on what the load tester writes (`docs/bench.md`, the JSON result)."""
+"""Arithmetic on rounds."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Json = dict[str, Any]
+Rounds = Mapping[str, Sequence[Json]]  # what was measured of each side, round by round
 
 _HALF = 0.50
 
 
-def spread(values: Iterable[float | None]) -> Json | None:
+def spread(values: Iterable[float | None], scale: float = 1.0) -> Json | None:
     """Median, least and greatest; None without values."""
-    known = [value for value in values if value is not None]
+    known = [value * scale for value in values if value is not None]
     if not known:
         return None
     return {
@@ -34,46 +35,20 @@ def p50(values: Iterable[float]) -> float:
 
 def ratios(upper: Iterable[float], lower: Iterable[float]) -> Json | None:
     """Round by round, so that what else the machine does meets both."""
-    return spread(a / b for a, b in zip(upper, lower, strict=True) if b)
+    return spread(a / b for a, b in zip(upper, lower, strict=True) if b > 0)
 
 
-def side(target: Json, pid_at: int | None = None) -> Json:
-    """One target of a run, each figure as a spread over its slices; seconds."""
-    slices = target["slices"]
-    found = {
-        "requests": target["answered"],
-        "errors": target["errors"],
-        "rate": spread(each["rate"] for each in slices),
-        "generator_cpu_share": target["generator_cpu_share"],
-    }
-    for name in ("p50", "p99", "p99_9"):
-        found[name] = spread(each["latency"][name] for each in slices)
-    if pid_at is not None:
-        found["cpu_seconds_per_request"] = spread(
-            each["processes"][pid_at]["cpu_seconds_per_request"] for each in slices
-        )
-    return found
+def of(rounds: Rounds, side: str, figure: str, scale: float = 1.0) -> Json | None:
+    return spread((each[figure] for each in rounds[side]), scale)
 
 
-def compared(result: Json) -> Json:
-    """A run with --compare and one --cpu-pid, that of the first target."""
-    one, other = (target["slices"] for target in result["targets"])
-    return {
-        "adapter": side(result["targets"][0], 0),
-        "other": side(result["targets"][1]),
-        "rate_ratio": _by_pair(one, other, lambda a, b: a["rate"] / b["rate"]),
-        "p50_added": _by_pair(one, other, lambda a, b: _p50(a) - _p50(b)),
-        "p99_ratio": _by_pair(one, other, lambda a, b: a["latency"]["p99"] / b["latency"]["p99"]),
-    }
+def over(rounds: Rounds, figure: str, one: str, other: str) -> Json | None:
+    return ratios(*([each[figure] for each in rounds[side]] for side in (one, other)))
 
 
-def _p50(part: Json) -> float:
-    return float(part["latency"]["p50"])
-
-
-def _by_pair(
-    one: Sequence[Json], other: Sequence[Json], of: Callable[[Json, Json], float]
-) -> Json | None:
-    """A slice in which nothing was answered has no latency and is left out."""
-    pairs = zip(one, other, strict=False)
-    return spread(of(a, b) for a, b in pairs if a["answered"] and b["answered"])
+def added(rounds: Rounds, one: str, other: str, base: str) -> Json | None:
+    """What one adds to the p50 of `base`, over what the other adds. A round in which the other
+    adds nothing says nothing.
+    """
+    p50s = [[each["p50"] for each in rounds[side]] for side in (one, other, base)]
+    return ratios(*([a - b for a, b in zip(side, p50s[2], strict=True)] for side in p50s[:2]))

@@ -4,18 +4,20 @@ import functools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapter.backend.processes import descendants
+from adapter.backend.tritonserver import Launch, prepare
+from tests.benchmarks.figures import Rounds
 from tests.builtin.alone import leave_the_network
 from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
 
@@ -23,8 +25,6 @@ Json = dict[str, Any]
 IDENTITY = EXAMPLES / "identity"
 MIB = 2**20
 
-# What is not in force by default and costs something per request.
-FEATURES: tuple[str, ...] = ()
 _LOAD_SECONDS = 300
 
 
@@ -32,45 +32,23 @@ class NotMeasuredError(Exception):
     """Why this cannot be measured here."""
 
 
+class FailedError(Exception):
+    """A call that was measured went wrong, or nothing could be measured at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How long and how often. `requests` are those to the adapter in one round; `floats` the sizes
-    of tensors, beside those of the targets.
-    """
+    """How long and how often. `seconds` are those of one side in one round."""
 
     is_quick: bool
     rounds: int
-    slow_rounds: int  # of what takes a server of its own
-    requests: int
     seconds: float
     repeats: int
     models: int
-    floats: tuple[int, ...]
-    connections: tuple[int, ...]  # with 1 and 8, which have targets
 
 
-FULL = Scale(
-    is_quick=False,
-    rounds=3,
-    slow_rounds=3,
-    requests=20_000,
-    seconds=6.0,
-    repeats=10,
-    models=10_000,
-    floats=(256, 16_384, 262_144),
-    connections=(1, 8, 32),
-)
-QUICK = Scale(
-    is_quick=True,
-    rounds=2,
-    slow_rounds=1,
-    requests=2_000,
-    seconds=1.0,
-    repeats=3,
-    models=500,
-    floats=(16_384,),
-    connections=(1, 8),
-)
+FULL = Scale(is_quick=False, rounds=5, seconds=4.0, repeats=10, models=10_000)
+QUICK = Scale(is_quick=True, rounds=1, seconds=0.5, repeats=2, models=500)
 
 
 @functools.cache
@@ -96,29 +74,92 @@ def free_port() -> int:
 @contextmanager
 def stack(*flags: str) -> Iterator[RunningAdapter]:
     """The adapter with a Triton of its own that has the model `identity`."""
-    with embedded_adapter(f"--grpc-data=127.0.0.1:{free_port()}", *FEATURES, *flags) as adapter:
-        client = adapter.client()
-        reply = client.load("identity", IDENTITY)
-        client.close()
+    with embedded_adapter(*flags) as adapter:
+        with closing(adapter.client()) as client:
+            reply = client.load("identity", IDENTITY)
         if reply.status != 200:
-            raise NotMeasuredError(f"identity was not loaded: {reply.body!r}")
+            raise FailedError(f"identity was not loaded: {reply.body!r}")
         yield adapter
 
 
-def load(url: str, *args: str) -> Json:
-    """What `triton-adapter bench URL ARGS` writes as JSON; it runs in a process of its own."""
+@contextmanager
+def tritonserver(
+    command: Callable[[Launch, Path], Sequence[str]], **environ: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One without an adapter. `command` is told what to start, and a folder for what it needs."""
+    folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
+    try:
+        launch = prepare(None, folder)
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command(launch, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env={**os.environ, **launch.environment, **environ},
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+    finally:
+        for region in Path("/dev/shm").glob(f"{folder.name}*"):  # it is named so by `command`
+            region.unlink()
+        shutil.rmtree(folder)
+
+
+def load(*args: str) -> Json:
+    """What `triton-adapter bench ARGS` says of its only target; it runs in a process of its own.
+
+    FailedError when a call went wrong.
+    """
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
     try:
         path = folder / "result.json"
-        command = (sys.executable, "-m", "adapter", "bench", url, f"--json={path}", *args)
+        command = (sys.executable, "-m", "adapter", "bench", f"--json={path}", *args)
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False
         )
-        if not path.exists() or not path.stat().st_size:
-            raise NotMeasuredError(f"the load tester: {done.stderr[-500:]}")
-        return json.loads(path.read_text())
+        text = path.read_text() if path.exists() else ""
+        target = json.loads(text)["targets"][0] if text else {}
+        if done.returncode != 0:
+            why = target.get("errors_by_code") or done.stderr[-500:]
+            raise FailedError(f"{' '.join(args)}: {why}")
+        return target
     finally:
         shutil.rmtree(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One that takes part. `at`: where the load tester sends what; `pid`: whose CPU time counts;
+    `meanwhile` is entered for the time of each round.
+    """
+
+    at: tuple[str, ...]
+    pid: int | None = None
+    meanwhile: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+def in_turns(sides: Mapping[str, Side], rounds: int, *shared: str) -> Rounds:
+    """Each side once a round, every other round backwards. CPU in seconds a request."""
+    found: dict[str, list[Json]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            side = sides[name]
+            pid = () if side.pid is None else (f"--cpu-pid={side.pid}",)
+            with side.meanwhile():
+                target = load(*side.at, *pid, "--model=identity", *shared)
+            figures = {"rate": target["rate"], "p50": target["latency"]["p50"]}
+            figures |= {"p99": target["latency"]["p99"]}
+            figures["generator"] = target["generator_cpu_share"] / target["rate"]
+            if pid:
+                figures["cpu"] = target["processes"][0]["cpu_seconds_per_request"]
+            found[name].append(figures)
+    return found
 
 
 def rss_bytes(pid: int, field: str = "VmRSS") -> int:
@@ -127,17 +168,17 @@ def rss_bytes(pid: int, field: str = "VmRSS") -> int:
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024
-    raise NotMeasuredError(f"no {field} of process {pid}")
+    raise FailedError(f"no {field} of process {pid}")
 
 
 def forget_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def share_bytes(pid: int) -> int:
-    """The proportional share (PSS) of a process and all below it."""
+def pss_bytes(*pids: int) -> int:
+    """The proportional share of these processes together."""
     total = 0
-    for each in (pid, *descendants(pid)):
+    for each in pids:
         try:
             lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
         except OSError:  # it has ended
@@ -161,7 +202,7 @@ def environment() -> Json:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": os.uname().release,
-        "versions": told.stdout.split("\n"),
+        "versions": told.stdout.split("\n")[:-1],
     }
 
 
