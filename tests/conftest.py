@@ -8,15 +8,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 
 pytest_plugins = ["tests.outcomes"]
 asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the adapter runs on
-
-
-# The configs of the tests are complete; to complete them costs Triton a process for each load.
-COMPLETE = "--triton-args=--disable-auto-complete-config"
 
 
 @pytest.fixture(scope="session")

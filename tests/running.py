@@ -200,6 +200,9 @@ class RunningAdapter:
         return code
 
 
+# For packages whose configs are complete: to complete them costs Triton a process for each load.
+COMPLETE = "--triton-args=--disable-auto-complete-config"
+
 EMBEDDED = (
     "--triton=embedded",
     "--http=127.0.0.1:0",

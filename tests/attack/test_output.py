@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -28,7 +28,7 @@ def chatty(tmp_path: Path) -> Path:
 
 
 def test_a_model_that_prints_in_a_loop_holds_up_no_probe(chatty: Path) -> None:
-    with embedded_adapter(f"--model-roots={chatty.parent}") as adapter:
+    with embedded_adapter(f"--model-roots={chatty.parent}", COMPLETE) as adapter:
         client, printing = adapter.client(), adapter.client()
         with closing(client), closing(printing):
             assert client.load("chatty", chatty).status == 200

@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 
 from tests.memory.models import MIB, check_agreement, counted, tree_bytes, write_eater
-from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.sagemaker.asking import quoted
 from tests.trees import infer_body
 
@@ -150,7 +150,7 @@ def play(
     error_mib = (max(sizes_mib) + _PROCESS_MIB) // 10
     flags = ("--memory-source=host", f"--memory-limit={limit_mib}MiB", "--memory-reserve=0")
     with (
-        embedded_adapter(*flags, f"--model-roots={root}") as adapter,
+        embedded_adapter(*flags, COMPLETE, f"--model-roots={root}") as adapter,
         closing(adapter.client()) as client,
     ):
         for package in packages * 2:

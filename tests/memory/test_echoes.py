@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import (
+    COMPLETE,
     Client,
     Reply,
     RunningAdapter,
@@ -32,7 +33,7 @@ _TWO = CONFIG + "instance_group [{ count: 2 kind: KIND_CPU }]\n"
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningAdapter]:
-    with embedded_adapter("--model-roots=/") as adapter:
+    with embedded_adapter("--model-roots=/", COMPLETE) as adapter:
         yield adapter
 
 

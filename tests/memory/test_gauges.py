@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.metrics_endpoint import MIB
 from tests.memory.scripted_gpus import ScriptedGpus, ServedPage, adapter_beside, served
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(180)]
 
@@ -58,7 +58,7 @@ class House:
 
 @pytest.fixture(scope="module")
 def triton() -> Iterator[RunningAdapter]:
-    with embedded_adapter("--triton-args=--disable-auto-complete-config") as adapter:
+    with embedded_adapter(COMPLETE) as adapter:
         yield adapter
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.memory.models import GIB, MIB, check_agreement, tree_bytes, write_eater
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -22,7 +22,7 @@ _FOUR = ("a", "b", "c", "d")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     root = tmp_path_factory.mktemp("models")
     flags = ("--memory-source=host", "--memory-limit=3GiB", "--memory-reserve=0")
-    with embedded_adapter(*flags, f"--model-roots={root}") as adapter:
+    with embedded_adapter(*flags, COMPLETE, f"--model-roots={root}") as adapter:
         yield adapter, root
 
 

@@ -19,7 +19,7 @@ from tests.memory.failing_models import (
     write_failing_answers,
     write_failing_load,
 )
-from tests.running import Reply, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Reply, RunningAdapter, embedded_adapter
 from tests.v2.grpc_calls import Calls
 
 pytestmark = pytest.mark.triton
@@ -118,7 +118,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningA
     """
     root = tmp_path_factory.mktemp("models")
     flags = (
-        *("--memory-source=off", "--triton-args=--disable-auto-complete-config"),
+        *("--memory-source=off", COMPLETE),
         f"--load-concurrency={_AT_ONCE}",
     )
     with embedded_adapter(*flags, f"--model-roots={root}") as adapter:

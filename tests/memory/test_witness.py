@@ -17,7 +17,15 @@ import pytest
 from tests.fakes.metrics_endpoint import MIB
 from tests.memory.failing_models import failing, write_failing_answers, write_failing_load
 from tests.memory.scripted_gpus import ScriptedGpus, adapter_beside
-from tests.running import EMBEDDED, Client, Reply, RunningAdapter, embedded_adapter, unload_all
+from tests.running import (
+    COMPLETE,
+    EMBEDDED,
+    Client,
+    Reply,
+    RunningAdapter,
+    embedded_adapter,
+    unload_all,
+)
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -81,7 +89,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def triton() -> Iterator[RunningAdapter]:
-    with embedded_adapter("--triton-args=--disable-auto-complete-config") as adapter:
+    with embedded_adapter(COMPLETE) as adapter:
         yield adapter
 
 
@@ -138,12 +146,12 @@ def test_what_memory_said_is_in_the_answer(seen: Seen) -> None:
         assert "matched" not in body
 
 
-@pytest.mark.parametrize("text", STRONG)
-@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize(("status", "text"), [(500, STRONG[0]), (503, STRONG[3])])
 def test_strong_words_of_a_models_first_failure_are_507_whatever_memory_says(
     seen: Seen, status: int, text: str
 ) -> None:
-    name = f"first-{status}-{STRONG.index(text)}"
+    """Other texts: test_texts.py, and tests/unit/test_witness.py."""
+    name = f"first-{status}"
     assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
     answer = seen.client.post(f"/models/{name}/invoke", failing(status, text))
     assert outcome(answer) == OOM

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as pb
 from tests.modelmesh.mesh import SIZE_SECONDS, Mesh, Unimplemented
-from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter, unload_all
 from tests.sagemaker.asking import Gate, triton_index
 from tests.trees import CONFIG, write_python_model
 
@@ -43,14 +43,15 @@ LAYOUTS = {
 }
 
 
-# for what cannot depend on the address
+# for what does not depend on the address: a journey and a crowd are played at each
 once = pytest.mark.parametrize("everywhere", ["two sockets"], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def everywhere(request: pytest.FixtureRequest, root: Path) -> Iterator[RunningAdapter]:
     flags = [flag.format(root) for flag in LAYOUTS[request.param]]
-    with embedded_adapter(f"--model-roots={root}", "--load-concurrency=2", *flags) as adapter:
+    shared = (f"--model-roots={root}", "--load-concurrency=2", COMPLETE)
+    with embedded_adapter(*shared, *flags) as adapter:
         yield adapter
 
 
@@ -145,6 +146,7 @@ async def test_a_model_is_loaded_served_and_evicted(mesh, everywhere, model_id):
     assert gone.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@once
 async def test_a_model_that_was_taken_away_is_loaded_again_by_the_next_request(mesh, everywhere):
     await mesh.load("m", IDENTITY, KEY)
     with closing(everywhere.client()) as sagemaker:
@@ -154,6 +156,7 @@ async def test_a_model_that_was_taken_away_is_loaded_again_by_the_next_request(m
     assert left(everywhere)[0] == ["m"]
 
 
+@once
 async def test_a_load_past_its_time_is_cancelled_and_nothing_of_it_stays(
     mesh, everywhere, package, gate
 ):
@@ -242,6 +245,7 @@ async def test_a_declared_size_is_told_where_no_memory_is_read(root, package):
     assert {other.predicted, other.size} == {mesh.status.defaultModelSizeInBytes}
 
 
+@once
 async def test_a_request_that_meets_the_load_of_its_model_waits_for_it(mesh, package, gate):
     write_python_model(package, initialize=gate.statements)
     slow = asyncio.create_task(mesh.load("slow", str(package)))
@@ -253,6 +257,7 @@ async def test_a_request_that_meets_the_load_of_its_model_waits_for_it(mesh, pac
     await slow
 
 
+@once
 async def test_a_mesh_that_starts_anew_finds_nothing_loaded(mesh, everywhere, package, gate):
     write_python_model(package, initialize=gate.statements)
     await mesh.load("m", IDENTITY)

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as v2
 from adapter._proto import model_runtime_pb2 as pb
 from tests.modelmesh import mesh
 from tests.modelmesh.frames import Caller, calling
-from tests.running import RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 from tests.v2.grpc_calls import infer_request
 
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 def adapter(folder: Path) -> Iterator[RunningAdapter]:
     """The mesh has one socket; the other is for inference alone."""
     sockets = (f"--grpc=unix:{folder}/rt.sock", f"--grpc-data=unix:{folder}/data.sock")
-    with embedded_adapter(f"--model-roots={folder}", *sockets) as adapter:
+    with embedded_adapter(f"--model-roots={folder}", COMPLETE, *sockets) as adapter:
         yield adapter
 
 

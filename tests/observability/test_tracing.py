@@ -14,7 +14,7 @@ import pytest
 from adapter.errors import InvalidSettings
 from adapter.tracing import tracing_of
 from tests.observability.collector import Collector, Span, collector
-from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 from tests.v2.grpc_calls import calls_to, infer_request
 
@@ -43,7 +43,7 @@ def adapter_to(endpoint: str, environ: dict[str, str], *flags: str) -> Iterator[
         "rate=1",
     )
     arguments = [f"--triton-args=--trace-config={one}" for one in triton]
-    with embedded_adapter(*arguments, *flags, environ=environ) as adapter:
+    with embedded_adapter(COMPLETE, *arguments, *flags, environ=environ) as adapter:
         with closing(adapter.client()) as client:
             assert client.load("echo", ECHO).status == 200
         yield adapter

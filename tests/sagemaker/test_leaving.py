@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.memory.models import metric
-from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.sagemaker.asking import Gate, RawConnection, background, refusal, triton_index
 from tests.sagemaker.processes import tritonserver
 from tests.trees import infer_body, write_python_model
@@ -107,7 +107,7 @@ def test_the_answers_of_a_stream_without_a_caller_are_read_to_the_last(
 def own(model_root: Path) -> Iterator[RunningAdapter]:
     """An adapter whose Triton may be hurt."""
     flags = ("--infer-timeout-seconds=1", "--max-abandoned-requests=2")
-    with embedded_adapter(f"--model-roots={model_root}", *flags) as adapter:
+    with embedded_adapter(f"--model-roots={model_root}", COMPLETE, *flags) as adapter:
         yield adapter
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Client, Reply, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
 from tests.sagemaker.asking import (
     BINARY,
     JSON,
@@ -60,7 +60,7 @@ def named(model_root: Path) -> Iterator[Named]:
     On an adapter of its own: a model that cannot be unloaded would be in the way of other tests.
     """
     folder = write_python_model(model_root / "named")
-    with embedded_adapter(f"--model-roots={model_root}") as adapter:
+    with embedded_adapter(f"--model-roots={model_root}", COMPLETE) as adapter:
 
         def load(name: str) -> Reply:
             with closing(adapter.client()) as client:
