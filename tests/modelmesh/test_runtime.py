@@ -628,6 +628,8 @@ class TestStatus:
     async def test_no_longer_load_is_promised_than_is_allowed(self, house, tmp_path):
         front = Front(house, tmp_path, load_timeout_seconds="12.5")
         assert (await front.status()).modelLoadingTimeoutMs == 12_500
+        front = Front(house, tmp_path, modelmesh_load_timeout_seconds="7.5")
+        assert (await front.status()).modelLoadingTimeoutMs == 7_500
 
     async def test_it_is_starting_while_the_adapter_is(self, front):
         front.is_well = False

@@ -1,12 +1,21 @@
 """Settings reach the parts that they are about, and no part is given another's."""
 
+import socket
+import subprocess
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from adapter.app import Adapter
+from adapter.assembly import model_roots
+from adapter.examples import examples_folder
 from adapter.settings import Loaded, Settings, load_settings
+
+TESTS = Path(__file__).parents[1]
 
 # A value that nothing else has, and the attributes of the adapter's parts that must hold it.
 HELD = {
@@ -27,6 +36,7 @@ HELD = {
     "memory_limit": ("98765432109", {"_memory_limit"}),
     "max_abandoned_requests": ("77", {"_max_abandoned"}),
     "modelmesh_default_size": ("567891", {"_default"}),
+    "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
     "modelmesh_memory": ("9876543210", {"_memory"}),
     "max_connections": ("501", {"_max_connections", "_most"}),
 }
@@ -79,9 +89,136 @@ def test_a_setting_reaches_the_part_that_it_is_about(name, found):
     assert found.get(float(text)) == attributes
 
 
-def test_what_was_learned_is_kept_in_the_file_that_is_named(tmp_path):
-    sizes = tmp_path / "learned.json"
-    flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
-    adapter = Adapter(load_settings(flags | {"sizes_file": str(sizes)}, {}, None))
+@dataclass(frozen=True)
+class Look:
+    """`see` finds in the adapter what `given` makes of it, beside `more` settings."""
 
-    assert adapter._control._watch._store._path == sizes
+    given: object
+    see: Callable[[Adapter], object]
+    expected: object
+    embedded: bool = False
+
+
+TRITON = "127.0.0.1:4567"
+
+# What is no number.
+SEEN = {
+    "triton": Look("external", lambda a: a._embedded, None),
+    "triton_http": Look(
+        TRITON, lambda a: a._embedded._wanted["http"], ("127.0.0.1", 4567), embedded=True
+    ),
+    "triton_grpc": Look(
+        TRITON, lambda a: a._embedded._wanted["grpc"], ("127.0.0.1", 4567), embedded=True
+    ),
+    "triton_metrics": Look(
+        TRITON, lambda a: a._embedded._wanted["metrics"], ("127.0.0.1", 4567), embedded=True
+    ),
+    "tritonserver": Look(
+        "/bin/other", lambda a: a._embedded._binary, Path("/bin/other"), embedded=True
+    ),
+    "triton_args": Look(
+        ["--a", "--b=c"], lambda a: a._embedded._extra_args, ("--a", "--b=c"), embedded=True
+    ),
+    "start_timeout_seconds": Look(
+        "77", lambda a: a._embedded._start_timeout_seconds, 77, embedded=True
+    ),
+    "staging": Look("copy", lambda a: a._control._packages._staging, "copy"),
+    "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
+    "model_roots": Look(["/a", "/b"], lambda a: a._control._packages._roots, ["/a", "/b"]),
+    "single_model": Look("/models/one", lambda a: a._single, "one"),
+    "examples": Look("true", lambda a: model_roots(a._settings)[-1], examples_folder()),
+    "memory_source": Look("nvml", lambda a: a._memory._wanted, "nvml"),
+    "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
+    "sizes_file": Look("/kept", lambda a: a._control._watch._store._path, Path("/kept")),
+    "on_triton_restart": Look("reload", lambda a: str(a._control.presence._loads_again), "True"),
+    "oom_patterns": Look(
+        ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
+    ),
+    # with a second for those who are told that it is over
+    "drain_timeout_seconds": Look("21", lambda a: a._doors._patience, 22),
+    "passthrough": Look("log", lambda a: a._v2._passthrough, {"log"}),
+}
+
+# What is read once the adapter runs, or by what is given all settings: the test that sees it.
+SHOWN = {
+    "http": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "grpc": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "grpc_data": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "admin": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "triton_hang_seconds": (
+        "contract/test_hangs.py::test_a_triton_that_stands_still_is_ended_and_started_again"
+    ),
+    "load_concurrency": "modelmesh/test_runtime.py::test_what_a_mesh_is_told",
+    "modelmesh_load_timeout_seconds": (
+        "modelmesh/test_runtime.py::test_no_longer_load_is_promised_than_is_allowed"
+    ),
+    "modelmesh_model_concurrency": "modelmesh/test_runtime.py::test_a_model_is_told_with_its_limit",
+    "modelmesh_runtime_version": (
+        "modelmesh/test_runtime.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
+    ),
+    "log_level": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
+    "log_format": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
+}
+
+
+def test_the_effect_of_every_setting_is_looked_at():
+    looked_at = [*HELD, *SEEN, *SHOWN]
+    assert sorted(looked_at) == sorted(Settings.model_fields)
+    for test in SHOWN.values():
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (TESTS / path).read_text(encoding="utf-8")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("name", SEEN)
+async def test_a_setting_is_what_its_part_goes_by(name, tmp_path):
+    look = SEEN[name]
+    flags = {"model_roots": [str(tmp_path)], "repository": str(tmp_path)}
+    kind = "embedded" if look.embedded else "external"
+    adapter = Adapter(load_settings({"triton": kind} | flags | {name: look.given}, {}, None))
+    try:
+        assert look.see(adapter) == look.expected
+    finally:
+        if adapter._embedded is not None:
+            await adapter._embedded.stop()
+
+
+async def test_each_listener_is_where_its_setting_says(tmp_path):
+    doors = {
+        name: f"unix:{tmp_path / name}.sock" for name in ("http", "grpc", "grpc_data", "admin")
+    }
+    flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
+    adapter = Adapter(load_settings(flags | doors, {}, None))
+    await adapter._open_doors()
+    try:
+        assert adapter.addresses == doors
+        assert all((tmp_path / f"{name}.sock").is_socket() for name in doors)
+    finally:
+        await adapter._doors.close()
+        await adapter._doors.close_probes()
+
+
+def test_the_log_is_as_its_settings_say(tmp_path):
+    """Of a start that fails for want of a Triton: errors for people, and nothing of less weight."""
+    nobody = f"127.0.0.1:{free_port()}"
+    flags = [
+        *("--log-level=error", "--log-format=text", "--start-timeout-seconds=0.1"),
+        *(f"--triton-http={nobody}", f"--triton-grpc={nobody}", f"--repository={tmp_path}"),
+        *(f"--grpc=unix:{tmp_path}/grpc.sock", "--http=off", "--admin=off"),
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-m", "adapter", "serve", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    lines = ended.stdout.splitlines()
+    assert any("Triton was not live" in line for line in lines), ended
+    assert not [line for line in lines if line.startswith("{") or "adapter.listening" in line]
