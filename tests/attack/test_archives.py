@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Client, embedded_adapter, wait_until
+from tests.running import COMPLETE, Client, embedded_adapter, wait_until
 from tests.sagemaker.asking import quoted
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
-_ARCHIVES = 12  # more than there are threads for them
+_ARCHIVES = 6  # more than there are threads for them
 _FILES = 10_000  # each is a call or two of the kernel's, which takes seconds
 
 
@@ -31,15 +31,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.timeout(300)
 def test_refusals_probes_scrapes_and_small_unloads_do_not_wait_for_archives(root: Path) -> None:
-    with embedded_adapter(f"--model-roots={root}") as adapter:
+    with embedded_adapter(f"--model-roots={root}", COMPLETE) as adapter:
         client, admin = adapter.client(), Client(adapter.admin)
         with closing(client), closing(admin):
             assert client.load("small", root / "small").status == 200
             ended: list[str] = []
 
             def load(name: str) -> None:
-                with closing(adapter.client()) as own:
+                with closing(adapter.client(250)) as own:
                     own.load(name, root / "large.tar")
                 ended.append(name)
 
@@ -47,7 +48,7 @@ def test_refusals_probes_scrapes_and_small_unloads_do_not_wait_for_archives(root
             threads = [threading.Thread(target=load, args=(name,)) for name in names]
             for thread in threads:
                 thread.start()
-            wait_until(lambda: loading(admin) == _ARCHIVES, 20, "all are being loaded")
+            wait_until(lambda: loading(admin) == _ARCHIVES, 60, "all are being loaded")
             assert client.load("none", root / "none").status == 404
             assert client.load("outside", "/etc").status == 400
             assert client.get("/ping").status == 200

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.sagemaker.asking import Gate, background
 from tests.trees import infer_body, write_python_model
 from tests.v2.grpc_calls import calls_to, infer_request
@@ -39,7 +39,7 @@ def drain(adapter: RunningAdapter, *flags: str) -> subprocess.Popen[str]:
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=110)
     return process.returncode, said
 
 
@@ -106,7 +106,7 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: G
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", "--drain-min-seconds=3")
     flags += ("--grpc-data=127.0.0.1:0",)
-    with embedded_adapter(*flags) as adapter, ThreadPoolExecutor(5 * CALLERS) as pool:
+    with embedded_adapter(COMPLETE, *flags) as adapter, ThreadPoolExecutor(5 * CALLERS) as pool:
         with closing(adapter.client()) as client:
             assert client.load("echo", EXAMPLES / "identity").status == 200
             assert client.load("slow", slow).status == 200
@@ -141,7 +141,7 @@ def test_requests_in_flight_are_answered_after_the_doors_have_closed(
 ) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     with (
-        embedded_adapter(f"--model-roots={tmp_path}") as adapter,
+        embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
         ThreadPoolExecutor() as pool,
         background(adapter) as others,
     ):
@@ -152,7 +152,7 @@ def test_requests_in_flight_are_answered_after_the_doors_have_closed(
         waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
         gate.wait_reached()
         adapter.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: is_refused(adapter.http), 10, "the door is closed")
+        wait_until(lambda: is_refused(adapter.http), 60, "the door is closed")
         assert not_ready(adapter) == "stopping"  # who probes is still told why
         gate.open()
         assert waiting.result()[0].status == 200
@@ -174,15 +174,15 @@ def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path: Path, ga
     door = tmp_path / "admin.sock"
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", f"--admin=unix:{door}")
     with (
-        embedded_adapter(*flags) as adapter,
+        embedded_adapter(COMPLETE, *flags) as adapter,
         background(adapter) as others,
         closing(adapter.client()) as client,
     ):
         assert client.load("slow", slow).status == 200
         waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
         gate.wait_reached()
-        process = drain(adapter, f"--url=unix:{door}")
-        wait_until(lambda: client.get("/ping").status == 503, 20, "the drain has begun")
+        process = drain(adapter, f"--url=unix:{door}", "--timeout=100")
+        wait_until(lambda: client.get("/ping").status == 503, 60, "the drain has begun")
         assert client.load("echo", EXAMPLES / "identity").status == 503
         assert process.poll() is None
         gate.open()
@@ -196,7 +196,7 @@ def test_a_drain_that_takes_too_long_fails_and_says_what_is_left(
 ) -> None:
     slow = write_python_model(tmp_path / "slow", initialize=gate.statements)
     with (
-        embedded_adapter(f"--model-roots={tmp_path}") as adapter,
+        embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
         background(adapter) as others,
     ):
         loading = others.ask(lambda c: c.load("slow", slow))

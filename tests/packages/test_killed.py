@@ -103,6 +103,7 @@ for step in itertools.count(1):
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_killed_process_leaves_only_what_the_next_one_finds_and_removes(kind, tmp_path):
     root, repository = tmp_path / "models", tmp_path / "repository"
     repository.mkdir()
@@ -119,7 +120,7 @@ def test_a_killed_process_leaves_only_what_the_next_one_finds_and_removes(kind, 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

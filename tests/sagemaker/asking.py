@@ -54,18 +54,19 @@ class Gate:
 import pathlib, time
 gate = pathlib.Path({str(self.path)!r})
 gate.with_suffix(".reached").touch()
-for _ in range(6000):
+for _ in range(24_000):  # two minutes, the time of a test
     if gate.exists():
         break
     time.sleep(0.005)
 """
 
     @property
-    def is_reached(self) -> bool:
-        return self.path.with_suffix(".reached").exists()
+    def reached(self) -> Path:
+        """There once the model stands there."""
+        return self.path.with_suffix(".reached")
 
     def wait_reached(self) -> None:
-        wait_until(lambda: self.is_reached, 30, "the model stands at its gate")
+        wait_until(self.reached.exists, 60, "the model stands at its gate")
 
     def open(self) -> None:
         self.path.touch()
