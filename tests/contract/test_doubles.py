@@ -1,0 +1,257 @@
+"""The doubles under the tests of the control plane do what the real parts do: both are asked.
+
+Triton's own double is held to a real Triton in test_triton.py.
+"""
+
+import asyncio
+import tarfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from adapter.control.ports import MemoryReader, Packages, SizeStore
+from adapter.core.memory import HOST
+from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
+from adapter.errors import BackendError
+from adapter.packages.learned import LearnedFile
+from adapter.packages.staging import Packages as RealPackages
+from tests.fakes.memory import FakeMemory
+from tests.fakes.memory_place import Place
+from tests.fakes.packages import FakePackages, FakeStore
+from tests.fakes.steps import Steps
+from tests.packages.staged import CONFIG
+
+NAME, ID = TritonName("m"), ModelId("the model")
+MIB = 2**20
+
+both = pytest.mark.parametrize("kind", ["fake", "real"])
+
+
+# -- packages ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Packages, one that is good, and a way to have the next `place` refused by the disk."""
+
+    packages: Packages
+    good: ModelSource
+    break_disk: Callable[[], None]
+
+    async def staged(self) -> list[StagedModel]:
+        return list(await self.packages.staged())
+
+    async def load(self) -> Placement:
+        package = await self.packages.prepare(NAME, ID, self.good)
+        return await self.packages.place(NAME, ID, package)
+
+
+def fake_shelf(_: Path) -> Shelf:
+    steps = Steps()
+    return Shelf(
+        FakePackages(steps),
+        ModelSource("/m"),
+        lambda: steps.fail("place m", BackendError("the disk refuses")),
+    )
+
+
+def real_shelf(root: Path) -> Shelf:
+    """Of an archive, which is unpacked before it is looked at."""
+    folder, repository = root / "m", root / "repository"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("weights")
+    (folder / "config.pbtxt").write_text(CONFIG)
+    with tarfile.open(root / "m.tar", "w") as archive:
+        archive.add(folder, ".")
+    repository.mkdir()
+
+    def take_the_folder_away() -> None:
+        """And put a file in its place, so that root is refused as well."""
+        repository.rename(root / "elsewhere")
+        repository.touch()
+
+    return Shelf(
+        RealPackages(repository, [root]), ModelSource(str(root / "m.tar")), take_the_folder_away
+    )
+
+
+SHELVES = {"fake": fake_shelf, "real": real_shelf}
+
+
+@pytest.fixture
+def shelf(kind: str, tmp_path: Path) -> Shelf:
+    return SHELVES[kind](tmp_path)
+
+
+@both
+async def test_what_was_looked_at_says_what_it_takes(shelf: Shelf) -> None:
+    package = await shelf.packages.prepare(NAME, ID, shelf.good)
+    assert package.size_bytes > 0
+    assert package.declared_bytes is None
+    assert package.content_key
+    assert (package.warnings, package.gpus) == ((), None)
+
+
+@both
+async def test_the_same_package_has_the_same_key(shelf: Shelf) -> None:
+    keys = {(await shelf.packages.prepare(NAME, ID, shelf.good)).content_key for _ in range(2)}
+    assert len(keys) == 1
+
+
+@both
+async def test_a_package_of_one_model_is_placed_under_its_name(shelf: Shelf) -> None:
+    assert await shelf.load() == Placement((NAME,))
+
+
+@both
+async def test_what_was_prepared_or_placed_is_staged_and_not_loaded(shelf: Shelf) -> None:
+    begun = StagedModel(NAME, ID, Placement((NAME,)))
+    package = await shelf.packages.prepare(NAME, ID, shelf.good)
+    assert await shelf.staged() == [begun]
+    await shelf.packages.place(NAME, ID, package)
+    assert await shelf.staged() == [begun]
+
+
+@both
+async def test_what_was_confirmed_is_staged_with_all_that_was_said_of_it(shelf: Shelf) -> None:
+    placement = await shelf.load()
+    for held in ({HOST: 5}, {HOST: 7}):
+        await shelf.packages.confirm(NAME, shelf.good, "key", held)
+        loaded = StagedModel(
+            NAME,
+            ID,
+            placement,
+            is_loaded=True,
+            source=shelf.good,
+            can_load_again=True,
+            content_key="key",
+            held=held,
+        )
+        assert await shelf.staged() == [loaded]
+
+
+@both
+async def test_nothing_is_confirmed_of_what_is_not_there(shelf: Shelf) -> None:
+    await shelf.packages.confirm(NAME, shelf.good, "key", {})
+    assert await shelf.staged() == []
+
+
+@both
+async def test_what_was_removed_is_gone_and_may_come_again(shelf: Shelf) -> None:
+    for _ in range(2):
+        await shelf.load()
+        await shelf.packages.confirm(NAME, shelf.good, "key", {})
+        await shelf.packages.remove(NAME)
+        assert await shelf.staged() == []
+    await shelf.packages.remove(NAME)  # nothing is there: that is no error
+
+
+@both
+async def test_a_disk_that_refuses_is_an_error_of_the_backend(shelf: Shelf) -> None:
+    package = await shelf.packages.prepare(NAME, ID, shelf.good)
+    shelf.break_disk()
+    with pytest.raises(BackendError):
+        await shelf.packages.place(NAME, ID, package)
+
+
+# -- what was learned of sizes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    store: SizeStore
+    last: Callable[[], object]
+
+
+@pytest.fixture
+def kept(kind: str, tmp_path: Path) -> Kept:
+    if kind == "fake":
+        fake = FakeStore(Steps())
+        return Kept(fake, lambda: fake.saved[-1])
+    file = LearnedFile(tmp_path / "sizes.json")
+    return Kept(file, file.load)
+
+
+@both
+async def test_what_was_saved_last_is_kept(kept: Kept) -> None:
+    for data in ({"packages": [["key", {"host": 7}]], "version": 1}, {"packages": []}):
+        await kept.store.save(data)
+        assert kept.last() == data
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """A reader of 1000 MiB, of which `used` are taken, all by the model m."""
+
+    reader: MemoryReader
+    take: Callable[[int], None]
+    lose: Callable[[], None] = field(repr=False)
+
+
+def fake_memory() -> Seen:
+    taken = [0]
+    fake = FakeMemory(Steps(), lambda: taken[0], lambda: {"m": taken[0]})
+    fake.limit_bytes, fake.tells_apart = 1000 * MIB, True
+
+    def lose() -> None:
+        fake.limit_bytes = None
+
+    return Seen(fake, lambda count: taken.__setitem__(0, count), lose)
+
+
+def real_memory(place: Place, root: Path) -> Seen:
+    place.host._limit = 1000 * MIB
+    place.host._owners = lambda: dict.fromkeys(place.pids, "m")
+
+    def take(count: int) -> None:
+        pages = count // 4096
+        (root / "proc/7/statm").write_text(f"{pages} {pages} 1 0 0 0 0")
+        (root / "proc/7/smaps_rollup").write_text(f"Pss: {count // 1024} kB")
+
+    return Seen(place.choose("host"), take, place.pids.clear)
+
+
+@pytest_asyncio.fixture
+async def seen(kind: str, tmp_path: Path) -> AsyncIterator[Seen]:
+    if kind == "fake":
+        yield fake_memory()
+        return
+    place = Place(tmp_path)
+    yield real_memory(place, tmp_path)
+    await place.close()
+
+
+@both
+async def test_a_reading_is_what_is_taken_now_and_the_last_one_is_kept(seen: Seen) -> None:
+    assert seen.reader.last is None
+    for taken in (300 * MIB, 100 * MIB):
+        seen.take(taken)
+        reading = await seen.reader.read()
+        assert reading is not None
+        assert reading == seen.reader.last
+        assert {d: (r.limit_bytes, r.used_bytes) for d, r in reading.devices.items()} == {
+            HOST: (1000 * MIB, taken)
+        }
+        assert reading.of_models == {"m": taken}
+        assert (reading.source, reading.lag_seconds) == (HOST, 0)
+
+
+@both
+async def test_where_nothing_can_be_seen_there_is_no_reading_and_none_is_kept(seen: Seen) -> None:
+    await seen.reader.read()
+    seen.lose()
+    assert await seen.reader.read() is None
+    assert seen.reader.last is None
+
+
+@both
+async def test_a_change_puts_what_never_lags_in_no_doubt(seen: Seen) -> None:
+    await seen.reader.read()
+    seen.reader.changed(asyncio.get_running_loop().time())
+    assert not seen.reader.is_in_doubt
