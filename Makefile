@@ -1,8 +1,9 @@
 # Every target sets up what it needs in .venv. Needs Python 3.11+ (with venv), pip and make.
 PYTEST ?= .venv/bin/pytest
 MINUTES ?= 90
-# more than the cores: tests mostly wait
-WORKERS ?= 3
+# more than two cores: tests of a real Triton mostly wait, the quick ones less
+WORKERS ?= 5
+unit: WORKERS = 3
 # where the quick tests are; all others need a Triton, or what only a run of everything is worth
 QUICK = tests/unit tests/service tests/contract/test_doubles.py tests/lanes tests/modelmesh tests/v2 \
   tests/test_architecture.py tests/test_docs.py
