@@ -80,10 +80,14 @@ class RunningAdapter:
     """`triton-adapter serve` as a child process. `started` holds the fields of adapter.started."""
 
     def __init__(
-        self, *flags: str, environ: Mapping[str, str] | None = None, descriptors: int | None = None
+        self,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        descriptors: int | None = None,
+        module: str = "adapter",
     ) -> None:
-        """`descriptors`: its limit of open files, as of `ulimit -n`."""
-        command = [sys.executable, "-m", "adapter", *SERVE, *flags]
+        """`descriptors`: its limit of open files, as of `ulimit -n`. `module`: what is started."""
+        command = [sys.executable, "-m", module, *SERVE, *flags]
         if descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         self.lines: list[dict[str, Any]] = []
@@ -216,10 +220,15 @@ EMBEDDED = (
 
 @contextmanager
 def embedded_adapter(
-    *flags: str, environ: Mapping[str, str] | None = None, descriptors: int | None = None
+    *flags: str,
+    environ: Mapping[str, str] | None = None,
+    descriptors: int | None = None,
+    module: str = "adapter",
 ) -> Iterator[RunningAdapter]:
     """An adapter with a Triton of its own, ready for work; checked to end cleanly."""
-    adapter = RunningAdapter(*EMBEDDED, *flags, environ=environ, descriptors=descriptors)
+    adapter = RunningAdapter(
+        *EMBEDDED, *flags, environ=environ, descriptors=descriptors, module=module
+    )
     try:
         adapter.wait_for("adapter.started")
         yield adapter

@@ -92,6 +92,8 @@ class Output:
         if b"\n" in rest:
             lost, _, rest = rest.rpartition(b"\n")
             self._drop(lost)
+        elif len(rest) > _MAX_LINE_BYTES:  # a line without end
+            time.sleep(_BREATH_SECONDS)
         return rest[:_MAX_LINE_BYTES]
 
     def _refilled(self) -> int:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from adapter.backend import output
 from adapter.backend.output import Output
 
 
@@ -75,6 +76,14 @@ def test_of_a_line_without_end_only_the_beginning_is_kept(printer, caplog):
     printer.print(b"y" * 3_000_000 + b"\nshort\n")
     printer.finish()
     assert [len(line) for line in logged(caplog)] == [8192, 5]
+
+
+def test_a_line_without_end_is_read_no_faster_than_lines_that_are_too_many(printer):
+    began, size = time.monotonic(), 20 * 2**20
+    printer.print(b"y" * size)
+    printer.finish()
+    least_seconds = size / output._READ_BYTES * output._BREATH_SECONDS
+    assert time.monotonic() - began > least_seconds * 0.8  # what was only begun is kept
 
 
 def test_who_keeps_the_pipe_for_ever_does_not_keep_the_reader(printer):
