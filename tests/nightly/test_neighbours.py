@@ -1,15 +1,21 @@
 """Ten models that print, hang, die and load large archives at once, and what their neighbours feel:
-the p99 of probes, scrapes and small unloads, as a ratio to a quiet time of the same run.
+how long probes, scrapes and small unloads take, as a ratio to a quiet time of the same run.
+
+Where they have all CPUs to themselves no more is left for the adapter than for anybody. So in each
+round the same work is done once by processes that no adapter knows of: what that costs is the
+machine's, and the adapter may add as much again.
 """
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +28,7 @@ pytestmark = pytest.mark.triton
 
 _ARCHIVE_BYTES = 400 * 2**20
 _MOST = 3.0
+_MOST_OF_STRANGERS = 2.0
 _PRINTS = """
 import time
 end = time.monotonic() + float(values[0])
@@ -34,7 +41,24 @@ _KINDS = {
     "dies": (2, "import os; os._exit(1)"),
 }
 _LOADERS = 3
+_UNLOADERS = 2
 _PAUSES = {"/ping": 0.01, "/metrics": 0.05}
+_UNLOAD = "small unload"
+_QUANTILES = {"/ping": 0.99, "/metrics": 0.99, _UNLOAD: 0.9}  # of some dozen there is no p99
+_ROUNDS = 3
+# The work of the bad models, by processes that no adapter knows of.
+_UNPACKS = """
+import pathlib, shutil, sys, tarfile
+while True:
+    with tarfile.open(sys.argv[1]) as archive:
+        archive.extractall(sys.argv[2])
+    shutil.rmtree(sys.argv[2])
+"""
+_STARTS = """
+import subprocess, sys
+while True:
+    subprocess.run([sys.executable, "-c", "import numpy"], check=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +75,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Felt:
-    """Asks each thing again and again, and keeps how long each answer took."""
+    """Asks each thing again and again, and keeps how long each answer took, in seconds."""
 
     def __init__(self, adapter: RunningAdapter, root: Path) -> None:
         self._adapter = adapter
@@ -63,7 +87,10 @@ class Felt:
         asking = [
             threading.Thread(target=self._again, args=(self._adapter.http, "/ping", end)),
             threading.Thread(target=self._again, args=(self._adapter.admin, "/metrics", end)),
-            threading.Thread(target=self._unload, args=(end,)),
+            *(
+                threading.Thread(target=self._unload, args=(f"small{number}", end))
+                for number in range(_UNLOADERS)
+            ),
         ]
         for thread in asking:
             thread.start()
@@ -77,12 +104,12 @@ class Felt:
                     assert client.get(path).status == 200
                 time.sleep(_PAUSES[path])
 
-    def _unload(self, end: float) -> None:
+    def _unload(self, name: str, end: float) -> None:
         with closing(self._adapter.client(timeout=120)) as client:
             while time.monotonic() < end:
-                assert client.load("small", self._root / "small").status == 200
-                with self._timed("small unload"):
-                    assert client.delete("/models/small").status == 200
+                assert client.load(name, self._root / "small").status == 200
+                with self._timed(_UNLOAD):
+                    assert client.delete(f"/models/{name}").status == 200
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -140,18 +167,45 @@ def at_work(adapter: RunningAdapter, acts: list[Act]) -> Iterator[None]:
             thread.join()
 
 
+@contextmanager
+def strangers_at_work(root: Path, folder: Path) -> Iterator[None]:
+    """As much to do for the machine, and nothing of it for the adapter."""
+    commands = [[_UNPACKS, root / "large.tar.gz", folder / str(n)] for n in range(_LOADERS)]
+    commands += [[_STARTS]] * _KINDS["dies"][0]
+    with ExitStack() as ends:
+        for command in commands:
+            process = subprocess.Popen([sys.executable, "-c", *command])
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+        yield
+
+
+def unload_bad_models(adapter: RunningAdapter) -> None:
+    with closing(adapter.client(timeout=120)) as client:
+        for model in adapter.state()["models"]:
+            client.delete(f"/models/{model['model_id']}")
+
+
 def test_ten_bad_models_slow_their_neighbours_by_a_bounded_factor(
-    root: Path, seconds: float
+    root: Path, tmp_path: Path, seconds: float
 ) -> None:
     with embedded_adapter(f"--model-roots={root}") as adapter:
-        quiet, beside = Felt(adapter, root), Felt(adapter, root)
-        quiet.ask(seconds / 2)
-        with at_work(adapter, bad_models(adapter, root)):
-            beside.ask(seconds / 2)
-        ratios = {}
-        for what in quiet.seconds:
-            before, after = (quantile(felt.seconds[what], 0.99) for felt in (quiet, beside))
-            ratios[what] = after / before
-            counts = f"{len(quiet.seconds[what])} and {len(beside.seconds[what])}"
-            print(f"{what}: p99 {before * 1e3:.1f} and {after * 1e3:.1f} ms of {counts}")  # noqa: T201
-        assert max(ratios.values()) <= _MOST, ratios
+        felt = {when: Felt(adapter, root) for when in ("quiet", "strangers", "beside")}
+        share = seconds / _ROUNDS / len(felt)
+        for _ in range(_ROUNDS):
+            felt["quiet"].ask(share)
+            with strangers_at_work(root, tmp_path):
+                felt["strangers"].ask(share)
+            with at_work(adapter, bad_models(adapter, root)):
+                felt["beside"].ask(share)
+            unload_bad_models(adapter)
+    missed = []
+    for what, share in _QUANTILES.items():
+        taken = {when: sorted(each.seconds[what]) for when, each in felt.items()}
+        found = {when: quantile(each, share) for when, each in taken.items()}
+        shown = (f"{when} {found[when] * 1e3:.1f} ms of {len(taken[when])}" for when in found)
+        print(f"{what}, p{share * 100:.0f}: {', '.join(shown)}")  # noqa: T201
+        most = max(_MOST * found["quiet"], _MOST_OF_STRANGERS * found["strangers"])
+        if found["beside"] > most:
+            missed.append((what, found))
+    assert not missed
