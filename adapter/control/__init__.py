@@ -80,7 +80,8 @@ class ModelControl:
         self.presence = Presence(triton, server, loads_again=loads_again)
         self._revival = self._make_revival(triton, server, load_threads)
         self.leases = Leases(max_abandoned, self._revival.call_failed)
-        self._watch = Watch(registry, self.memory, left, packages, self._revival, store=store)
+        looks = (registry, self.memory, left, packages, self._revival)
+        self._watch = Watch(*looks, turn=self.operations.turn, store=store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
 
     def _make_bringup(self, triton: Triton, server: Server | None, metrics: Metrics) -> BringUp:

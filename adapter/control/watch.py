@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from adapter import lasting
@@ -11,6 +12,7 @@ from adapter.control.ports import Packages, SizeStore
 from adapter.control.revival import Revival
 from adapter.core.model import ModelId
 from adapter.core.registry import Registry
+from adapter.core.state import ModelState
 from adapter.errors import AdapterError
 
 _TICK_SECONDS = 0.5
@@ -23,6 +25,8 @@ _RECONCILE_SECONDS_PER_MODEL = 0.001
 
 
 class Watch:
+    """`turn` gives the lock of a model."""
+
     def __init__(
         self,
         registry: Registry,
@@ -31,6 +35,7 @@ class Watch:
         packages: Packages,
         revival: Revival,
         *,
+        turn: Callable[[ModelId], asyncio.Lock],
         store: SizeStore | None,
     ) -> None:
         self._registry = registry
@@ -38,6 +43,8 @@ class Watch:
         self._memory = memory
         self._packages = packages
         self._revival = revival
+        self._turn = turn
+        self._unnoted: set[ModelId] = set()
         self._store = store
         self._were_active: set[ModelId] = set()
         self._peaks_at = self._reconciled_at = self._left_at = time.monotonic()
@@ -59,22 +66,34 @@ class Watch:
         """Keep what was learned of sizes, for the next run."""
         learning = self._memory.learning
         learned, learning.relearned = learning.relearned, set()
-        if not learned:
-            return
-        try:
-            await self._keep(learned)
-        except AdapterError:
-            learning.relearned |= learned
-            raise
+        self._unnoted |= learned
+        if learned and self._store is not None:
+            try:
+                await self._store.save(self._memory.sizes.as_dict())
+            except AdapterError:
+                learning.relearned |= learned
+                raise
+        for model_id in [*self._unnoted]:
+            await self._note(model_id)
 
-    async def _keep(self, learned: set[ModelId]) -> None:
-        if self._store is not None:
-            await self._store.save(self._memory.sizes.as_dict())
-        for model_id in learned:
+    async def _note(self, model_id: ModelId) -> None:
+        """In the model's own turn, or a model that is half gone could be noted as loaded. One that
+        is busy has its note later.
+        """
+        turn = self._turn(model_id)
+        if turn.locked():
+            return
+        self._unnoted.discard(model_id)
+        async with turn:
             record = self._registry.get(model_id)
-            if record is not None and record.package_key:
-                held = self._memory.ledger.of(model_id)
+            if record is None or record.state is not ModelState.READY or not record.package_key:
+                return
+            held = self._memory.ledger.of(model_id)
+            try:
                 await self._packages.confirm(record.name, record.source, record.package_key, held)
+            except AdapterError:
+                self._unnoted.add(model_id)
+                raise
 
     async def _look_at_memory(self) -> None:
         now = time.monotonic()

@@ -118,6 +118,54 @@ async def test_memory_is_looked_at_all_the_time_while_an_operation_runs(house):
     await load
 
 
+async def test_nothing_is_noted_of_a_model_that_is_being_unloaded(house):
+    """What is half gone must not be taken over by the next run."""
+    gate = house.steps.hold("remove m")
+    unload = house.begin(house.unload("m"))
+    await gate.reached.wait()
+    house.control.memory.learning.relearned.add(M)
+    house.steps.seen.clear()
+    await passed(house, "save")
+    assert "confirm m" not in house.steps.seen
+    gate.open()
+    await unload
+    house.check()
+
+
+async def test_nothing_is_noted_of_a_model_whose_load_is_being_undone(house):
+    house.steps.fail("confirm n", BackendError("disk full"))
+    gate = house.steps.hold("unload n")
+    load = house.begin(house.load("n"))
+    await gate.reached.wait()
+    house.steps.seen.clear()
+    await passed(house, "save")
+    assert "confirm n" not in house.steps.seen
+    gate.open()
+    with pytest.raises(BackendError):
+        await load
+    house.check("m")
+
+
+async def test_an_unload_waits_until_its_model_has_been_noted(house):
+    gate = house.steps.hold("confirm m")
+    await gate.reached.wait()
+    unload = house.begin(house.unload("m"))
+    await house.turns()
+    assert "unload m" not in house.steps.seen
+    gate.open()
+    await unload
+    house.check()
+
+
+async def test_what_could_not_be_noted_for_now_is_noted_later(house):
+    house.steps.seen.clear()
+    async with house.control.operations.turn(M):
+        await passed(house, "save")
+        assert "confirm m" not in house.steps.seen
+    await passed(house, "confirm m")
+    assert house.packages.folders[TritonName("m")].held == {HOST: 300 * MIB}
+
+
 async def test_what_was_learned_is_kept_at_the_stop(house):
     await house.control.drain(1)
     assert len(house.store.saved) == 1
