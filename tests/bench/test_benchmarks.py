@@ -3,6 +3,7 @@
 import json
 import subprocess
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.benchmarks.exchange import Exchange
 from tests.benchmarks.figures import added, over, p50, quantile, ratios, spread
 from tests.benchmarks.inference import head_of, metadata_of
 from tests.benchmarks.page import page, shown
-from tests.benchmarks.place import QUICK, FailedError, NotMeasuredError
+from tests.benchmarks.place import QUICK, FailedError, NotMeasuredError, Side, in_turns, load
 from tests.benchmarks.record import heads_in
 from tests.benchmarks.rows import CLIENTS, MEASURES, ROWS, Row, number, verdict
 from tests.benchmarks.stand_in import running
@@ -215,6 +216,37 @@ def test_a_run_of_some_leaves_the_others_and_what_is_said_of_them_alone(monkeypa
     assert measures["start"]["figures"] == {"livez": spread([QUICK.models])}
     assert measures["start"]["quick"]
     assert json.loads((tmp_path / "out" / "benchmarks.json").read_text()) == measures
+
+
+def test_sides_take_turns_and_every_other_round_goes_backwards(monkeypatch):
+    order = []
+
+    def answered(url, *args):
+        order.append((url, "--cpu-pid=7" in args))
+        latency = {"p50": 1, "p99": 2}
+        processes = [{"cpu_seconds_per_request": 3}]
+        return {"rate": 4, "latency": latency, "generator_cpu_share": 8, "processes": processes}
+
+    @contextmanager
+    def noted():
+        order.append("begins")
+        yield
+        order.append("ends")
+
+    monkeypatch.setattr("tests.benchmarks.place.load", answered)
+
+    found = in_turns({"one": Side(("a",), 7), "other": Side(("b",), meanwhile=noted)}, 2)
+
+    one, other = ("a", True), ("b", False)
+    assert order == [one, "begins", other, "ends", "begins", other, "ends", one]
+    figures = {"rate": 4, "p50": 1, "p99": 2, "generator": 2}
+    assert found == {"one": [figures | {"cpu": 3}] * 2, "other": [figures] * 2}
+
+
+@pytest.mark.slow
+def test_a_call_that_goes_wrong_fails_the_measure(server):
+    with pytest.raises(FailedError, match="503 ModelNotReady"):
+        load(server.url, "--models=m,busy", "--count=20")
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -27,7 +27,7 @@ _STREAMS = ("--connections=1", "--streams=8")
 _CALLERS = 32
 _FLOATS_OF_25_MIB = 25 * 2**18
 _ROOM = "--grpc-max-message-bytes=64MiB"  # for those
-_FAST_PATH = "adapter_fast_path_requests_total"
+_FAST_PATH = "adapter_requests_fast"
 
 
 @contextmanager
@@ -123,7 +123,8 @@ def sizes(scale: Scale) -> Json:
 
 def memory(scale: Scale) -> Json:
     """The peak of the adapter's resident memory while 32 callers send 25 MiB each, over idle."""
-    big = (f"--shape=IN={_FLOATS_OF_25_MIB}", f"--connections={_CALLERS}", "--warmup=0")
+    callers = 4 if scale.is_quick else _CALLERS
+    big = (f"--shape=IN={_FLOATS_OF_25_MIB}", f"--connections={callers}", "--warmup=0")
     found: Json = {}
     for way, scheme, protocols in (
         ("REST", "http", ("sagemaker-binary", "v2-binary")),
@@ -133,10 +134,10 @@ def memory(scale: Scale) -> Json:
         for _ in range(min(3, scale.rounds)):
             with _three(scheme, *protocols, flags=(_ROOM,)) as (adapter, sides):
                 at, pid = (*sides["adapter"].at, "--model=identity"), adapter.process.pid
-                load(*at, "--count=200", f"--connections={_CALLERS}", "--warmup=0")
+                load(*at, "--count=200", f"--connections={callers}", "--warmup=0")
                 idle = rss_bytes(pid)
                 forget_peak(pid)
-                load(*at, *big, f"--count={_CALLERS * min(2, scale.rounds)}", "--timeout=120")
+                load(*at, *big, f"--count={callers * min(2, scale.rounds)}", "--timeout=120")
                 growth.append((rss_bytes(pid, "VmHWM") - idle) / MIB)
         found[way] = spread(growth)
     return found
@@ -165,7 +166,6 @@ def clients(scale: Scale) -> Json:
 def _taken(adapter: RunningAdapter) -> float:
     with closing(Client(adapter.admin)) as probe:
         lines = probe.get("/metrics").body.decode().splitlines()
-    counted = [float(line.split()[-1]) for line in lines if line.startswith(_FAST_PATH)]
-    if not counted:
-        raise NotMeasuredError(f"this adapter has no metric {_FAST_PATH}")
-    return sum(counted)
+    if not any(_FAST_PATH in line for line in lines):
+        raise NotMeasuredError(f"this adapter has no metric {_FAST_PATH}_total")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{_FAST_PATH}_total"))
