@@ -1,6 +1,6 @@
 """A tritonserver of our own: started, watched, started again when it dies, and never left behind.
 
-Nothing outlives the adapter, even when it is killed: see process.py.
+Nothing outlives the adapter, even when it is killed: see keeper.py.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from adapter import lasting
 from adapter.backend import processes
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
-from adapter.backend.stubs import Stub, owners, processes_of, stubs
+from adapter.backend.stubs import ModelProcesses, Stub
 from adapter.backend.tritonserver import RunFolder, prepare
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
@@ -72,6 +72,7 @@ class EmbeddedTriton:
         self._environment: Mapping[str, str] = {}
         self._server: ServerProcess | None = None
         self._launched: ServerProcess | None = None
+        self._processes: ModelProcesses | None = None
         self._delay = _BACKOFF_SECONDS[0]  # before the next server
         self._supervisor: asyncio.Task[NoReturn] | None = None
 
@@ -83,6 +84,11 @@ class EmbeddedTriton:
     def up(self) -> ServerProcess | None:
         """The server, once it was seen live and while it runs."""
         return self._launched if self.pid is not None and self._launched is self._server else None
+
+    @property
+    def _running(self) -> ModelProcesses | None:
+        """The processes, while the server runs."""
+        return self._processes if self.pid is not None else None
 
     @property
     def load_threads(self) -> int:
@@ -134,7 +140,7 @@ class EmbeddedTriton:
         """All processes, now, each with the name in Triton of the one model that it is of; none
         while the server is down. OSError when they cannot be seen.
         """
-        return {} if (pid := self.pid) is None else owners(pid, self.repository)
+        return {} if (running := self._running) is None else running.owners()
 
     def has_live_stub(self, triton_name: str) -> bool | None:
         """Does the Python process of this model live? None for a model that has none, when the
@@ -160,15 +166,15 @@ class EmbeddedTriton:
 
     def end_stubs(self, triton_name: str) -> None:
         """Kill the Python processes of this model; its load or its requests then fail."""
-        if (pid := self.pid) is not None:
+        if (running := self._running) is not None:
             with suppress(OSError):
-                processes.kill(processes_of(pid, self.repository, [TritonName(triton_name)]))
+                processes.kill(running.of_unloaded([TritonName(triton_name)]))
 
     def _stubs(self, triton_name: str) -> list[Stub] | None:
-        if (pid := self.pid) is None:
+        if (running := self._running) is None:
             return None
         try:
-            return stubs(pid, self.repository, triton_name)
+            return running.stubs(triton_name)
         except OSError:
             return None
 
@@ -178,13 +184,22 @@ class EmbeddedTriton:
         return frozenset(TritonName(name) for name in found.values() if name is not None)
 
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
-        """The Python processes of these models and what they have started; none while the server
-        is down. BackendUnavailable when none can be seen.
+        """The Python processes of these models, which are being unloaded, and what they have
+        started; none while the server is down. BackendUnavailable when none can be seen.
         """
-        if (pid := self.pid) is None:
+        return await self._see(lambda running: running.of_unloaded(names))
+
+    async def abandoned(self) -> frozenset[ProcessId]:
+        """What models have started that have no Python process any more; otherwise as above."""
+        return await self._see(ModelProcesses.abandoned)
+
+    async def _see(
+        self, act: Callable[[ModelProcesses], frozenset[ProcessId]]
+    ) -> frozenset[ProcessId]:
+        if (running := self._running) is None:
             return frozenset()
         try:
-            return await PROCESSES.run(processes_of, pid, self.repository, names)
+            return await PROCESSES.run(act, running)
         except OSError as error:
             raise BackendUnavailable(
                 f"the processes of Triton cannot be seen: {error}", delivered=False
@@ -243,6 +258,7 @@ class EmbeddedTriton:
         self._server = server = await ServerProcess.spawn(
             self._command, self._environment, self._folder.path.name, self._on_dropped
         )
+        self._processes = ModelProcesses(server.keeper, server.server, self.repository)
         try:
             async with asyncio.timeout(self._start_timeout_seconds) as limit:
                 while not (answer := await is_live(self.http_address)):

@@ -1,4 +1,4 @@
-"""One run of the tritonserver process: its start, its log, its end, and the processes below it."""
+"""One run of the tritonserver process, below its keeper: its start, its log and its end."""
 
 import asyncio
 import os
@@ -9,34 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Self
 
+from adapter.backend import keeper
 from adapter.backend.output import Output
 from adapter.errors import BackendUnavailable
 
 _KILL_SECONDS = 2.0
-_LOG_END_SECONDS = 1.0
-_ORPHANS_SECONDS, _POLL_SECONDS = 1.0, 0.02
+_REST_SECONDS = 1.0  # until what Triton leaves behind is gone
+_POLL_SECONDS = 0.02
 
-# Between fork and exec nothing may run here, because of threads; so a second, tiny Python prepares
-# what follows and then becomes tritonserver. It leaves a guard behind, whose stdin is a pipe that
-# only the adapter holds: once that is closed, by us or by our death, the guard kills the whole
-# process group. PR_SET_PDEATHSIG would reach the server alone: a stub notices a dead server after
-# 1 to 2 s, never while a call in it holds Python's lock, and what a model has started never does.
-_LAUNCHER = """
-import contextlib, glob, os, signal, sys
-group = os.getpid()
-if os.fork() == 0:
-    if os.fork() == 0:
-        os.setsid()
-        os.read(0, 1)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        for region in glob.glob("/dev/shm/" + sys.argv[1] + "*"):
-            os.unlink(region)
-    os._exit(0)
-os.wait()
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+# Between fork and exec nothing may run here, because of threads; the keeper has none.
+_KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
 
 
 class NotStarted(BackendUnavailable):
@@ -44,14 +26,23 @@ class NotStarted(BackendUnavailable):
 
 
 class ServerProcess:
-    """One run of the process, its output, and its process group."""
+    """One run of the process, below its keeper, and its output. `server` is its pid, kept when it
+    has ended.
+    """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, lifeline: ExitStack, output: Output
+        self,
+        process: asyncio.subprocess.Process,
+        server: int,
+        lifeline: ExitStack,
+        report: "_Report",
+        output: Output,
     ) -> None:
         self.started_at = time.monotonic()
-        self._process = process
-        self._lifeline = lifeline
+        self._keeper = process
+        self.server = server
+        self._lifeline = lifeline  # once it is closed the keeper ends everything
+        self._report = report
         self._output = output
 
     @classmethod
@@ -68,78 +59,122 @@ class ServerProcess:
         of its output that are not logged. A session of its own keeps a terminal's Ctrl-C away: we
         drain first.
         """
-        with ExitStack() as lent, ExitStack() as lifeline:
+        with ExitStack() as lent, ExitStack() as undo, ExitStack() as lifeline:
             try:
                 # not asyncio's own pipes: with those, wait() waits for the stubs too, which
                 # inherit them
                 said, theirs = os.pipe()
                 lent.callback(os.close, theirs)
                 output = Output(said, on_dropped)  # ends with the last who holds `theirs`
+                reported, told = os.pipe()
+                lent.callback(os.close, told)
+                report = _Report(reported)
+                undo.callback(report.close)
                 guarded, held = os.pipe()
                 lent.callback(os.close, guarded)
                 lifeline.callback(os.close, held)
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", "-c", _LAUNCHER, memory_prefix, *command),
+                    *(*_KEEPER, str(told), memory_prefix, *command),
                     env=environment,
                     stdin=guarded,
                     stdout=theirs,
                     stderr=theirs,
+                    pass_fds=[told],
                     start_new_session=True,
                 )
             except (OSError, RuntimeError) as error:  # no descriptor, process or thread to be had
                 raise NotStarted(
                     f"tritonserver cannot be started: {error}", delivered=False
                 ) from error
-            return cls(process, lifeline.pop_all(), output)
+            lent.close()
+            if (server := await report.pid) is None:
+                await process.wait()
+                raise NotStarted(
+                    f"tritonserver cannot be started: {output.complaint()}", delivered=False
+                )
+            undo.pop_all()
+            return cls(process, server, lifeline.pop_all(), report, output)
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process.returncode is None else None
+        """Of tritonserver; None once it has ended."""
+        return None if self._report.code.done() else self.server
+
+    @property
+    def keeper(self) -> int:
+        """The pid of its parent, below which all are that it and its models have started."""
+        return self._keeper.pid
 
     async def ended(self) -> str:
-        """Wait for the end, let the guard take the rest along, and say how it ended."""
-        code = await self._process.wait()
+        """Wait for the end, let the keeper end the rest, and say how it ended."""
+        code = await asyncio.shield(self._report.code)
         self._lifeline.close()
-        # The guard holds the pipe until it is done. So may, for ever, what a model has moved to
-        # another session.
+        if code is None:  # somebody killed the keeper, so the kernel kills the server; not the rest
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.server, signal.SIGKILL)
+        # What even SIGKILL does not end keeps its keeper and the pipe of its output.
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOG_END_SECONDS):
+            async with asyncio.timeout(_REST_SECONDS):
+                await self._keeper.wait()
                 while not self._output.is_over:  # noqa: ASYNC110 - a thread
                     await asyncio.sleep(_POLL_SECONDS)
         self._output.close()
-        await _reap_orphans()
+        self._report.close()
+        if code is None:
+            return "lost its keeper, and was killed"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     async def stop(self, seconds: float) -> None:
         """SIGTERM, and after so many seconds SIGKILL; that alone where there are none. What even
         this does not end is left: the kernel holds it.
         """
-        ways = ((signal.SIGTERM, seconds), (signal.SIGKILL, _KILL_SECONDS))
-        for number, patience in ways if seconds else ways[1:]:
+        if seconds:
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                self._keeper.terminate()  # it passes it on
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.ended(), patience)
+                await asyncio.wait_for(self.ended(), seconds)
                 return
+        self.kill()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ended(), _KILL_SECONDS)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        """At once, with all below it."""
+        self._lifeline.close()
 
     def complaint(self) -> str:
         """Its last words."""
         return self._output.complaint()
 
 
-async def _reap_orphans() -> None:
-    """As the first process of a container we are given what the server leaves behind, dying.
-
-    There is one server at a time and asyncio has had its end: nobody else waits for these. What a
-    model has moved to another session may live on, so this does not wait for all.
+class _Report:
+    """What the keeper says: tritonserver's pid, and its exit code once it has ended; each None when
+    the keeper has ended without a word of it.
     """
-    if os.getpid() == 1:
-        with suppress(ChildProcessError, TimeoutError):
-            async with asyncio.timeout(_ORPHANS_SECONDS):
-                while True:
-                    if os.waitpid(-1, os.WNOHANG)[0] == 0:  # noqa: ASYNC222 - does not block
-                        await asyncio.sleep(_POLL_SECONDS)
+
+    def __init__(self, pipe: int) -> None:
+        """Takes the descriptor over."""
+        self._pipe = pipe
+        self._loop = asyncio.get_running_loop()
+        self._heard = b""
+        self.pid: asyncio.Future[int | None] = self._loop.create_future()
+        self.code: asyncio.Future[int | None] = self._loop.create_future()
+        self._loop.add_reader(pipe, self._hear)
+
+    def _hear(self) -> None:
+        said = os.read(self._pipe, 64)
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            (self.code if self.pid.done() else self.pid).set_result(int(line))
+        if not said:
+            self.close()
+
+    def close(self) -> None:
+        """Once; the second time it does nothing."""
+        if self._pipe >= 0:
+            self._loop.remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._pipe = -1
+            for future in (self.pid, self.code):
+                if not future.done():
+                    future.set_result(None)

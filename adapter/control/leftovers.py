@@ -24,6 +24,7 @@ class Leftovers:
         self._metrics = metrics
         self._unended: set[ModelId] = set()
         self._ownerless: frozenset[TritonName] = frozenset()
+        self._abandoned: frozenset[ProcessId] = frozenset()
 
     async def are_there(self) -> bool:
         """Whether a process lives below Triton that no model owns; True while none can be seen."""
@@ -37,6 +38,22 @@ class Leftovers:
         # one that was loaded or unloaded meanwhile is no stranger
         self._found(found - owned - self._owned())
         return bool(self._ownerless or self._unended)
+
+    async def end_abandoned(self) -> None:
+        """End daemons of models that have gone without an unload, or have lost their process; at
+        the second call that finds them, as a load may be between two processes. BackendUnavailable
+        when none can be seen.
+        """
+        if self._server is None:
+            return
+        found = await self._server.abandoned()
+        again, self._abandoned = found & self._abandoned, found
+        if not again:
+            return
+        pids = sorted(process.pid for process in again)
+        log.warning("model.processes_killed", extra={"processes": pids})
+        self._metrics.processes_killed.inc(len(pids))
+        await self._server.kill(again)
 
     @contextmanager
     def unended(self, record: ModelRecord, processes: Collection[ProcessId]) -> Iterator[None]:

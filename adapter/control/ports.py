@@ -57,7 +57,12 @@ class Server(Protocol):
         """Those that have a python process, loaded or not. OSError when none can be seen."""
 
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
-        """The python processes of these models and what they have started."""
+        """The python processes of these models, which are being unloaded, and what they have
+        started, daemons included.
+        """
+
+    async def abandoned(self) -> frozenset[ProcessId]:
+        """What models have started that have no python process any more."""
 
     async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
         """Those that live, and what these have started since; all while none can be seen."""

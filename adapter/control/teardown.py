@@ -11,7 +11,7 @@ from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.names import replacement_name, triton_name
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
-from adapter.errors import AdapterError, BackendTimeout
+from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.metrics import Metrics
 from adapter.threads import PROCESSES
 
@@ -140,19 +140,29 @@ class Teardown:
         flight tell whether something does (`asks_leases`).
         """
 
-        async def left() -> bool:
-            return bool(await self._living(processes)) or (asks_leases and record.in_flight > 0)
+        async def is_left() -> bool:
+            nonlocal processes
+            processes = await self._left(record, processes)
+            return bool(processes) or (asks_leases and record.in_flight > 0)
 
-        if not await _outlasts(left, self._limits.linger):
+        if not await _outlasts(is_left, self._limits.linger):
             return
         await self._kill(record, processes)
-        if not await _outlasts(left, self._limits.killed):
+        if not await _outlasts(is_left, self._limits.killed):
             return
         if not to_the_end:
             raise _not_gone(record)
         with self._leftovers.unended(record, processes):
-            while await _outlasts(left, self._limits.killed):
+            while await _outlasts(is_left, self._limits.killed):
                 await self._kill(record, processes)
+
+    async def _left(self, record: ModelRecord, processes: _Processes) -> _Processes:
+        """Those that live, and daemons of the model's that have come up since."""
+        try:
+            others = await self._processes_of(record.placement.names)
+        except BackendUnavailable:  # they cannot be seen
+            return processes
+        return others | await self._living(processes)
 
     async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
         """Whether there were any to be killed."""

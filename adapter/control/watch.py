@@ -125,8 +125,9 @@ class Watch:
             await self._revival.free_stuck(restarted=False)
 
     async def _look_for_leftovers(self) -> None:
-        """Say so, though nothing is measured just now."""
+        """Say so, though nothing is measured just now, and end what can be ended."""
         now = time.monotonic()
         if now - self._left_at >= _LEFTOVERS_SECONDS:
             self._left_at = now
+            await self._leftovers.end_abandoned()
             await self._leftovers.are_there()

@@ -68,7 +68,8 @@ def script(tmp_path: Path) -> Iterator[Script]:
 
 def server(adapter: RunningAdapter) -> int:
     """The pid that the adapter takes for tritonserver's."""
-    (found,) = [pid for pid in children(adapter.process.pid) if is_alive(pid)]
+    (keeper,) = [pid for pid in children(adapter.process.pid) if is_alive(pid)]
+    (found,) = [pid for pid in children(keeper) if is_alive(pid)]
     return found
 
 

@@ -53,7 +53,8 @@ class FakeServer:
     """Knows of no process unless told: `live["m"] = False`, or of one that has only been seen when
     it is in `dies`. `instances["m"]` are the names of those that run. `ended` are the models whose
     processes were killed. `processes` are those of each model, loaded or not; those in `unkillable`
-    stay when they are killed. `restarts` are the reasons given.
+    stay when they are killed; `orphans` are those whose model has no python process. `restarts`
+    are the reasons given.
     """
 
     def __init__(self) -> None:
@@ -62,6 +63,7 @@ class FakeServer:
         self.dies: set[str] = set()
         self.processes: dict[TritonName, set[ProcessId]] = {}
         self.unkillable: set[ProcessId] = set()
+        self.orphans: set[ProcessId] = set()
         self.killed: list[ProcessId] = []
         self.load_threads = 2
         self.instances: dict[str, set[str]] = {}
@@ -90,6 +92,9 @@ class FakeServer:
 
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
         return frozenset().union(*(self.processes.get(name, ()) for name in names))
+
+    async def abandoned(self) -> frozenset[ProcessId]:
+        return frozenset(self.orphans) & frozenset().union(*self.processes.values())
 
     async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
         return frozenset().union(*self.processes.values()) & frozenset(known)

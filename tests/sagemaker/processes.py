@@ -48,7 +48,9 @@ def arguments(pid: int) -> list[str]:
 
 
 def tritonserver(adapter: RunningAdapter) -> int:
-    (pid,) = [pid for pid in children(adapter.process.pid) if "tritonserver" in arguments(pid)[0]]
+    """Below its keeper."""
+    keepers = children(adapter.process.pid)
+    (pid,) = [pid for k in keepers for pid in children(k) if "tritonserver" in arguments(pid)[0]]
     return pid
 
 

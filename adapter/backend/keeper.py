@@ -1,0 +1,130 @@
+"""The parent of tritonserver, a process of its own: nothing that Triton or a model starts outlives
+it, neither Triton's end nor the adapter's, however they end.
+
+Run by its path, `python -I -S keeper.py REPORT PREFIX TRITONSERVER ARGUMENTS...`. Imports nothing
+of the adapter, and little of Python, as imports cost start time and memory. It is the subreaper of
+all below it: every process whose parent has ended becomes its child, also one that a model has made
+a daemon.
+
+REPORT is a pipe to which it writes tritonserver's pid and, when that has ended, its exit code
+(negative for a signal), a line each. Its stdin is a pipe that only the adapter holds: when that is
+closed, by the adapter or by its death, Triton is ended at once. SIGTERM is passed on to Triton.
+When Triton has ended, so have all others, before this process does. PREFIX begins the names of
+Triton's shared memory regions, which are removed then.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_NOT_EXECUTED = 127
+_REGIONS = "/dev/shm"  # noqa: S108 - where Triton puts them
+_PARENT = 1  # of the fields behind the name in /proc/PID/stat
+
+
+def main() -> None:
+    report, prefix, *command = int(sys.argv[1]), *sys.argv[2:]
+    os.set_inheritable(report, False)  # noqa: FBT003 - it takes no name
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    server = _start(command)
+    signal.signal(signal.SIGTERM, lambda *_: _kill(server, signal.SIGTERM))
+    _say(report, server)
+    code = _wait(server, woken)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _say(report, code)
+    _end_rest(server)
+    for name in os.listdir(_REGIONS):
+        if name.startswith(prefix):
+            with suppress(OSError):
+                os.unlink(f"{_REGIONS}/{name}")
+
+
+def _start(command: list[str]) -> int:
+    keeper = os.getpid()
+    if (server := os.fork()) != 0:
+        return server
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # somebody may kill this process
+        if os.getppid() != keeper:
+            os._exit(_NOT_EXECUTED)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execv(command[0], command)
+    except OSError as error:
+        os.write(2, f"{command[0]} cannot be executed: {error.strerror}\n".encode())
+    os._exit(_NOT_EXECUTED)
+
+
+def _wait(server: int, woken: int) -> int:
+    """Reap whoever ends, until it is the server; returns its exit code."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    while True:
+        for found, _ in poll.poll():
+            if found == woken:
+                os.read(woken, 512)
+            else:  # nothing is ever written there: it is closed
+                poll.unregister(0)
+                _kill(server, signal.SIGKILL)
+        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            if ended[0] == server:
+                return os.waitstatus_to_exitcode(ended[1])
+
+
+def _end_rest(group: int) -> None:
+    """Kill until nobody is left: who loses its parent meanwhile is given to this process."""
+    try:
+        while True:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)  # most of them, at one moment
+            for child in _children():
+                _kill(child, signal.SIGKILL)
+            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0] != 0:
+                pass
+    except ChildProcessError:
+        return
+
+
+def _children() -> list[int]:
+    me, found = str(os.getpid()).encode(), []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if fields[_PARENT] == me:
+            found.append(int(name))
+    return found
+
+
+def _kill(pid: int, number: int) -> None:
+    """A child of ours: its pid is nobody else's until it is reaped."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _say(report: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # the adapter has gone
+        os.write(report, f"{number}\n".encode())
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+if __name__ == "__main__":
+    main()
