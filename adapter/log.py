@@ -34,7 +34,7 @@ EVENTS: Mapping[str, str] = {
     "model.load_stuck": "Triton does not answer for a load; it keeps one of Triton's load threads",
     "model.loaded": "a model is ready",
     "model.package_odd": "a package has something odd that is no fault, for the reasons given",
-    "model.processes_killed": "processes of a model did not end with its unload and were killed",
+    "model.processes_killed": "processes of a model did not end with it and were killed",
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
     "model.unload_failed": "an unload was tried and lost; the model is still there",

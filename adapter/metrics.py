@@ -75,7 +75,7 @@ class Metrics:
         )
         self.processes_killed = self._counter(
             "adapter_processes_killed",
-            "Processes of models that did not end with the unload and were killed.",
+            "Processes of models that did not end with them and were killed.",
         )
         self.left_running = Gauge(
             "adapter_models_left_running",

@@ -6,7 +6,6 @@ Nothing outlives the adapter, even when it is killed: see keeper.py.
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -18,7 +17,7 @@ from adapter.backend import processes
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
 from adapter.backend.stubs import ModelProcesses, Stub
-from adapter.backend.tritonserver import RunFolder, prepare
+from adapter.backend.tritonserver import RunFolder, prepare, take_port
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
 from adapter.threads import PROCESSES, REPOSITORY
@@ -218,7 +217,7 @@ class EmbeddedTriton:
         self.repository.mkdir(mode=0o755, parents=True, exist_ok=True)
         arguments = []
         for door, (host, port) in self._wanted.items():
-            taken = self._take_port(door, host, port)
+            taken = take_port(self._ports, door, host, port)
             arguments += [f"--{door}-address={host}", f"--{door}-port={taken}"]
             setattr(self, f"{door}_address", f"{host}:{taken}")
         self._command = (
@@ -233,26 +232,6 @@ class EmbeddedTriton:
             *self._extra_args,
         )
         self._environment = os.environ | launch.environment
-
-    def _take_port(self, door: str, host: str, port: int) -> int:
-        """Bind the port for good, without listening.
-
-        So nobody else is given it, while the server, which sets SO_REUSEADDR as well, can listen
-        on it, after each restart too.
-        """
-        taken = self._ports.enter_context(socket.socket())
-        try:
-            if port == 0:  # with SO_REUSEADDR set first, two adapters may be given the same one
-                taken.bind((host, port))
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if port != 0:
-                taken.bind((host, port))
-        except OSError as error:
-            raise BackendUnavailable(
-                f"{host}:{port}, Triton's {door} address, cannot be had: {error.strerror}",
-                delivered=False,
-            ) from error
-        return int(taken.getsockname()[1])
 
     async def _launch(self) -> ServerProcess:
         self._server = server = await ServerProcess.spawn(

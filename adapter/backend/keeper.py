@@ -28,6 +28,8 @@ _PARENT = 1  # of the fields behind the name in /proc/PID/stat
 
 def main() -> None:
     report, prefix, *command = int(sys.argv[1]), *sys.argv[2:]
+    os.closerange(3, report)  # copies of our own three, which are nobody's
+    os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))
     os.set_inheritable(report, False)  # noqa: FBT003 - it takes no name
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     woken, wake = os.pipe()

@@ -59,34 +59,15 @@ class ServerProcess:
         of its output that are not logged. A session of its own keeps a terminal's Ctrl-C away: we
         drain first.
         """
-        with ExitStack() as lent, ExitStack() as undo, ExitStack() as lifeline:
+        with ExitStack() as undo, ExitStack() as lifeline:
             try:
-                # not asyncio's own pipes: with those, wait() waits for the stubs too, which
-                # inherit them
-                said, theirs = os.pipe()
-                lent.callback(os.close, theirs)
-                output = Output(said, on_dropped)  # ends with the last who holds `theirs`
-                reported, told = os.pipe()
-                lent.callback(os.close, told)
-                report = _Report(reported)
-                undo.callback(report.close)
-                guarded, held = os.pipe()
-                lent.callback(os.close, guarded)
-                lifeline.callback(os.close, held)
-                process = await asyncio.create_subprocess_exec(
-                    *(*_KEEPER, str(told), memory_prefix, *command),
-                    env=environment,
-                    stdin=guarded,
-                    stdout=theirs,
-                    stderr=theirs,
-                    pass_fds=[told],
-                    start_new_session=True,
+                output, report, process = await _start(
+                    undo, lifeline, [memory_prefix, *command], environment, on_dropped
                 )
             except (OSError, RuntimeError) as error:  # no descriptor, process or thread to be had
                 raise NotStarted(
                     f"tritonserver cannot be started: {error}", delivered=False
                 ) from error
-            lent.close()
             if (server := await report.pid) is None:
                 await process.wait()
                 raise NotStarted(
@@ -145,6 +126,38 @@ class ServerProcess:
     def complaint(self) -> str:
         """Its last words."""
         return self._output.complaint()
+
+
+async def _start(
+    undo: ExitStack,
+    lifeline: ExitStack,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    on_dropped: Callable[[int], None],
+) -> tuple[Output, "_Report", asyncio.subprocess.Process]:
+    """A keeper, its output and what it reports; `undo` closes that."""
+    with ExitStack() as lent:
+        # not asyncio's own pipes: with those, wait() waits for the stubs too, which inherit them
+        said, theirs = os.pipe()
+        lent.callback(os.close, theirs)
+        output = Output(said, on_dropped)  # ends with the last who holds `theirs`
+        reported, told = os.pipe()
+        lent.callback(os.close, told)
+        report = _Report(reported)
+        undo.callback(report.close)
+        guarded, held = os.pipe()
+        lent.callback(os.close, guarded)
+        lifeline.callback(os.close, held)
+        process = await asyncio.create_subprocess_exec(
+            *(*_KEEPER, str(told), *arguments),
+            env=environment,
+            stdin=guarded,
+            stdout=theirs,
+            stderr=theirs,
+            pass_fds=[told],
+            start_new_session=True,
+        )
+    return output, report, process
 
 
 class _Report:

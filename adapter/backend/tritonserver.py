@@ -12,11 +12,12 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +84,27 @@ def find_libpython() -> Path | None:
 
 def libpython_folder() -> Path:
     return Path(sys.prefix, "lib")
+
+
+def take_port(ports: ExitStack, listener: str, host: str, port: int) -> int:
+    """Bind the port until `ports` is closed, without listening; 0 means any free one.
+
+    So nobody else is given it, while the server, which sets SO_REUSEADDR as well, can listen on it,
+    after each restart too. BackendUnavailable when it cannot be had.
+    """
+    taken = ports.enter_context(socket.socket())
+    try:
+        if port == 0:  # with SO_REUSEADDR set first, two adapters may be given the same one
+            taken.bind((host, port))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if port != 0:
+            taken.bind((host, port))
+    except OSError as error:
+        raise BackendUnavailable(
+            f"{host}:{port}, Triton's {listener} address, cannot be had: {error.strerror}",
+            delivered=False,
+        ) from error
+    return int(taken.getsockname()[1])
 
 
 class RunFolder:

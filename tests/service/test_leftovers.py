@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from adapter.control import TimeLimits
+from adapter.control.leftovers import Leftovers
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ProcessId
 from adapter.core.state import ModelState
@@ -196,3 +197,42 @@ async def test_nothing_is_learned_while_no_process_can_be_seen(house):
     await house.load("m")
     assert house.control.memory.sizes.as_dict()["packages"] == []
     await asyncio.sleep(0)
+
+
+# -- what has lost its model without an unload ----------------------------------------------------
+
+
+async def test_an_abandoned_process_is_ended_at_the_second_look(house, caplog):
+    """Between the two a load may start the next process of its model."""
+    house.server.processes["m"] = {FIRST, SECOND}
+    house.server.orphans = {FIRST}
+    leftovers = Leftovers(house.control.registry, house.server, house.metrics)
+    await leftovers.end_abandoned()
+    assert house.server.killed == []
+    await leftovers.end_abandoned()
+    assert house.server.killed == [FIRST]
+    assert events(caplog, "model.processes_killed")[0].processes == [11]
+    assert metric(house, "adapter_processes_killed_total") == 1
+
+
+async def test_an_abandoned_process_that_is_a_models_again_is_left_alone(house):
+    house.server.processes["m"] = {FIRST}
+    leftovers = Leftovers(house.control.registry, house.server, house.metrics)
+    for orphans in ({FIRST}, set(), {FIRST}):
+        house.server.orphans = orphans
+        await leftovers.end_abandoned()
+    assert house.server.killed == []
+
+
+async def test_a_process_that_comes_up_while_the_others_are_ended_is_ended_too(house):
+    await load_with(house, FIRST)
+    killed = house.server.kill
+
+    async def kill(known):
+        await killed(known)
+        if SECOND not in known:
+            house.server.processes["m"].add(SECOND)
+
+    house.server.kill = kill
+    await house.unload("m")
+    assert house.server.killed == [FIRST, SECOND]
