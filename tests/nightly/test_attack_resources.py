@@ -2,7 +2,8 @@
 meanwhile: descriptors, the log on both sides, threads, and time to parse.
 
 The attacks take turns, in an order drawn from the seed, until the time is up. All the while an
-oracle sends small requests whose answers it knows.
+oracle sends small requests whose answers it knows. Before that descriptors lack for minutes, while
+Triton dies again and again.
 """
 
 import io
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.triton
 
 _DESCRIPTORS = 400
 _ATTACK_SECONDS = 8.0
+_LACK_SECONDS = 150.0
 _SOON = 10.0  # seconds until all is well behind an attack
 _SLOW = 2.0  # what SageMaker allows a probe
 _WIDE = b"[" + b"{}," * 10_000_000 + b"{}]"
@@ -236,18 +238,118 @@ class Attacks:
 
     @contextmanager
     def _squeezed(self) -> Iterator[None]:
-        pid = self._adapter.process.pid
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
-        try:
+        with squeezed(self._adapter):
             yield
-        finally:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def squeezed(adapter: RunningAdapter) -> Iterator[None]:
+    """It can open nothing new."""
+    pid = adapter.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_descriptors(adapter: RunningAdapter) -> int:
+    return len(list(Path(f"/proc/{adapter.process.pid}/fd").iterdir()))
+
+
+def lack_seconds(seconds: float) -> float:
+    """The share of the part's time in which descriptors lack."""
+    return min(_LACK_SECONDS, seconds / 2)
 
 
 def is_well(client: Client) -> bool:
     with suppress(OSError):
         return client.get("/ping").status == 200
+    return False
+
+
+def kill_when_started(adapter: RunningAdapter, last: int, draw: random.Random) -> int:
+    """With descriptors for as long as it takes to start another Triton; that is killed, too, while
+    it starts or soon after. Returns its pid.
+    """
+    found = last
+
+    def is_started() -> bool:
+        nonlocal found
+        with suppress(ValueError):
+            found = tritonserver(adapter)
+        return found != last
+
+    wait_until(is_started, 2 * _SOON, "another Triton is started")
+    time.sleep(draw.choice([0, 0.1, 0.5, 2]))
+    with suppress(ProcessLookupError):
+        os.kill(found, signal.SIGKILL)
+    return found
+
+
+def test_all_is_well_soon_after_minutes_without_descriptors_in_which_triton_died(
+    root: Path, seconds: float, seed: int
+) -> None:
+    draw = random.Random(seed)
+    flags = (f"--model-roots={root}", "--unload-stall-seconds=8")
+    with (
+        embedded_adapter(*flags, descriptors=_DESCRIPTORS) as adapter,
+        closing(adapter.client()) as client,
+        closing(Client(adapter.admin)) as admin,
+    ):
+        assert client.load("oracle", root / "oracle").status == 200
+        assert admin.get("/livez").status == 200
+        before = open_descriptors(adapter)
+        oracle = Oracle(adapter)
+        try:
+            with oracle.excused():
+                lack(adapter, admin, lack_seconds(seconds), draw)
+                check_well_soon(adapter, root)
+        finally:
+            oracle.end()
+        wait_until(lambda: open_descriptors(adapter) <= before + 16, _SOON, "none is leaked")
+
+
+def lack(adapter: RunningAdapter, admin: Client, seconds: float, draw: random.Random) -> None:
+    """Descriptors come back twice meanwhile, for a moment, and Triton dies before they are gone."""
+    server, rounds = tritonserver(adapter), 3
+    for number in range(rounds):
+        with squeezed(adapter):
+            if number == 0:
+                os.kill(server, signal.SIGKILL)
+            end = time.monotonic() + seconds / rounds
+            while time.monotonic() < end:
+                assert admin.get("/livez").status == 200
+                time.sleep(0.5)
+        if number < rounds - 1:
+            server = kill_when_started(adapter, server, draw)
+    assert adapter.events("triton.restart_failed")
+
+
+def check_well_soon(adapter: RunningAdapter, root: Path) -> None:
+    """Descriptors are back."""
+    end, done = time.monotonic() + _SOON, list[str]()
+    with closing(Client(adapter.admin, 5)) as admin, closing(adapter.client(5)) as client:
+        steps: list[tuple[str, Callable[[], bool]]] = [
+            ("livez", lambda: admin.get("/livez").status == 200),
+            ("readyz", lambda: admin.get("/readyz").status == 200),
+            ("load", lambda: client.load("again", root / "oracle").status == 200),
+            ("invoke", lambda: client.post("/models/again/invoke", infer_body(1.0)).status == 200),
+            ("unload", lambda: client.delete("/models/again").status == 200),
+        ]
+        for name, step in steps:
+            wait_until(lambda step=step: answers(step), end - time.monotonic(), f"{name}; {done}")
+            done.append(f"{name} {_SOON - end + time.monotonic():.1f} s after")
+        print(done)  # noqa: T201
+        standing = admin.get("/debug/tasks").body.decode()
+    assert [name for name in _LASTING if f"{name}:" not in standing] == []
+    assert adapter.events("triton.restarted")
+
+
+def answers(step: Callable[[], bool]) -> bool:
+    with suppress(OSError):
+        return step()
     return False
 
 
@@ -264,7 +366,7 @@ def test_small_requests_are_answered_whatever_others_use_up(
         oracle = Oracle(adapter)
         attacks = Attacks(adapter, root, oracle)
         try:
-            play(attacks, draw, seconds, oracle)
+            play(attacks, draw, seconds - lack_seconds(seconds), oracle)
         finally:
             oracle.end()
         check_end(adapter, oracle)
