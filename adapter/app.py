@@ -20,7 +20,7 @@ from adapter.assembly import (
     build_planes,
     build_relay,
     build_triton,
-    connection_limit,
+    inflight_limit,
     model_roots,
     traced_planes,
     watched,
@@ -29,6 +29,7 @@ from adapter.backend.liveness import HangWatch
 from adapter.backend.tritonserver import RunFolder
 from adapter.core.faults import Faults
 from adapter.core.infer import V2DataPlane
+from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
 from adapter.core.rpc import RpcDataPlane
@@ -37,6 +38,7 @@ from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors
 from adapter.frontends.drain import Drain
 from adapter.frontends.edge import Observer, path_segments
+from adapter.frontends.grpc_limits import message_limits
 from adapter.frontends.grpc_services import GrpcServices
 from adapter.frontends.http import Handler, HttpEdge, handlers
 from adapter.frontends.http_lane.behind import Application
@@ -101,17 +103,16 @@ class Adapter:
         self._lane = self._build_lane(http)
         self._v2 = self._build_v2(http, roots)
         self._services = self._build_services(rpc, faults, roots)
+        self._inflight = InflightBytes(inflight_limit(settings))
         self._watches: list[asyncio.Task[NoReturn]] = []
 
     def _build_doors(self) -> Doors:
         settings = self._settings
         patience = settings.drain_timeout_seconds - settings.drain_min_seconds
         interceptors = [TracedCalls(self._tracing)] if self._tracing else []
-        most = connection_limit(settings)
         grace = _TRITON_SECONDS if settings.triton == "embedded" else 0.0
-        return Doors(
-            patience + grace + _ANSWER_SECONDS, settings.grpc_max_message_bytes, interceptors, most
-        )
+        most = message_limits(settings).stream
+        return Doors(patience + grace + _ANSWER_SECONDS, most, interceptors)
 
     def _build_lane(self, dataplane: V2DataPlane) -> HttpLane:
         inferences = Inferences(
@@ -285,11 +286,13 @@ class Adapter:
         settings, doors, services = self._settings, self._doors, self._services
         await doors.open_probes("admin", settings.admin, admin.application())
         await doors.open_http("http", settings.http, self._lane)
-        await doors.open_grpc("grpc", settings.grpc, services.everything)
+        relay = partial(build_relay, settings, lambda: self._triton_grpc, metrics=self._metrics)
+        relay = partial(relay, drain=self._drain, inflight=self._inflight)
+        everything = services.everything
+        await doors.open_grpc("grpc", settings.grpc, everything.adds, partial(relay, everything))
         if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
-            parts = (settings, services.gate, self._metrics, lambda: self._triton_grpc)
-            relay = partial(build_relay, *parts, drain=self._drain)
-            await doors.open_lane("grpc_data", settings.grpc_data, services.inference, relay)
+            some, address = services.inference, settings.grpc_data
+            await doors.open_grpc("grpc_data", address, some.adds, partial(relay, some))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         is_v2 = path_segments(request.raw_path)[0] == "v2"

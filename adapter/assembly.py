@@ -19,17 +19,19 @@ from adapter.backend.memory import (
 from adapter.backend.triton import TritonControl
 from adapter.control import ModelControl, TimeLimits
 from adapter.core.faults import Faults
+from adapter.core.inflight import InflightBytes
 from adapter.core.ledger import Ledger
 from adapter.core.registry import Registry
 from adapter.core.sizing import Sizes
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
-from adapter.dataplane.relay.ports import Gate
 from adapter.dataplane.relay.server import RelayServer
 from adapter.dataplane.relay.site import Site, connect_to
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.examples import examples_folder
 from adapter.frontends.drain import Drain
+from adapter.frontends.grpc_limits import message_limits
+from adapter.frontends.grpc_services import Served
 from adapter.frontends.http_lane.connections import Connections
 from adapter.log_stream import LogStream
 from adapter.metrics import Metrics, State
@@ -42,7 +44,8 @@ from adapter.tracing import Tracing
 
 # Triton's own default of --model-load-thread-count
 TRITON_LOAD_THREADS = 4
-_OTHER_DESCRIPTORS, _DESCRIPTORS_OF_A_PAIR = 100, 2 + 4
+_OTHER_DESCRIPTORS = 100
+_SHARE_IN_FLIGHT = 4
 _FEWEST_CONNECTIONS, _MOST_CONNECTIONS = 16, 10_000
 
 
@@ -157,7 +160,7 @@ def build_planes(settings: Settings, faults: Faults) -> tuple[HttpDataPlane, Grp
         faults, timeout_seconds=seconds, max_unpacked_bytes=settings.max_body_bytes
     )
     return http, GrpcDataPlane(
-        faults, timeout_seconds=seconds, max_message_bytes=settings.grpc_max_message_bytes
+        faults, timeout_seconds=seconds, max_message_bytes=message_limits(settings).stream
     )
 
 
@@ -202,27 +205,29 @@ def watched(
 
 def build_relay(
     settings: Settings,
-    gate: Gate,
-    metrics: Metrics,
     triton: Callable[[], str | None],
+    served: Served,
     server: str,
     *,
+    metrics: Metrics,
     drain: Drain,
+    inflight: InflightBytes,
 ) -> RelayServer:
     """`triton` tells where that is, once it is known; `server` is where all else is served."""
     relay = RelayServer(
         Site(
-            gate,
+            served.gate,
             connect_to(triton),
             connect_to(lambda: server),
             timeout_seconds=settings.infer_timeout_seconds,
             max_message_bytes=settings.grpc_max_message_bytes,
+            inflight=inflight,
         ),
         max_connections=connection_limit(settings),
-        on_refused=metrics.connections_shed.labels("grpc_data", "refused").inc,
+        on_refused=metrics.connections_shed.labels(served.name, "refused").inc,
     )
     drain.then_refuse(relay.hurry)
-    metrics.connections.labels("grpc_data").set_function(lambda: relay.connections)
+    metrics.connections.labels(served.name).set_function(lambda: relay.connections)
     return relay
 
 
@@ -248,13 +253,19 @@ def build_connections(settings: Settings, metrics: Metrics) -> Connections:
 def connection_limit(settings: Settings) -> int:
     """Of each listener. At the limit of all of them there are still descriptors for files, Triton's
     processes, memory readings and the admin listener: one of `http` takes two descriptors, with its
-    connection to Triton, one of `grpc_data` four.
+    connection to Triton, one of `grpc` and one of `grpc_data` four.
     """
     if settings.max_connections is not None:
         return settings.max_connections
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    bearable = (descriptors - _OTHER_DESCRIPTORS) // _DESCRIPTORS_OF_A_PAIR
+    needed = 2 + 4 * sum(door.kind != "off" for door in (settings.grpc, settings.grpc_data))
+    bearable = (descriptors - _OTHER_DESCRIPTORS) // needed
     return min(max(bearable, _FEWEST_CONNECTIONS), _MOST_CONNECTIONS)
+
+
+def inflight_limit(settings: Settings) -> int:
+    """Of bodies that are on their way to Triton."""
+    return settings.max_inflight_body_bytes or host_limit_bytes() // _SHARE_IN_FLIGHT
 
 
 def host_port(door: Door) -> tuple[str, int]:

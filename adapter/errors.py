@@ -84,6 +84,10 @@ class PayloadTooLarge(CallerError):
     pass
 
 
+class MessageTooLarge(PayloadTooLarge):
+    """Over gRPC, which has a code of its own for it."""
+
+
 class InvalidModel(CallerError):
     pass
 

@@ -185,6 +185,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "a body is over `max_body_bytes`, of a load `max_control_body_bytes`, or JSON is too wide",
         "send less, or raise the limit",
     ),
+    errors.MessageTooLarge: (
+        "a gRPC message is over one of [its limits](v2.md#grpc)",
+        "send less, or raise the limit",
+    ),
     errors.ModelTooLarge: (
         "the model needs more than the device has, or ran out of memory again and again alone",
         "take a larger device or a smaller model; unloading others does not help",

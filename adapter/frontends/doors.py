@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 GrpcService: TypeAlias = Callable[[grpc.aio.Server], None]
 
 _GRPC_OPTIONS = (
-    # a port that is taken is an error, and not shared with whoever has it
-    ("grpc.so_reuseport", 0),
     # a mesh sends the headers of its own callers along
     ("grpc.max_metadata_size", 64 * 2**10),
     ("grpc.absolute_max_metadata_size", 2**20),
@@ -51,19 +49,16 @@ class Doors:
         patience_seconds: float,
         max_message_bytes: int,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-        max_connections: int | None = None,
     ) -> None:
         self.addresses: dict[str, str] = {}
         self._max_message_bytes = max_message_bytes
         self._interceptors = interceptors
-        self._max_connections = max_connections
         self._patience = patience_seconds
         self._probes: list[web.AppRunner] = []
         self._http: list[HttpLane] = []
         self._lanes: list[Lane] = []
-        self._servers: list[grpc.aio.Server] = []
         self._beside: list[grpc.aio.Server] = []  # each serves a lane
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []
 
     async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
         if door.kind == "off":
@@ -86,26 +81,17 @@ class Doors:
         self._http.append(lane)
         self._opened(name, door, port)
 
-    async def open_grpc(self, name: str, door: Door, services: Iterable[GrpcService]) -> None:
-        if door.kind == "off":
-            return
-        server = self._make_server(services, self._max_connections)
-        with _naming(name, door):
-            port = server.add_insecure_port(str(door))
-        await server.start()
-        self._servers.append(server)
-        self._opened(name, door, port)
-
-    async def open_lane(
+    async def open_grpc(
         self, name: str, door: Door, services: Iterable[GrpcService], make: Callable[[str], Lane]
     ) -> None:
         """`make` gets the address of a server of our own, for what does not go straight."""
         if door.kind == "off":
             return
         await REPOSITORY.run(_sweep)
-        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
+        folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
+        self._folders.append(folder)
         inner = self._make_server(services)
-        address = f"unix:{self._folder.name}/{_SOCKET}"
+        address = f"unix:{folder.name}/{_SOCKET}"
         inner.add_insecure_port(address)
         await inner.start()
         self._beside.append(inner)
@@ -116,14 +102,9 @@ class Doors:
         self._lanes.append(lane)
         self._opened(name, door, port)
 
-    def _make_server(
-        self, services: Iterable[GrpcService], max_connections: int | None = None
-    ) -> grpc.aio.Server:
-        """A connection that is one too many is closed by grpc at once."""
+    def _make_server(self, services: Iterable[GrpcService]) -> grpc.aio.Server:
         limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
         options = [*_GRPC_OPTIONS, *((limit, self._max_message_bytes) for limit in limits)]
-        if max_connections is not None:
-            options.append(("grpc.max_allowed_incoming_connections", max_connections))
         server = grpc.aio.server(options=options, interceptors=self._interceptors)
         for add_to in services:
             add_to(server)
@@ -134,12 +115,11 @@ class Doors:
         await asyncio.gather(
             *(lane.close(self._patience) for lane in self._http),
             *(lane.close(self._patience) for lane in self._lanes),
-            *(server.stop(self._patience) for server in self._servers),
         )
         for server in self._beside:  # what its lane had has ended
             await server.stop(None)
-        if self._folder is not None:
-            self._folder.cleanup()
+        for folder in self._folders:
+            folder.cleanup()
 
     async def close_probes(self) -> None:
         await asyncio.gather(*(runner.cleanup() for runner in self._probes))

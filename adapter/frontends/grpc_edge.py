@@ -10,7 +10,7 @@ import grpc
 
 from adapter.core.rpc import RpcMetadata
 from adapter.core.waiting import WAITED, Waited
-from adapter.errors import AdapterError, NotPassedThrough, OutOfMemory, was_refused
+from adapter.errors import AdapterError, MessageTooLarge, NotPassedThrough, OutOfMemory, was_refused
 from adapter.frontends import request_ids
 from adapter.frontends.status import grpc_status
 from adapter.metrics import Metrics
@@ -44,11 +44,17 @@ class GrpcEdge:
         self._metrics = metrics
         self._frontend = frontend
 
-    def unary(self, method: str, act: Unary) -> Handler:
+    def unary(self, method: str, act: Unary, most_bytes: int | None = None) -> Handler:
+        """`most_bytes`: of a request, unpacked."""
         served = self._metrics.traffic.served(self._frontend, method)
 
+        async def bounded(request: bytes, context: Context) -> bytes:
+            if most_bytes is not None and len(request) > most_bytes:
+                raise MessageTooLarge(f"message larger than max ({len(request)} vs. {most_bytes})")
+            return await act(request, context)
+
         async def handle(request: bytes, context: Context) -> bytes:
-            return await self._watched(method, served, act(request, context), context)
+            return await self._watched(method, served, bounded(request, context), context)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 

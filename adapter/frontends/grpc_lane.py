@@ -1,7 +1,7 @@
-"""Which calls of the door for inference go straight to Triton, and what is told of their errors.
+"""Which calls over gRPC go straight to Triton, and what is told of their errors.
 
 ModelInfer does, when Triton knows the model by the caller's own name for it and it is ready. All
-else is served as at the other door, by the same code, behind a socket of our own.
+else is served by a server of ours, behind a socket.
 """
 
 import logging
@@ -20,17 +20,21 @@ from adapter.errors import (
     BackendError,
     BackendUnavailable,
     CapacityError,
-    InvalidRequest,
 )
 from adapter.frontends.grpc_edge import GrpcEdge
+from adapter.frontends.grpc_limits import MessageLimits
 from adapter.frontends.grpc_v2 import SERVICE
 from adapter.frontends.status import grpc_status
 from adapter.metrics import Metrics
 
 FRONTEND, _METHOD = "grpc_data", "ModelInfer"
 
-_PATH = f"/{SERVICE}/{_METHOD}".encode()
+_V2, _MESH_RUNTIME = f"/{SERVICE}/".encode(), b"/mmesh.ModelRuntime/"
+_PATH, _STREAM, _LOAD = (
+    _V2 + name for name in (b"ModelInfer", b"ModelStreamInfer", b"RepositoryModelLoad")
+)
 _MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
+_ENDS_HERE = frozenset({b"grpc-timeout", b"content-length"})
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 log = logging.getLogger(__name__)
@@ -38,20 +42,28 @@ __all__ = ["FRONTEND", "LaneGate"]
 
 
 class LaneGate:
-    """`is_traced`: spans are made of every call, and that takes the other way."""
+    """Of one listener. `is_traced`: spans are made of every call, and that takes the other way."""
 
     def __init__(
-        self, control: ModelControl, faults: Faults, metrics: Metrics, *, is_traced: bool
+        self,
+        control: ModelControl,
+        faults: Faults,
+        metrics: Metrics,
+        limits: MessageLimits,
+        *,
+        frontend: str = FRONTEND,
+        is_traced: bool = False,
     ) -> None:
         self.control = control
         self.faults = faults
-        self.edge = GrpcEdge(metrics, FRONTEND)
-        self.served = metrics.traffic.served(FRONTEND, _METHOD)
+        self.edge = GrpcEdge(metrics, frontend)
+        self.served = metrics.traffic.served(frontend, _METHOD)
+        self._limits = limits
         self._is_traced = is_traced
 
     def is_for_triton(self, header: bytes) -> bool:
-        """A mesh's own metadata end here, and so does the deadline: it is kept here."""
-        return not header.startswith(b"mm-") and header != b"grpc-timeout"
+        """A mesh's own metadata end here, and so do what is kept here: a deadline, a length."""
+        return not header.startswith(b"mm-") and header not in _ENDS_HERE
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """May a call with these headers go straight, and for which model by its metadata?"""
@@ -62,17 +74,25 @@ class LaneGate:
             and found.get(b"content-type", b"").startswith(b"application/grpc")
             and found.get(b"te") == b"trailers"
             and found.get(b"grpc-encoding", b"identity") == b"identity"
-            and b"content-length" not in found
         )
         try:
             return is_plain, _mesh_id(found)
         except ValueError:
             return False, None
 
-    def refused(self, path: bytes, error: InvalidRequest) -> None:
+    def most_bytes(self, path: bytes) -> int | None:
+        """None for a stream, and for what nobody serves."""
+        if path == _LOAD:
+            return self._limits.stream
+        is_unary = path.startswith((_V2, _MESH_RUNTIME)) and path != _STREAM
+        return self._limits.unary if is_unary else None
+
+    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str]:
+        code, text = grpc_status(error)
+        self.edge.note(path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100], error)
         if path == _PATH:
-            self.edge.note(_METHOD, error)
-            self.served.count("INVALID_ARGUMENT", 0.0)
+            self.served.count(code.name, 0.0)
+        return int(code.value[0]), text
 
     def admit(self, name: bytes, mesh_id: str | None) -> "_Passage | None":
         try:
@@ -85,6 +105,15 @@ class LaneGate:
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
         return _Passage(self, lease, is_of_mesh=mesh_id is not None)
+
+    def why_not(self, name: bytes) -> AdapterError | None:
+        try:
+            self.control.lease(ModelId(name.decode()))
+        except UnicodeDecodeError:
+            return None
+        except AdapterError as error:
+            return error
+        return None
 
 
 def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:

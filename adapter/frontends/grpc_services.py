@@ -1,6 +1,7 @@
 """Which services the gRPC doors have."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from adapter.frontends import modelmesh
 from adapter.frontends.doors import GrpcService
 from adapter.frontends.grpc_health import Health, add_reflection
 from adapter.frontends.grpc_lane import FRONTEND, LaneGate
+from adapter.frontends.grpc_limits import message_limits
 from adapter.frontends.grpc_v2 import SERVICE, V2Service
 from adapter.frontends.modelmesh_sizes import MeshSizes
 from adapter.frontends.repository import Repository
@@ -25,8 +27,17 @@ class Triton(modelmesh.Triton, Protocol):
     def versions(self) -> Awaitable[Mapping[str, Sequence[str]]]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """At one listener: what goes straight to Triton, and the services for all else."""
+
+    name: str
+    gate: LaneGate
+    adds: Sequence[GrpcService]
+
+
 class GrpcServices:
-    """`everything` is for the door `grpc`, `inference` for `grpc_data`."""
+    """`everything` is for the listener `grpc`, `inference` for `grpc_data`."""
 
     def __init__(
         self,
@@ -41,6 +52,8 @@ class GrpcServices:
         roots: Sequence[Path],
         is_well: Callable[[], bool],
     ) -> None:
+        limits = message_limits(settings)
+        gate = partial(LaneGate, control, faults, metrics, limits, is_traced=is_traced)
         v2 = partial(
             V2Service,
             control,
@@ -51,23 +64,20 @@ class GrpcServices:
             is_ready=is_well,
             load_wait_seconds=settings.load_wait_seconds,
             passthrough=settings.passthrough,
+            limits=limits,
         )
-        self.gate = LaneGate(control, faults, metrics, is_traced=is_traced)
         sizes = MeshSizes(control, settings, roots)
         runtime = modelmesh.ModelRuntime(control, triton, sizes, settings, metrics, is_well=is_well)
         names = [SERVICE, modelmesh.SERVICE]
-        self.everything = _services(
+        everything = (
             v2(repository=Repository(control, triton.versions, roots)).add_to,
             runtime.add_to,
-            Health(names, is_well).add_to,
-            partial(add_reflection, services=names),
+            *_about(names, is_well),
         )
-        self.inference = _services(
-            v2(repository=None, frontend=FRONTEND).add_to,
-            Health([SERVICE], is_well).add_to,
-            partial(add_reflection, services=[SERVICE]),
-        )
+        inference = (v2(repository=None, frontend=FRONTEND).add_to, *_about([SERVICE], is_well))
+        self.everything = Served("grpc", gate(frontend="grpc"), everything)
+        self.inference = Served(FRONTEND, gate(frontend=FRONTEND), inference)
 
 
-def _services(*services: GrpcService) -> Sequence[GrpcService]:
-    return services
+def _about(names: Sequence[str], is_well: Callable[[], bool]) -> Sequence[GrpcService]:
+    return (Health(names, is_well).add_to, partial(add_reflection, services=names))

@@ -20,6 +20,7 @@ from adapter.errors import (
     ModelNotReady,
 )
 from adapter.frontends.grpc_edge import Context, GrpcEdge, Handler, Unary, metadata_of
+from adapter.frontends.grpc_limits import MessageLimits
 from adapter.frontends.grpc_naming import (
     id_in,
     id_of_mesh,
@@ -69,6 +70,7 @@ class V2Service(grpc.GenericRpcHandler):
         is_ready: Callable[[], bool],
         load_wait_seconds: float,
         passthrough: Collection[str],
+        limits: MessageLimits,
         frontend: str = "grpc",
     ) -> None:
         self._control = control
@@ -79,7 +81,8 @@ class V2Service(grpc.GenericRpcHandler):
         edge = GrpcEdge(metrics, frontend)
         stream = StreamInfer(control, dataplane, faults, edge, load_wait_seconds)
         handlers = {"ModelStreamInfer": edge.stream("ModelStreamInfer", stream.serve)}
-        handlers |= {name: edge.unary(name, act) for name, act in self._acts().items()}
+        most = limits.unary
+        handlers |= {name: edge.unary(name, act, most) for name, act in self._acts().items()}
         for name, setting in _ON_REQUEST.items():
             handlers[name] = self._on_request(edge, name, setting, setting in passthrough)
         if repository is not None:

@@ -42,6 +42,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.InvalidModel: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SourceMissing: grpc.StatusCode.INVALID_ARGUMENT,
     errors.PayloadTooLarge: grpc.StatusCode.INVALID_ARGUMENT,  # another copy would say the same
+    errors.MessageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,  # as grpc itself has it
     errors.NotPassedThrough: grpc.StatusCode.PERMISSION_DENIED,
     errors.ModelTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,

@@ -5,8 +5,9 @@ inherited from SageMaker and ModelMesh, and those beat the defaults. One name, t
 `--load-timeout-seconds`, `ADAPTER_LOAD_TIMEOUT_SECONDS`, `load_timeout_seconds:`.
 """
 
-from adapter.settings.model import Settings, as_text, flag_of, variable_of
-from adapter.settings.shown import for_programs, masked
+from adapter.settings.model import Settings
+from adapter.settings.naming import flag_of, variable_of
+from adapter.settings.shown import as_text, for_programs, masked
 from adapter.settings.sources import CONFIG_VARIABLE, Loaded, like_flag, load_settings
 from adapter.settings.values import Door, Reserve, parse_door
 

@@ -1,6 +1,5 @@
 """Every setting: its type, its default and what it means."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -190,8 +189,24 @@ class Settings(BaseModel):
     max_control_body_bytes: Size = _setting(
         "1MiB", "largest body of a load or another control call"
     )
+    max_inflight_body_bytes: Size | None = _setting(
+        None,
+        "how much of requests above 256 KiB may be on its way to Triton at once; above it callers "
+        "are not read from until some have gone on",
+        "a quarter of the host's memory",
+    )
     grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] = _setting(
-        "16MiB", "largest message at the gRPC doors, either way"
+        2**31 - 1, "largest message over gRPC, either way; the default is Triton's own limit"
+    )
+    grpc_max_unary_bytes: Annotated[Size, Field(lt=2**31)] = _setting(
+        "4MiB",
+        "largest request over gRPC that is no ModelInfer on its direct way to Triton, streams and "
+        "loads that bring files aside",
+    )
+    grpc_max_stream_bytes: Annotated[Size, Field(lt=2**31)] = _setting(
+        "64MiB",
+        "largest message of ModelStreamInfer, either way, of a load over gRPC that brings files, "
+        "and of Triton's answers to what did not go to it directly",
     )
     passthrough: Passthrough = _setting(
         (),
@@ -279,22 +294,3 @@ class Settings(BaseModel):
         if value == "host" and info.data.get("triton") == "external":
             raise ValueError("host needs triton=embedded: another container's processes are unseen")
         return "off" if value is False else value  # YAML reads off as False
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def variable_of(name: str) -> str:
-    return "ADAPTER_" + name.upper()
-
-
-def as_text(name: str, value: object) -> str:
-    """The value of a setting for people: a default as it was written, or a validated value."""
-    if value is None:
-        return str(dict(Settings.model_fields[name].json_schema_extra or {})["unset"])  # type: ignore[arg-type]
-    if isinstance(value, tuple):
-        return " ".join(shlex.quote(str(item)) for item in value) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from adapter.errors import InvalidSettings
 from adapter.settings import modelmesh, sagemaker
-from adapter.settings.model import Settings, flag_of, variable_of
+from adapter.settings.model import Settings
+from adapter.settings.naming import flag_of, variable_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from adapter.core.faults import Faults
+from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.relay import frames
@@ -18,6 +19,7 @@ from adapter.dataplane.relay.headers import encoded
 from adapter.dataplane.relay.server import RelayServer
 from adapter.dataplane.relay.site import Site, connect_to
 from adapter.frontends.grpc_lane import FRONTEND, LaneGate
+from adapter.frontends.grpc_limits import MessageLimits
 from adapter.frontends.grpc_v2 import V2Service
 from tests.fakes.house import House
 from tests.v2.grpc_calls import SERVICE, infer_request
@@ -99,7 +101,12 @@ class _Recorded(_Echo):
 
 @asynccontextmanager
 async def relay_before(
-    act: Any, *, timeout_seconds: float = 30, max_message_bytes: int = MAX_MESSAGE
+    act: Any,
+    *,
+    timeout_seconds: float = 30,
+    max_message_bytes: int = MAX_MESSAGE,
+    max_inflight_bytes: int = 2**30,
+    limits: MessageLimits | None = None,
 ) -> AsyncIterator[RelayDoor]:
     """With the models `m` and `team/a` loaded; `act` answers in Triton's place."""
     house = await House().open()
@@ -115,6 +122,7 @@ async def relay_before(
         faults, timeout_seconds=timeout_seconds, max_message_bytes=max_message_bytes
     )
     dataplane.connect(f"127.0.0.1:{port}")
+    limits = limits or MessageLimits(max_message_bytes, max_message_bytes)
     inner = grpc.aio.server(options=[(name, max_message_bytes) for name, _ in NO_LIMITS])
     V2Service(
         house.control,
@@ -126,17 +134,19 @@ async def relay_before(
         is_ready=lambda: True,
         load_wait_seconds=5,
         passthrough=(),
+        limits=limits,
     ).add_to(inner)
     folder = tempfile.mkdtemp(prefix="lane-")
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
     door = RelayDoor(house, None, "", f"127.0.0.1:{port}", echo.methods)
     site = Site(
-        LaneGate(house.control, faults, house.metrics, is_traced=False),
+        LaneGate(house.control, faults, house.metrics, limits),
         connect_to(lambda: door.triton),
         connect_to(lambda: f"unix:{folder}/s"),
         timeout_seconds=timeout_seconds,
         max_message_bytes=max_message_bytes,
+        inflight=InflightBytes(max_inflight_bytes),
     )
     door.server = RelayServer(site)
     door.address = f"127.0.0.1:{await door.server.listen('127.0.0.1', 0, None)}"

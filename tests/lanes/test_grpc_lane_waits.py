@@ -41,8 +41,8 @@ async def opened(patience: Patience = LONG, window: int = 0):
 
 
 def begun(size: int) -> bytes:
-    """A request, and so much of its message of 4 MiB."""
-    message = prefixed(big_request("m", 4 * MIB))[:size]
+    """A request, and so much of its message of 3 MiB."""
+    message = prefixed(big_request("m", 3 * MIB))[:size]
     parts = (message[at : at + 2**14] for at in range(0, size, 2**14))
     head = frames.header_block(1, head_of(), end=False)
     return head + b"".join(frame(frames.DATA, 0, 1, part) for part in parts)

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -13,9 +13,15 @@ from aiohttp import web
 
 from adapter.backend.triton import TritonControl
 from adapter.core.faults import Faults
+from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
+from adapter.dataplane.relay.server import RelayServer
+from adapter.dataplane.relay.site import Site, connect_to
 from adapter.frontends.doors import Doors
+from adapter.frontends.grpc_lane import LaneGate
+from adapter.frontends.grpc_limits import MessageLimits
 from adapter.settings import parse_door
+from tests.fakes.house import House
 from tests.running import EXAMPLES
 from tests.trees import CONFIG, write_python_model
 
@@ -52,42 +58,65 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture
+async def relay() -> AsyncIterator[Callable[[str], RelayServer]]:
+    """With no Triton behind it."""
+    house = await House().open()
+    gate = LaneGate(
+        house.control, Faults(Classifier()), house.metrics, MessageLimits(unary=500, stream=1000)
+    )
+
+    def make(server: str) -> RelayServer:
+        site = Site(
+            gate,
+            connect_to(lambda: None),
+            connect_to(lambda: server),
+            timeout_seconds=5,
+            max_message_bytes=2000,
+            inflight=InflightBytes(2**20),
+        )
+        return RelayServer(site)
+
+    yield make
+    await house.close()
+
+
 async def asked(address: str, message: bytes = b"x", seconds: float = 5) -> bytes:
     async with grpc.aio.insecure_channel(address) as channel:
         return await channel.unary_unary("/test.Service/Wait")(message, timeout=seconds)
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_it(doors):
+async def test_a_port_that_is_taken_is_an_error_that_names_it(doors, relay):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         named = rf"grpc cannot listen at {address} \(setting grpc, --grpc, ADAPTER_GRPC\): "
         with pytest.raises(OSError, match=named):
-            await doors.open_grpc("grpc", parse_door(address), [])
+            await doors.open_grpc("grpc", parse_door(address), [], relay)
         named = rf"admin cannot listen at {address} \(setting admin, --admin, ADAPTER_ADMIN\): "
         with pytest.raises(OSError, match=named):
             await doors.open_probes("admin", parse_door(address), web.Application())
 
 
-async def test_two_servers_do_not_share_a_port(doors):
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [])
+async def test_two_servers_do_not_share_a_port(doors, relay):
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [], relay)
     with pytest.raises(OSError, match="cannot listen"):
-        await doors.open_grpc("grpc_data", parse_door(doors.addresses["grpc"]), [])
+        await doors.open_grpc("grpc_data", parse_door(doors.addresses["grpc"]), [], relay)
 
 
-async def test_a_socket_that_a_killed_run_left_is_taken_over(doors, folder):
+async def test_a_socket_that_a_killed_run_left_is_taken_over(doors, relay, folder):
     with socket.socket(socket.AF_UNIX) as earlier:
         earlier.bind(str(folder / "a.sock"))
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_door(f"unix:{folder}/a.sock"), [service.add_to])
+    await doors.open_grpc("grpc", parse_door(f"unix:{folder}/a.sock"), [service.add_to], relay)
     assert await asked(doors.addresses["grpc"]) == b"x"
     await doors.close()
     assert list(folder.iterdir()) == []
 
 
-async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors):
+async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors, relay):
     service = Waiting()
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to])
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to], relay)
     address = doors.addresses["grpc"]
     call = asyncio.create_task(asked(address, b"in flight"))
     await service.reached.wait()
@@ -104,19 +133,19 @@ async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors):
     await closing
 
 
-async def test_a_message_over_the_limit_is_refused(doors):
+async def test_a_message_over_the_limit_is_refused(doors, relay):
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to])
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to], relay)
     assert len(await asked(doors.addresses["grpc"], b"x" * 1000)) == 1000
     with pytest.raises(grpc.aio.AioRpcError, match="message larger than max"):
         await asked(doors.addresses["grpc"], b"x" * 1001)
 
 
-async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(doors):
+async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(doors, relay):
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to])
+    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to], relay)
     packed = grpc.Compression.Gzip
     async with grpc.aio.insecure_channel(doors.addresses["grpc"], compression=packed) as channel:
         call = channel.unary_unary("/test.Service/Wait")
@@ -125,8 +154,8 @@ async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(doors):
             await call(b"x" * 100_000, timeout=5)
 
 
-async def test_a_door_that_is_off_is_not_opened(doors):
-    await doors.open_grpc("grpc_data", parse_door("off"), [])
+async def test_a_door_that_is_off_is_not_opened(doors, relay):
+    await doors.open_grpc("grpc_data", parse_door("off"), [], relay)
     assert doors.addresses == {}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import InvalidSettings
+from adapter.frontends.grpc_limits import MessageLimits, message_limits
 from adapter.settings import load_settings
 from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
 
@@ -60,8 +61,14 @@ def test_the_defaults_are_the_go_adapters():
     assert settings.repository == Path("/models/_triton_models")
 
 
-def test_a_message_has_what_a_mesh_passes():
-    assert load().settings.grpc_max_message_bytes == 16 * MIB
+def test_a_message_may_be_as_large_as_triton_takes_it():
+    assert load().settings.grpc_max_message_bytes == 2**31 - 1
+
+
+def test_the_limit_of_all_messages_holds_however_they_go():
+    assert message_limits(load().settings) == MessageLimits(unary=4 * MIB, stream=64 * MIB)
+    small = load(ADAPTER_GRPC_MAX_MESSAGE_BYTES="1MiB").settings
+    assert message_limits(small) == MessageLimits(unary=MIB, stream=MIB)
 
 
 def test_the_second_grpc_listener_is_for_those_who_ask_for_it():

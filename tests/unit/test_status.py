@@ -29,6 +29,7 @@ EXPECTED = {
     "NotStarted": (503, "NotStarted"),
     "NotTaken": (503, "NotTaken"),
     "PayloadTooLarge": (413, "PayloadTooLarge"),
+    "MessageTooLarge": (413, "PayloadTooLarge"),
     "InvalidModel": (400, "InvalidModel"),
     "SourceMissing": (404, "SourceMissing"),
     "ModelNotFound": (404, "ModelNotFound"),

@@ -31,14 +31,16 @@ HELD = {
     "default_size": ("123457", {"default_bytes"}),
     "max_body_bytes": ("1234567", {"_max_body", "max_unpacked_bytes"}),
     "max_control_body_bytes": ("234567", {"_max_control_body"}),
-    "grpc_max_message_bytes": ("345678", {"_max_message_bytes"}),
+    "grpc_max_unary_bytes": ("345678", {"unary", "most_bytes"}),
+    "grpc_max_stream_bytes": ("3456789", {"stream", "_max_message_bytes"}),
+    "max_inflight_body_bytes": ("34567891", {"limit"}),
     "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),
     "memory_limit": ("98765432109", {"_memory_limit"}),
     "max_abandoned_requests": ("77", {"_max_abandoned"}),
     "modelmesh_default_size": ("567891", {"_default"}),
     "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
     "modelmesh_memory": ("9876543210", {"_memory"}),
-    "max_connections": ("501", {"_max_connections", "_most"}),
+    "max_connections": ("501", {"_most"}),
 }
 
 
@@ -155,6 +157,9 @@ SHOWN = {
     "modelmesh_model_concurrency": "modelmesh/test_runtime.py::test_a_model_is_told_with_its_limit",
     "modelmesh_runtime_version": (
         "modelmesh/test_runtime.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
+    ),
+    "grpc_max_message_bytes": (
+        "modelmesh/test_settings.py::test_the_limit_of_all_messages_holds_however_they_go"
     ),
     "log_level": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
     "log_format": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",

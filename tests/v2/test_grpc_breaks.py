@@ -12,6 +12,7 @@ from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.core.rpc import RpcDataPlane
 from adapter.frontends.grpc_health import Health
+from adapter.frontends.grpc_limits import MessageLimits
 from adapter.frontends.grpc_v2 import V2Service
 from tests.fakes.house import House
 from tests.v2.grpc_calls import SERVICE, infer_request
@@ -54,6 +55,7 @@ async def door_to(dataplane: RpcDataPlane) -> AsyncIterator[Door]:
             is_ready=lambda: door.is_ready,
             load_wait_seconds=1,
             passthrough=(),
+            limits=MessageLimits(2**22, 2**26),
         )
         service.add_to(server)
         Health([SERVICE], lambda: door.is_ready).add_to(server)

@@ -294,28 +294,31 @@ def test_the_callers_deadline_is_kept_and_leaves_the_model_to_compute(calls, pat
     assert patient.went_on(adapter)
 
 
-def test_messages_below_the_limit_pass_both_ways(adapter, door, echo):
+def test_what_triton_takes_passes_both_ways(adapter, door, kept):
+    name = kept.load("straight")
     with calls_to(adapter.doors[door], NO_LIMITS) as calls:
-        values = [1.0] * (3 * MIB)  # 12 MiB
-        assert calls.infer(echo, *values) == values
+        values = [1.0] * (5 * MIB)  # 20 MiB
+        assert calls.infer(name, *values) == values
 
 
-def test_a_request_over_the_limit_is_refused_with_the_sizes(adapter, door, echo):
+def test_a_request_that_does_not_go_straight_is_held_to_a_limit_of_its_own(adapter, door, echo):
+    """Triton knows that model by another name."""
     with calls_to(adapter.doors[door], NO_LIMITS) as calls:
-        _, text = calls.refused_infer(echo, *([0.0] * (5 * MIB)))
+        code, text = calls.refused_infer(echo, *([0.0] * (2 * MIB)))
+        assert code == "RESOURCE_EXHAUSTED"
         assert "larger than max" in text
-        assert str(16 * MIB) in text
+        assert str(4 * MIB) in text
         assert calls.infer(echo, 1.0) == [1.0]
 
 
 def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, door, kept):
-    zeros = "values = np.zeros(5 * 2**20, np.float32)"
+    zeros = "values = np.zeros(17 * 2**20, np.float32)"
     name = kept.load("many zeros", imports="import numpy as np", answer=zeros)
     with calls_to(adapter.doors[door], NO_LIMITS) as calls:
         code, text = calls.refused_infer(name, 1.0)
     assert code == "INTERNAL"
     assert "Triton's answer is too large" in text
-    assert str(16 * MIB) in text
+    assert str(64 * MIB) in text
 
 
 @pytest.mark.parametrize("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])

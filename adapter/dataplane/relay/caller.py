@@ -8,14 +8,16 @@ from adapter.dataplane.relay.endpoint import Endpoint
 from adapter.dataplane.relay.flow import Stream
 from adapter.dataplane.relay.frames import Code, ConnectionFault, StreamFault
 from adapter.dataplane.relay.headers import HeaderReader
+from adapter.dataplane.relay.states import AFTER_PEERS_END, FAULTS, TAKES, State
 from adapter.dataplane.relay.wire import Piece
 
 if TYPE_CHECKING:
     from adapter.dataplane.relay.relay import Relay
 
 MAX_STREAMS = 1000
-_HEADER_BYTES = 2**14  # of a request: as much as grpc ever takes
+_HEADER_BYTES = 2**16  # of a request: a mesh sends the headers of its own callers along
 _CHORES_OF_A_FAULT = 10
+_KEPT_RESETS = 2**12
 _LAST_CALL, _LAST_CALL_SECONDS = b"lastcall", 1.0
 
 
@@ -25,9 +27,11 @@ class Caller(Endpoint):
         super().__init__(site, HeaderReader(site.calls, _HEADER_BYTES), _HEADER_BYTES)
         self.relay = relay
         self.is_taking, self.is_gone = True, False
+        self._leaves_at_once = False  # where it is accepted while the listener closes
         self._preface = frames.PREFACE
         self._last_call: asyncio.TimerHandle | None = None
         self._last_id = self._last_taken = 0
+        self._reset: dict[int, None] = {}  # the last streams that we closed before their peer did
         self.greet({frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
 
     # -- of the connection ------------------------------------------------------------------
@@ -41,7 +45,9 @@ class Caller(Endpoint):
         super().received(data)
 
     def connected(self) -> None:
-        """It is the caller who begins."""
+        """It is the caller who begins, unless the listener closes already."""
+        if self._leaves_at_once:
+            self.leave()
 
     def flush_all(self) -> None:
         self.relay.flush()
@@ -67,6 +73,7 @@ class Caller(Endpoint):
         """Section 6.8: what the caller sent before it heard of that is still taken. It closes when
         all that was taken has ended.
         """
+        self._leaves_at_once = True
         if self._last_call is None and self.is_open:
             loop = asyncio.get_running_loop()
             self._last_call = loop.call_later(_LAST_CALL_SECONDS, self._take_no_more)
@@ -101,14 +108,22 @@ class Caller(Endpoint):
         try:
             call = self.reader.read(block)
             if not is_new and stream is None:
-                self.no_stream(stream_id)
+                self.no_stream(stream_id, frames.HEADERS)
                 return
             self._check_block(stream)
         except StreamFault as fault:
-            self.refuse(stream_id, fault.code)
+            if flags & frames.END_STREAM and stream is not None and self._takes_trailers(stream):
+                stream.state = AFTER_PEERS_END[stream.state]
+                self.relay.request_data(stream.exchange, b"", end=True)
+                return
+            self.refuse(stream_id, fault.code, is_ended=bool(flags & frames.END_STREAM))
             return
         self._last_taken = stream_id
         self.relay.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
+
+    def _takes_trailers(self, stream: Stream) -> bool:
+        """What is not gRPC may have some; section 8.1."""
+        return not stream.is_ended and stream.exchange.call.http_status is not None
 
     def _check_block(self, stream: Stream | None) -> None:
         if stream is not None:
@@ -120,10 +135,23 @@ class Caller(Endpoint):
     def data(self, stream: Stream, piece: Piece, *, end: bool) -> None:
         self.relay.request_data(stream.exchange, piece, end=end)
 
-    def no_stream(self, stream_id: int) -> None:
-        if stream_id % 2 == 0 or stream_id > self._last_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
+    def no_stream(self, stream_id: int, kind: int) -> None:
+        state = self._state_of(stream_id)
+        if kind not in TAKES[state]:
+            raise ConnectionFault(FAULTS[state], f"a frame {kind} of a stream that is {state.name}")
         self.chore()
+
+    def _state_of(self, stream_id: int) -> State:
+        """Of one that is not open."""
+        if stream_id % 2 == 0 or stream_id > self._last_id:
+            return State.IDLE
+        return State.RESET if stream_id in self._reset else State.CLOSED
+
+    def _note_reset(self, stream_id: int) -> None:
+        """Of what was closed here though its peer had more to send."""
+        if len(self._reset) >= _KEPT_RESETS:
+            del self._reset[next(iter(self._reset))]
+        self._reset[stream_id] = None
 
     def was_reset(self, stream: Stream, _: int) -> None:
         self.relay.drop(stream.exchange)
@@ -132,11 +160,13 @@ class Caller(Endpoint):
     def stream_fault(self, stream: Stream, code: Code) -> None:
         self.refuse(stream.id, code)
 
-    def refuse(self, stream_id: int, code: int) -> None:
+    def refuse(self, stream_id: int, code: int, *, is_ended: bool = False) -> None:
         """For what the caller did."""
         stream = self.streams.get(stream_id)
         if stream is None:
             self.out.append(frames.reset(stream_id, code))
+            if not is_ended:
+                self._note_reset(stream_id)
         else:
             self.reset(stream, code)
             self.relay.drop(stream.exchange)
@@ -154,11 +184,14 @@ class Caller(Endpoint):
         """Section 8.1: of a request that has been answered the rest is not needed."""
         if not stream.is_ended:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
+            self._note_reset(stream.id)
         self.forget(stream)
         self._close_if_done()
 
     def reset(self, stream: Stream, code: int) -> None:
         self.out.append(frames.reset(stream.id, code))
+        if not stream.is_ended:
+            self._note_reset(stream.id)
         self.forget(stream)
         self._close_if_done()
 

@@ -6,6 +6,7 @@ from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.flow import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, Flow, Stream
 from adapter.dataplane.relay.frames import Code, ConnectionFault
 from adapter.dataplane.relay.headers import HeaderReader
+from adapter.dataplane.relay.states import AFTER_PEERS_END, FAULTS, State
 from adapter.dataplane.relay.wire import Piece, part
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class Endpoint(Flow):
         """`credit` is to be called for it once it has gone on, or is not needed."""
         raise NotImplementedError
 
-    def no_stream(self, stream_id: int) -> None:
-        """A frame of a stream that is not open. ConnectionFault where it never can have been."""
+    def no_stream(self, stream_id: int, kind: int) -> None:
+        """A frame of a stream that is not open. ConnectionFault where that may not be."""
         raise NotImplementedError
 
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
@@ -148,15 +149,15 @@ class Endpoint(Flow):
         self.take(size)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.no_stream(stream_id)
+            self.no_stream(stream_id, frames.DATA)
         else:
             self._data_of(stream, flags, payload)
 
     def _data_of(self, stream: Stream, flags: int, piece: Piece) -> None:
         size = len(piece)
         stream.allowed -= size
-        if stream.is_ended:
-            self.stream_fault(stream, Code.STREAM_CLOSED)
+        if stream.state is State.HALF_CLOSED_REMOTE:
+            self.stream_fault(stream, FAULTS[stream.state])
             return
         if stream.allowed < 0:
             self.stream_fault(stream, Code.FLOW_CONTROL_ERROR)
@@ -167,7 +168,8 @@ class Endpoint(Flow):
         end = bool(flags & frames.END_STREAM)
         if not piece and not end:
             self.chore()
-        stream.is_ended = end
+        if end:
+            stream.state = AFTER_PEERS_END[stream.state]
         self.data(stream, piece, end=end)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -207,7 +209,7 @@ class Endpoint(Flow):
         self.chore(_CHORES_OF_A_RESET)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.no_stream(stream_id)
+            self.no_stream(stream_id, frames.RST_STREAM)
         else:
             self.forget(stream)
             self.was_reset(stream, frames.read_number(payload)[0])
@@ -220,8 +222,9 @@ class Endpoint(Flow):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many settings at once")
         if not flags & frames.ACK:
             self._has_settings = True
-            self._take_settings(frames.read_settings(payload))
-            self.out.append(frames.head(0, frames.SETTINGS, frames.ACK, 0))
+            values = frames.read_settings(payload)
+            self.out.append(frames.head(0, frames.SETTINGS, frames.ACK, 0))  # before what follows
+            self._take_settings(values)
         elif payload:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that are acknowledged")
         elif not self.is_acknowledged:
@@ -274,7 +277,7 @@ class Endpoint(Flow):
             return
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.no_stream(stream_id)
+            self.no_stream(stream_id, frames.WINDOW_UPDATE)
         elif not increment or stream.room + increment > frames.MAX_WINDOW:
             code = Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR
             self.stream_fault(stream, code)

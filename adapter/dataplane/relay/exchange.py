@@ -8,6 +8,7 @@ from adapter.dataplane.relay.message import PREFIX_BYTES
 from adapter.dataplane.relay.ports import Call, Passage
 
 if TYPE_CHECKING:
+    from adapter.core.inflight import Claim
     from adapter.dataplane.relay.link import Link
     from adapter.dataplane.relay.message import MessageWatch
 
@@ -16,6 +17,7 @@ class Stage(Enum):
     """What may follow: see `FOLLOWS`."""
 
     ARRIVING = "nothing of it has gone on; what came is held"
+    WAITING = "the same, and it is not its turn: too much is on its way to Triton"
     SENDING = "its head has gone on; not all of it"
     ASKED = "all of it has gone on"
     ABANDONED = "all of it has gone on, nobody waits for the answer, and that is not all here"
@@ -23,7 +25,8 @@ class Stage(Enum):
 
 
 FOLLOWS = {
-    Stage.ARRIVING: {Stage.SENDING, Stage.OVER},
+    Stage.ARRIVING: {Stage.WAITING, Stage.SENDING, Stage.OVER},
+    Stage.WAITING: {Stage.SENDING, Stage.OVER},
     Stage.SENDING: {Stage.ASKED, Stage.OVER},
     Stage.ASKED: {Stage.ABANDONED, Stage.OVER},
     Stage.ABANDONED: {Stage.OVER},
@@ -31,19 +34,25 @@ FOLLOWS = {
 }
 
 
+_ARRIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
+
+
 class Exchange:
     """`near` is its stream at the caller, `far` that at `link`, which is Triton or the server
     beside us; `passage` is there when it is Triton. `deadline`: of the event loop's clock.
 
-    `held`: what came while it was ARRIVING; below `wanted` bytes there is nothing to decide.
+    `held`: what came while it was ARRIVING or WAITING; below `wanted` bytes there is nothing to
+    decide.
     `left`: bytes of the message that are still to come; `last`: its last byte, which goes on with
-    the end alone, so that Triton has all of a request or knows of none.
+    the end alone, so that Triton has all of a request or knows of none. `claim`: its part of what
+    may be on its way to Triton, where it is large.
     `came`: bytes of the request, in `waited` seconds; `taken`: bytes of the answer.
     """
 
     __slots__ = (
         "call",
         "came",
+        "claim",
         "deadline",
         "far",
         "has_data",
@@ -72,6 +81,7 @@ class Exchange:
         self.link: Link | None = None
         self.passage: Passage | None = None
         self.watch: MessageWatch | None = None
+        self.claim: Claim | None = None
         self.held = bytearray()
         self.wanted = PREFIX_BYTES + 2
         self.left = 0
@@ -91,10 +101,12 @@ class Exchange:
     @property
     def is_arriving(self) -> bool:
         """It is an inference, of one message, of which its caller has more to send."""
-        is_one = self.stage in {Stage.ARRIVING, Stage.SENDING} and self.call.direct is not None
+        is_one = self.stage in _ARRIVING and self.call.direct is not None
         return is_one and not self.near.is_ended
 
     def to(self, stage: Stage) -> None:
         if stage not in FOLLOWS[self.stage]:
             raise RuntimeError(f"{self.stage.name} is not followed by {stage.name}")
         self.stage = stage
+        if self.claim is not None and stage not in _ARRIVING:
+            self.claim.end()

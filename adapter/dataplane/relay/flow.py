@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.frames import Code, ConnectionFault
+from adapter.dataplane.relay.states import State
 from adapter.dataplane.relay.wire import Piece, Wire
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Stream:
     the frames that end it; `allowed`: what the peer may send, `due` what it does not know yet.
     """
 
-    __slots__ = ("allowed", "due", "exchange", "id", "is_ended", "queue", "queued", "room", "tail")
+    __slots__ = ("allowed", "due", "exchange", "id", "queue", "queued", "room", "state", "tail")
 
     def __init__(self, stream_id: int, exchange: "Exchange", room: int) -> None:
         self.id = stream_id
@@ -41,7 +42,12 @@ class Stream:
         self.tail = b""
         self.allowed = STREAM_WINDOW
         self.due = 0
-        self.is_ended = False  # by the peer
+        self.state = State.OPEN
+
+    @property
+    def is_ended(self) -> bool:
+        """By the peer."""
+        return self.state in {State.HALF_CLOSED_REMOTE, State.CLOSED}
 
 
 class Flow(Wire):

@@ -21,6 +21,7 @@ _LITERAL_LIMIT = 0x7F  # of a number's first byte, 7 bits of it
 _SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
 _ENTRY_BYTES = 32  # that count for each header, by section 4.1
 _SHORT_BYTES, _KEPT_SHORT = 128, 1024
+_LENGTH_DIGITS = 18
 # section 8.2.2
 _OF_HTTP_1 = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
@@ -169,8 +170,18 @@ def _add_length(made: bytearray, length: int) -> None:
 def check_request(headers: Headers) -> None:
     """The head of a request, by section 8.3.1."""
     seen = _check(headers)
-    if not seen >= _NEEDED or not seen <= _REQUEST:
+    if not seen >= _NEEDED or not seen <= _REQUEST or (b":path", b"") in headers:
         raise StreamFault(Code.PROTOCOL_ERROR, "pseudo-headers are missing or odd")
+
+
+def content_length(headers: Headers) -> int | None:
+    """Of the body, as section 8.1.1 has it. StreamFault where it is none."""
+    found = [value for key, value in headers if key == b"content-length"]
+    if not found:
+        return None
+    if len(found) > 1 or not found[0].isdigit() or len(found[0]) > _LENGTH_DIGITS:
+        raise StreamFault(Code.PROTOCOL_ERROR, "content-length is odd")
+    return int(found[0])
 
 
 def check_answer(headers: Headers) -> None:
@@ -201,6 +212,11 @@ def _check_plain(key: bytes, value: bytes) -> None:
         raise StreamFault(Code.PROTOCOL_ERROR, "a header that HTTP/2 does not have")
     if key == b"te" and value != b"trailers":
         raise StreamFault(Code.PROTOCOL_ERROR, "te is not trailers")
+
+
+def plain_block(status: int) -> bytes:
+    """The head of an answer that is not gRPC's."""
+    return encoded([(b":status", str(status).encode()), (b"content-type", b"text/plain")])
 
 
 def status_block(code: int, text: str, *, alone: bool) -> bytes:

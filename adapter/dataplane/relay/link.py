@@ -11,6 +11,7 @@ from adapter.dataplane.relay.exchange import Exchange, Stage
 from adapter.dataplane.relay.flow import Stream
 from adapter.dataplane.relay.frames import Code, ConnectionFault, StreamFault
 from adapter.dataplane.relay.headers import HeaderReader
+from adapter.dataplane.relay.states import AFTER_OUR_END, AFTER_PEERS_END
 from adapter.dataplane.relay.wire import Piece
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Link(Endpoint):
         self.relay.caller.credit(stream.exchange.near, size)
 
     def finished(self, stream: Stream) -> None:
+        stream.state = AFTER_OUR_END[stream.state]
         stream.exchange.to(Stage.ASKED)
 
     def other(self, _: Stream) -> Endpoint:
@@ -120,7 +122,7 @@ class Link(Endpoint):
         else:
             why = ""
         if stream is None:
-            self.no_stream(stream_id)
+            self.no_stream(stream_id, frames.HEADERS)
             return
         end = bool(flags & frames.END_STREAM)
         if end:
@@ -132,13 +134,14 @@ class Link(Endpoint):
 
     def _ended(self, stream: Stream) -> None:
         """It answers no more; what it lacks of the request it does not need."""
-        stream.is_ended = True
+        stream.state = AFTER_PEERS_END[stream.state]
         if stream.exchange.stage is Stage.SENDING:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
         self.forget(stream)
         self.close_if_done()
 
-    def no_stream(self, stream_id: int) -> None:
+    def no_stream(self, stream_id: int, _: int) -> None:
+        """Of what is forgotten Triton may not have heard."""
         if stream_id % 2 == 0 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
         self.chore()

@@ -21,6 +21,9 @@ class Peek(Enum):
 
 
 def length_of(start: bytes | bytearray | memoryview) -> int:
+    """0 where the prefix is not all there."""
+    if len(start) < PREFIX_BYTES:
+        return 0
     return int.from_bytes(start[1:PREFIX_BYTES])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.exchange import Exchange, Stage
 from adapter.dataplane.relay.frames import Code
-from adapter.dataplane.relay.headers import status_block
+from adapter.dataplane.relay.headers import plain_block, status_block
 from adapter.dataplane.relay.link import Link
 from adapter.dataplane.relay.message import length_of
 from adapter.dataplane.relay.ports import Answer, Passage
@@ -18,7 +18,6 @@ from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,
     InferenceFailed,
-    InvalidRequest,
     NotStarted,
     SlowBody,
 )
@@ -26,8 +25,9 @@ from adapter.errors import (
 if TYPE_CHECKING:
     from adapter.dataplane.relay.caller import Caller
 
-_UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN, _INVALID_ARGUMENT = 14, 4, 13, 2, 3
+_UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
 _LATE = "BackendTimeout"
+_NOT_GRPC = b"gRPC only\n"
 
 
 class Outcomes:
@@ -125,6 +125,18 @@ class Outcomes:
         block = status_block(status, text, alone=not exchange.has_head)
         self.caller.end(near, frames.header_block(near.id, block, end=True))
 
+    def discard(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Of what is not gRPC, and is told so at its end."""
+        self.caller.credit(exchange.near, len(piece))
+        if end:
+            self._tell_http(exchange)
+
+    def _tell_http(self, exchange: Exchange) -> None:
+        exchange.to(Stage.OVER)
+        near, block = exchange.near, plain_block(exchange.call.http_status or 0)
+        self.caller.out.append(frames.header_block(near.id, block, end=False))
+        self.caller.send(near, _NOT_GRPC, end=True)
+
     def drop(self, exchange: Exchange) -> None:
         """The caller wants it no more, and its stream is forgotten."""
         if exchange.is_told:
@@ -199,7 +211,7 @@ class Outcomes:
         """`seconds`: since it was last looked at."""
         if self.site.is_leaving:
             self.refuse_arriving(exchange, "the adapter is stopping")
-        elif self.caller.may_send(exchange.near):
+        elif self.caller.may_send(exchange.near) and exchange.stage is not Stage.WAITING:
             exchange.waited += seconds
             patience, waited = self.site.patience, exchange.waited
             if waited > patience.slow and exchange.came < waited * patience.rate:
@@ -226,18 +238,16 @@ class Outcomes:
         error = NotStarted(f"{why}; this request had not wholly come yet")
         self.refuse_request(exchange, error)
 
-    def refuse_request(
-        self, exchange: Exchange, error: InvalidRequest | NotStarted | SlowBody
-    ) -> None:
+    def refuse_request(self, exchange: Exchange, error: AdapterError) -> None:
         if exchange.passage is not None:
             self.fail(exchange, error)
             return
-        status = _UNAVAILABLE if isinstance(error, NotStarted) else _INVALID_ARGUMENT
+        status, text = self.site.gate.refused(exchange.call.path, error)
         self._leave(exchange)
-        self._refuse(exchange, status, f"{type(error).__name__}: {error}")
+        self._refuse(exchange, status, text)
 
     def too_late(self, exchange: Exchange) -> None:
-        if exchange.stage is Stage.ARRIVING:
+        if exchange.stage in {Stage.ARRIVING, Stage.WAITING}:
             self._leave(exchange)
             self._refuse(exchange, _DEADLINE_EXCEEDED, f"{_LATE}: the request did not come in time")
         elif exchange.passage is None:

@@ -5,16 +5,24 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
-from adapter.dataplane.relay.headers import Headers, check_answer, check_request, encoded
+from adapter.dataplane.relay.headers import (
+    Headers,
+    check_answer,
+    check_request,
+    content_length,
+    encoded,
+)
 from adapter.dataplane.relay.metadata import odd_header, seconds_of
-from adapter.errors import AdapterError, InvalidRequest
+from adapter.errors import AdapterError
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """The head of a request. `direct` is the block for Triton when the call may go there as it is;
     `served` the block for the server beside us. `mesh_id` is what the metadata names, `seconds`
-    the caller's own limit. `refusal`: why it is answered at once, and goes nowhere.
+    the caller's own limit. `refusal`: why it is answered at once, and goes nowhere. `most_bytes`
+    bounds its message where it does not go to Triton; None for a stream, of which others judge
+    each. `length` is what `content-length` says. `http_status`: the answer to what is not gRPC.
     """
 
     path: bytes
@@ -23,6 +31,9 @@ class Call:
     mesh_id: str | None
     seconds: float | None
     refusal: str | None
+    most_bytes: int | None
+    length: int | None
+    http_status: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +80,17 @@ class Gate(Protocol):
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """May a call with these headers go straight, and for which model by its metadata?"""
 
-    def refused(self, path: bytes, error: InvalidRequest) -> None:
-        """Of a call that was not routed: the caller is told of this error."""
+    def most_bytes(self, path: bytes) -> int | None:
+        """Of the message of such a call that is served beside us; None for streams."""
+
+    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str]:
+        """The status that the caller of a call is told that was never let through."""
 
     def admit(self, name: bytes, mesh_id: str | None) -> Passage | None:
         """None: it takes the slow way, where also refusals are spoken."""
+
+    def why_not(self, name: bytes) -> AdapterError | None:
+        """Why that model takes no inference now, where it does not."""
 
 
 def read_call(gate: Gate, headers: Headers) -> Call:
@@ -85,7 +102,15 @@ def read_call(gate: Gate, headers: Headers) -> Call:
     meant = [header for header in headers if gate.is_for_triton(header[0])] if may_go else []
     direct = served if len(meant) == len(headers) else encoded(meant) if meant else None
     seconds = seconds_of(found.get(b"grpc-timeout", b""))
-    return Call(found[b":path"], served, direct, mesh_id, seconds, refusal)
+    path, length = found[b":path"], content_length(headers)
+    most = gate.most_bytes(path)
+    return Call(path, served, direct, mesh_id, seconds, refusal, most, length, _http_status(found))
+
+
+def _http_status(found: Mapping[bytes, bytes]) -> int | None:
+    if found[b":method"] != b"POST":
+        return 405
+    return None if found.get(b"content-type", b"").startswith(b"application/grpc") else 415
 
 
 def read_answer(headers: Headers) -> Answer:

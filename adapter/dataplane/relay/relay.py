@@ -17,8 +17,9 @@ from adapter.dataplane.relay.message import PREFIX_BYTES, MessageWatch, Peek, fi
 from adapter.dataplane.relay.outcomes import Outcomes
 from adapter.dataplane.relay.ports import Call
 from adapter.dataplane.relay.site import Site
+from adapter.dataplane.relay.states import AFTER_PEERS_END
 from adapter.dataplane.relay.wire import Piece
-from adapter.errors import InvalidRequest
+from adapter.errors import InvalidRequest, MessageTooLarge, Overloaded
 
 _GREETING_SECONDS, _SILENT_SECONDS, _PONG_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
 _LOOKED_AWAY_SECONDS = 0.5  # longer, and it is not the callers who were slow
@@ -49,19 +50,29 @@ class Relay(Outcomes):
         if call.seconds is not None:
             seconds = min(seconds, call.seconds)
         exchange = Exchange(stream_id, caller.initial_window, call, self.clock() + seconds)
-        exchange.near.is_ended = end
+        if end:
+            exchange.near.state = AFTER_PEERS_END[exchange.near.state]
         caller.streams[stream_id] = exchange.near
-        if call.refusal is not None:
-            error = InvalidRequest(call.refusal)
-            self.site.gate.refused(call.path, error)
-            self.refuse_request(exchange, error)
-        elif call.direct is None or end:
+        if end and call.length:
+            caller.refuse(stream_id, Code.PROTOCOL_ERROR)
+        elif call.http_status is not None:
+            self.discard(exchange, b"", end=end)
+        elif call.refusal is not None:
+            self.refuse_request(exchange, InvalidRequest(call.refusal))
+        elif end or (call.direct is None and call.most_bytes is None):
             self._begin_beside(exchange, end=end)
 
     def request_data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         exchange.came += len(piece)
-        if exchange.stage is Stage.ARRIVING:
+        length = exchange.call.length
+        if length is not None and (exchange.came > length or (end and exchange.came < length)):
+            self.caller.refuse(exchange.near.id, Code.PROTOCOL_ERROR)  # section 8.1.1
+        elif exchange.call.http_status is not None:
+            self.discard(exchange, piece, end=end)
+        elif exchange.stage is Stage.ARRIVING:
             self._arrive(exchange, piece, end=end)
+        elif exchange.stage is Stage.WAITING:
+            self._hold(exchange, piece)
         elif exchange.stage is Stage.SENDING:
             self._go_on(exchange, piece, end=end)
         else:
@@ -70,15 +81,20 @@ class Relay(Outcomes):
     def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         held = exchange.held
         if held or not end:
-            held += piece
-            self.caller.hold(len(piece))
+            self._hold(exchange, piece)
             if len(held) < exchange.wanted and not end:
                 return
-        name = self._name_in(held or piece)
+        name = self._name_in(exchange, held or piece)
         if end or not self._waits(exchange, name):
             self._start(exchange, name, bytes(held) or piece, end=end)
 
-    def _name_in(self, start: Piece | bytearray) -> bytes | Peek:
+    def _hold(self, exchange: Exchange, piece: Piece) -> None:
+        exchange.held += piece
+        self.caller.hold(len(piece))
+
+    def _name_in(self, exchange: Exchange, start: Piece | bytearray) -> bytes | Peek:
+        if exchange.call.direct is None and len(start) >= PREFIX_BYTES:
+            return Peek.NO
         return first_name(bytes(start[:_NAME_AT_MOST]), self.site.max_message_bytes)
 
     def _waits(self, exchange: Exchange, name: bytes | Peek) -> bool:
@@ -94,23 +110,58 @@ class Relay(Outcomes):
         return True
 
     def begin_all(self) -> None:
-        """What is gathered goes on, for it keeps out what it waits for."""
+        """What is gathered goes on, for it keeps out what it waits for. What waits for its turn
+        cannot, and may keep out what would make room.
+        """
         for stream in list(self.caller.streams.values()):
             exchange = stream.exchange
             if exchange.stage is Stage.ARRIVING and exchange.held:
-                name = self._name_in(exchange.held)
+                name = self._name_in(exchange, exchange.held)
                 if name is not Peek.MORE:
                     self._start(exchange, name, bytes(exchange.held), end=False)
+            elif exchange.stage is Stage.WAITING:
+                error = Overloaded("too much is on its way to Triton", delivered=False)
+                self.refuse_request(exchange, error)
 
     def _start(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
+        """Unless it is large, and has to wait for its turn."""
+        inflight, size = self.site.inflight, length_of(piece)
+        if size <= _GATHERED_BYTES:
+            self._go(exchange, name, piece, end=end)
+        elif inflight.has_room_for(size):
+            exchange.claim = inflight.claim(size, _at_once)
+            self._go(exchange, name, piece, end=end)
+        else:
+            if not exchange.held:
+                self._hold(exchange, piece)
+            exchange.to(Stage.WAITING)
+            exchange.claim = inflight.claim(size, partial(self._take_turn, exchange))
+
+    def _take_turn(self, exchange: Exchange) -> None:
+        piece = bytes(exchange.held)
+        self._go(exchange, self._name_in(exchange, piece), piece, end=exchange.near.is_ended)
+        self.flush()
+
+    def _go(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
         self.let_go_of_held(exchange)
         block = exchange.call.direct
         if block is not None and self._admits(exchange, name, piece, end=end):
             self._open(exchange, block, is_triton=True, end=False)
             self._send(exchange, piece, end=end)
+        elif (error := self._too_large(exchange, length_of(piece))) is not None:
+            why = self.site.gate.why_not(name) if isinstance(name, bytes) else None
+            self.refuse_request(exchange, why or error)
         else:
             self._begin_beside(exchange, end=False)
             self._go_on(exchange, piece, end=end)
+
+    def _too_large(self, exchange: Exchange, size: int) -> MessageTooLarge | None:
+        most, direct = exchange.call.most_bytes, self.site.max_message_bytes
+        if exchange.call.direct is not None and size > direct:
+            most = direct
+        if most is None or size <= most:
+            return None
+        return MessageTooLarge(f"message larger than max ({size} vs. {most})")
 
     def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
         if not isinstance(name, bytes):
@@ -240,3 +291,7 @@ class Relay(Outcomes):
         elif now - self._busy > _IDLE_SECONDS:
             caller.leave()
         self.flush()
+
+
+def _at_once() -> None:
+    """There was room."""

@@ -33,13 +33,14 @@ class RelayServer:
         self._server: asyncio.Server | None = None
         self._looking: asyncio.Task[NoReturn] | None = None
         self._looks = 0
+        self._is_closing = False
         self._path: str | None = None
         self._relays: set[Relay] = set()
 
     async def listen(self, host: str | None, port: int, path: str | None) -> int:
         """The port, 0 for a unix socket. OSError when it is taken."""
         loop = asyncio.get_running_loop()
-        self._path = path
+        self._path, self._is_closing = path, False
         if path is not None:
             self._server = await loop.create_unix_server(self._accept, path, backlog=_BACKLOG)
         else:
@@ -55,6 +56,8 @@ class RelayServer:
 
     def _accept(self) -> asyncio.Protocol:
         most = self._max_connections
+        if self._is_closing:
+            return Refusal()
         if most is not None and len(self._relays) >= most and self.connections >= most:
             self._on_refused()
             return Refusal()
@@ -84,6 +87,7 @@ class RelayServer:
         """Take nothing new; what is open has its time to end."""
         if self._server is None or self._looking is None:
             return
+        self._is_closing = True
         self._server.close()
         if self._path is not None:
             await REPOSITORY.run(Path(self._path).unlink, missing_ok=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from adapter.core.inflight import InflightBytes
 from adapter.dataplane.relay.headers import Meanings
 from adapter.dataplane.relay.ports import Answer, Call, Gate, read_answer, read_call
 
@@ -44,6 +45,7 @@ class Site:
         *,
         timeout_seconds: float,
         max_message_bytes: int,
+        inflight: InflightBytes,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         self.gate = gate
@@ -51,6 +53,7 @@ class Site:
         self.connect_server = connect_server
         self.timeout_seconds = timeout_seconds
         self.max_message_bytes = max_message_bytes
+        self.inflight = inflight
         self.held = 0
         self.max_held_bytes = max_held_bytes
         self.patience = Patience()
