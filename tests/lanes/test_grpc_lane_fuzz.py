@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.frames import ConnectionFault
 from adapter.dataplane.relay.headers import HeaderReader, Meanings, encoded
-from adapter.dataplane.relay.message import MessageWatch
+from adapter.dataplane.relay.message import MessageWatch, first_name, plain_name
 from adapter.errors import InvalidRequest
 from adapter.frontends.protobuf_field import read_field
 from tests.lanes.grpc_lane_door import (
     INFER,
+    MAX_MESSAGE,
     SERVICE,
     STREAM,
     channel_to,
@@ -174,6 +175,30 @@ def test_a_message_in_pieces_is_judged_as_in_one(data, message):
     elif "more than once" not in verdict:
         with pytest.raises(InvalidRequest):
             read_field(message, 1)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.binary(max_size=40)
+    | st.sampled_from([request_of(), request_of("x" * 127), request_of("x" * 128)])
+    | st.builds(lambda start, rest: start + rest, st.just(request_of()), st.binary(max_size=8)),
+    st.integers(-1, 1),
+    st.sampled_from([0, 1]),
+)
+def test_a_name_that_is_read_in_one_pass_is_the_one_that_all_read(message, more, packed):
+    framed = bytes([packed]) + max(0, len(message) + more).to_bytes(4, "big") + message
+    name = plain_name(framed, MAX_MESSAGE)
+    if name is not None:
+        assert (more, packed) == (0, 0) or len(message) + more < 0
+        watch = MessageWatch(len(message))
+        watch.feed(message)
+        watch.end()
+        assert name == first_name(framed, MAX_MESSAGE) == read_field(message, 1)
+
+
+def test_the_usual_request_is_read_in_one_pass():
+    assert plain_name(prefixed(request_of("m")), MAX_MESSAGE) == b"m"
+    assert plain_name(prefixed(request_of("m")), 3) is None
 
 
 NAMES = st.sampled_from([b":path", b"content-type", b"te", b"user-agent", b"grpc-timeout", b"x"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from adapter.dataplane.relay.site import Site
 
 _CHORES_A_SECOND, _CHORES_OF_A_RESET, _CHORES_OF_SETTINGS = 20_000, 10, 10
+_MORE_THAN_A_BLOCK = frames.PADDED | frames.HAS_PRIORITY
 _STREAMS_A_CHORE = 8  # of those that a frame of SETTINGS touches
 _MAX_SETTINGS_BYTES = 64 * frames.SETTING_BYTES
 _MAX_CONTINUATIONS = 320  # of 16 KiB, Triton's longest headers
@@ -112,13 +113,15 @@ class Endpoint(Flow):
             if start + size > end:
                 break
             at = start + size
+            stream_id &= frames.MAX_STREAM
             if size > frames.FRAME_BYTES:
                 self._check_size(kind, size)
             if not self._has_settings or self._block is not None:
-                self._check_order(kind, flags, stream_id & frames.MAX_STREAM)
-            if kind < len(self._acts):
-                payload = part(data, start, at) if kind == frames.DATA else data[start:at]
-                self._acts[kind](flags, stream_id & frames.MAX_STREAM, payload)
+                self._check_order(kind, flags, stream_id)
+            if kind == frames.DATA:
+                self._on_data(flags, stream_id, part(data, start, at))
+            elif kind < len(self._acts):
+                self._acts[kind](flags, stream_id, data[start:at])
             else:
                 self.chore()
         if at < end:
@@ -150,11 +153,8 @@ class Endpoint(Flow):
         stream = self.streams.get(stream_id)
         if stream is None:
             self.no_stream(stream_id, frames.DATA)
-        else:
-            self._data_of(stream, flags, payload)
-
-    def _data_of(self, stream: Stream, flags: int, piece: Piece) -> None:
-        size = len(piece)
+            return
+        piece = payload
         stream.allowed -= size
         if stream.state is State.HALF_CLOSED_REMOTE:
             self.stream_fault(stream, FAULTS[stream.state])
@@ -173,7 +173,7 @@ class Endpoint(Flow):
         self.data(stream, piece, end=end)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if flags & (frames.PADDED | frames.HAS_PRIORITY):
+        if flags & _MORE_THAN_A_BLOCK:
             payload = frames.without_padding_and_priority(payload, flags)
         if stream_id == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS of no stream")

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Stage(Enum):
-    """What may follow: see `FOLLOWS`."""
+    """`follows`: what may, by the table `FOLLOWS`; to look there costs the hash of an Enum."""
+
+    follows: tuple["Stage", ...]
 
     ARRIVING = "nothing of it has gone on; what came is held"
     WAITING = "the same, and it is not its turn: too much is on its way to Triton"
@@ -25,7 +27,7 @@ class Stage(Enum):
 
 
 FOLLOWS = {
-    Stage.ARRIVING: {Stage.WAITING, Stage.SENDING, Stage.OVER},
+    Stage.ARRIVING: {Stage.WAITING, Stage.SENDING, Stage.ASKED, Stage.OVER},
     Stage.WAITING: {Stage.SENDING, Stage.OVER},
     Stage.SENDING: {Stage.ASKED, Stage.OVER},
     Stage.ASKED: {Stage.ABANDONED, Stage.OVER},
@@ -34,6 +36,10 @@ FOLLOWS = {
 }
 
 
+for _stage, _after in FOLLOWS.items():
+    _stage.follows = tuple(_after)
+
+_ABANDONED, _OVER = Stage.ABANDONED, Stage.OVER
 _ARRIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
 
 
@@ -82,7 +88,7 @@ class Exchange:
         self.passage: Passage | None = None
         self.watch: MessageWatch | None = None
         self.claim: Claim | None = None
-        self.held = bytearray()
+        self.held: bytearray | bytes = b""
         self.wanted = PREFIX_BYTES + 2
         self.left = 0
         self.last: bytes | memoryview = b""
@@ -96,7 +102,7 @@ class Exchange:
     @property
     def is_told(self) -> bool:
         """The caller waits for nothing more of the link."""
-        return self.stage in {Stage.ABANDONED, Stage.OVER}
+        return self.stage is _OVER or self.stage is _ABANDONED
 
     @property
     def is_arriving(self) -> bool:
@@ -105,7 +111,7 @@ class Exchange:
         return is_one and not self.near.is_ended
 
     def to(self, stage: Stage) -> None:
-        if stage not in FOLLOWS[self.stage]:
+        if stage not in self.stage.follows:
             raise RuntimeError(f"{self.stage.name} is not followed by {stage.name}")
         self.stage = stage
         if self.claim is not None and stage not in _ARRIVING:

@@ -27,14 +27,27 @@ _ITEMS_A_FLUSH = 16
 
 
 class Stream:
-    """One end of an exchange. `room`: what we may send; `queue`: what there is no room for, `tail`
-    the frames that end it; `allowed`: what the peer may send, `due` what it does not know yet.
+    """One end of an exchange. `number`: its id as frames have it. `room`: what we may send;
+    `queue`: what there is no room for, `tail` the frames that end it; `allowed`: what the peer may
+    send, `due` what it does not know yet.
     """
 
-    __slots__ = ("allowed", "due", "exchange", "id", "queue", "queued", "room", "state", "tail")
+    __slots__ = (
+        "allowed",
+        "due",
+        "exchange",
+        "id",
+        "number",
+        "queue",
+        "queued",
+        "room",
+        "state",
+        "tail",
+    )
 
     def __init__(self, stream_id: int, exchange: "Exchange", room: int) -> None:
         self.id = stream_id
+        self.number = frames.number(stream_id)
         self.exchange = exchange
         self.room = room
         self.queue: deque[Piece] | None = None
@@ -47,7 +60,7 @@ class Stream:
     @property
     def is_ended(self) -> bool:
         """By the peer."""
-        return self.state in {State.HALF_CLOSED_REMOTE, State.CLOSED}
+        return self.state is State.HALF_CLOSED_REMOTE or self.state is State.CLOSED
 
 
 class Flow(Wire):
@@ -122,7 +135,8 @@ class Flow(Wire):
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more than the connection's window")
         self._due += size
         self.chores -= size >> 13
-        self.give()
+        if self._due >= _CONNECTION_CREDIT:
+            self.give()
 
     # -- what is sent -----------------------------------------------------------------------
 
@@ -135,7 +149,7 @@ class Flow(Wire):
                 stream.tail = frames.head(0, frames.DATA, frames.END_STREAM, stream.id)
             self.pump()
             return
-        self.out += (frames.head(size, frames.DATA, int(end), stream.id), piece)
+        self.out += (frames.data_start(size, int(end)), stream.number, piece)
         stream.room -= size
         self.room -= size
         self.sent(stream, size)
@@ -210,7 +224,8 @@ class Flow(Wire):
             self.finished(stream)
 
     def forget(self, stream: Stream) -> None:
-        self.unqueue(stream)
+        if stream.queue:
+            self.unqueue(stream)
         self.streams.pop(stream.id, None)
 
     def widen(self, increment: int) -> None:

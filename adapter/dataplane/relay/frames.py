@@ -61,6 +61,23 @@ class StreamFault(Exception):
         self.code = code
 
 
+# the first five bytes of a frame's head; the number of its stream follows
+_START = Struct(">HBBB")
+number = _NUMBER.pack
+
+
+def data_start(length: int, flags: int) -> bytes:
+    return _START.pack(length >> 8, length & 0xFF, DATA, flags)
+
+
+def headers_start(block: bytes, *, end: bool) -> bytes:
+    """Empty where one frame does not do."""
+    if len(block) > FRAME_BYTES:
+        return b""
+    flags = END_HEADERS | END_STREAM if end else END_HEADERS
+    return _START.pack(len(block) >> 8, len(block) & 0xFF, HEADERS, flags)
+
+
 def head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
 

@@ -80,6 +80,23 @@ class Link(Endpoint):
         self.out.append(frames.header_block(stream.id, block, end=end))
         return stream
 
+    def has_room_for(self, size: int) -> bool:
+        """For a whole request of a new stream."""
+        is_room = size <= self.room and size <= self.initial_window and size <= self.most_frame
+        return is_room and not self.is_paused
+
+    def open_whole(self, exchange: Exchange, message: bytes) -> None:
+        """All of a request at once, for which there is room."""
+        size, call = len(message), exchange.call
+        stream = Stream(self._next_id, exchange, self.initial_window - size)
+        self.streams[stream.id] = exchange.far = stream
+        exchange.link = self
+        self._next_id += 2
+        self.room -= size
+        start, data = call.direct_start, frames.data_start(size, frames.END_STREAM)
+        self.out += (start, stream.number, call.direct or b"", data, stream.number, message)
+        self.finished(stream)
+
     def cancel(self, stream: Stream) -> None:
         """It has not all of the request, or may be told to give it up."""
         self.forget(stream)

@@ -10,6 +10,8 @@ _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _MIN_TAG, _MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
 _MAX_FIELDS = 2**16
+_LEAST_BYTES = PREFIX_BYTES + 2  # with the head of a first field
+_LONG = 0x80  # the bit of a number that says: more to come
 _MAX_NAME_BYTES = 2**10
 # delimited fields 2 to 15: most of what a request is made of
 _PLAIN_TAGS = frozenset(range(0x12, 0x80, 8))
@@ -119,6 +121,30 @@ class MessageWatch:
     def _check_count(self) -> None:
         if self._fields > _MAX_FIELDS:
             raise InvalidRequest(f"the message has more than {_MAX_FIELDS} fields")
+
+
+def plain_name(message: bytes, max_bytes: int) -> bytes | None:
+    """The name in a whole message, its prefix with it, as nearly every client writes a small one:
+    `first_name` and `MessageWatch` in one pass. None says nothing against it.
+    """
+    end = len(message)
+    if end < _LEAST_BYTES or message[0] or message[PREFIX_BYTES] != _NAME_TAG:
+        return None
+    length, at = end - PREFIX_BYTES, _LEAST_BYTES + message[PREFIX_BYTES + 1]
+    if length > max_bytes or length != int.from_bytes(message[1:PREFIX_BYTES]):
+        return None
+    if at > end or message[PREFIX_BYTES + 1] >= _LONG:
+        return None
+    name = message[_LEAST_BYTES:at]
+    try:
+        while at < end:
+            size = message[at + 1]
+            if size >= _LONG or message[at] not in _PLAIN_TAGS:
+                return None
+            at += 2 + size
+    except IndexError:
+        return None
+    return name if at == end else None
 
 
 def _varint(piece: bytes | memoryview, at: int) -> tuple[int, int]:

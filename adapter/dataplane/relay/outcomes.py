@@ -51,8 +51,11 @@ class Outcomes:
             self._answered(exchange, answer)
         else:
             exchange.has_head = True
-            block = frames.header_block(exchange.near.id, answer.block, end=False)
-            self.caller.out.append(block)
+            near, start = exchange.near, answer.head_start
+            if start:
+                self.caller.out += (start, near.number, answer.block)
+            else:
+                self.caller.out.append(frames.header_block(near.id, answer.block, end=False))
 
     def _answered(self, exchange: Exchange, answer: Answer) -> None:
         passage = exchange.passage
@@ -63,8 +66,12 @@ class Outcomes:
         exchange.to(Stage.OVER)
         if passage is not None:
             passage.answered()
-        near = exchange.near
-        self.caller.end(near, frames.header_block(near.id, answer.block, end=True))
+        near, start = exchange.near, answer.end_start
+        if start and not near.queue:
+            self.caller.out += (start, near.number, answer.block)
+            self.caller.finished(near)
+        else:
+            self.caller.end(near, frames.header_block(near.id, answer.block, end=True))
 
     def answer_data(self, exchange: Exchange, piece: Piece) -> None:
         if exchange.passage is not None and not exchange.has_data:
@@ -166,7 +173,7 @@ class Outcomes:
     def let_go_of_held(self, exchange: Exchange) -> None:
         size = len(exchange.held)
         if size:
-            exchange.held = bytearray()
+            exchange.held = b""
             self.caller.hold(-size)
 
     # -- links that go ----------------------------------------------------------------------

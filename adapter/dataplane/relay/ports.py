@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
+from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.headers import (
     Headers,
     check_answer,
@@ -23,6 +24,7 @@ class Call:
     the caller's own limit. `refusal`: why it is answered at once, and goes nowhere. `most_bytes`
     bounds its message where it does not go to Triton; None for a stream, of which others judge
     each. `length` is what `content-length` says. `http_status`: the answer to what is not gRPC.
+    `direct_start`: of the frame of `direct`, empty where that needs more than one.
     """
 
     path: bytes
@@ -34,13 +36,19 @@ class Call:
     most_bytes: int | None
     length: int | None
     http_status: int | None
+    direct_start: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The head of an answer, or its trailers; `status` as gRPC's `grpc-status` has it."""
+    """The head of an answer, or its trailers; `status` as gRPC's `grpc-status` has it. Its frame
+    begins with `head_start`, or with `end_start` where it ends the answer; empty where it needs
+    more than one.
+    """
 
     block: bytes
+    head_start: bytes
+    end_start: bytes
     status: int | None
     text: str
     is_alone: bool
@@ -104,7 +112,9 @@ def read_call(gate: Gate, headers: Headers) -> Call:
     seconds = seconds_of(found.get(b"grpc-timeout", b""))
     path, length = found[b":path"], content_length(headers)
     most = gate.most_bytes(path)
-    return Call(path, served, direct, mesh_id, seconds, refusal, most, length, _http_status(found))
+    start = frames.headers_start(direct or b"", end=False)
+    status = _http_status(found)
+    return Call(path, served, direct, mesh_id, seconds, refusal, most, length, status, start)
 
 
 def _http_status(found: Mapping[bytes, bytes]) -> int | None:
@@ -117,8 +127,11 @@ def read_answer(headers: Headers) -> Answer:
     check_answer(headers)
     found = dict(headers)
     status = found.get(b"grpc-status", b"")
+    block = encoded(headers)
     return Answer(
-        encoded(headers),
+        block,
+        frames.headers_start(block, end=False),
+        frames.headers_start(block, end=True),
         int(status) if status.isdigit() and len(status) < 3 else None,  # noqa: PLR2004
         unquote_to_bytes(found.get(b"grpc-message", b"")).decode("utf-8", "replace"),
         b":status" in found,

@@ -16,6 +16,7 @@ _PAUSE_BYTES = 2**18
 _MAX_UNSENT_BYTES = 2**21
 _LAST_WORDS_SECONDS, _LAST_ANSWER_SECONDS = 2.0, 30.0
 _SMALL_BYTES = 2**12
+_JOINED_BYTES = 2**15  # to copy so much costs less than to write many pieces
 
 
 class Wire(asyncio.Protocol):
@@ -100,7 +101,10 @@ class Wire(asyncio.Protocol):
     def flush(self) -> None:
         if self.is_open and self._transport is not None:
             out, self.out = self.out, []
-            self._transport.writelines(out)
+            if sum(map(len, out)) <= _JOINED_BYTES:
+                self._transport.write(b"".join(out))
+            else:
+                self._transport.writelines(out)
         elif self.is_lost:
             self.out.clear()
 
