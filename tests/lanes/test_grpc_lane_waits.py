@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import grpc
 import pytest
@@ -12,12 +12,21 @@ from adapter.core.model import ModelId
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.site import Patience
-from tests.lanes.grpc_lane_door import frame, head_of, prefixed, relay_before, wire_to
+from tests.lanes.grpc_lane_door import (
+    STREAM,
+    frame,
+    head_of,
+    prefixed,
+    relay_before,
+    request_of,
+    wire_to,
+)
 from tests.lanes.grpc_lane_triton import answer, pour, scripted_triton, untouched
 from tests.lanes.test_grpc_lane import echo
 from tests.lanes.test_grpc_lane_ends import status
 from tests.lanes.test_grpc_lane_windows import big_request, request
 from tests.running import embedded_adapter
+from tests.v2.grpc_calls import write_decoupled_model
 
 MIB, SECONDS = 2**20, 10
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
@@ -204,3 +213,28 @@ def test_the_adapter_refuses_what_has_not_wholly_come_when_it_is_told_to_end():
 
     with embedded_adapter("--grpc-data=127.0.0.1:0", "--drain-min-seconds=0") as adapter:
         assert asyncio.run(ask(adapter)) == (UNAVAILABLE, True)
+
+
+@pytest.mark.triton
+def test_the_adapter_does_not_wait_for_a_stream_that_is_not_read_when_it_is_told_to_end(tmp_path):
+    """It would for `drain_timeout_seconds`, and `stop` does not wait that long."""
+    zeros = "for _ in range(200): send(values.repeat(2**17))"
+    write_decoupled_model(tmp_path / "many", answer=zeros)
+
+    async def begin(wire) -> None:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000})
+        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        wire.send(frame(frames.DATA, 0, 1, prefixed(request_of("many", 1.0))))
+        await wire.until(frames.DATA, 1)
+
+    async def ask(adapter) -> None:
+        async with wire_to(adapter.grpc) as wire, asyncio.timeout(6 * SECONDS):
+            await begin(wire)
+            adapter.process.send_signal(signal.SIGTERM)
+            await wire.reader.read()  # until the adapter ends the connection
+
+    flags = (f"--model-roots={tmp_path}", "--drain-timeout-seconds=200")
+    with embedded_adapter(*flags) as adapter:
+        with closing(adapter.client()) as client:
+            assert client.load("many", tmp_path / "many").status == 200
+        asyncio.run(ask(adapter))
