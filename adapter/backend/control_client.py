@@ -4,6 +4,8 @@ import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from adapter.core.rpc import ChannelOptions, keepalive
+
 _CHANNEL = [
     # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata
     # size exceeds hard limit", its words lost (memory.md section 0.2; seen to pass up to 1 MB).
@@ -17,11 +19,15 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
+# It is asked twice a second whether it is live: as long as it answers it counts no pings, of which
+# it would take one every 300 s while it is silent (seen on 2.51).
+_KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
+
 
 class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclient has no types
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keepalive: ChannelOptions = _KEEPALIVE) -> None:
         """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
-        super().__init__(address, channel_args=_CHANNEL)
+        super().__init__(address, channel_args=[*_CHANNEL, *keepalive])
 
     async def repository_index_bytes(self, client_timeout: float) -> bytes:
         """The answer as it came: to parse it costs more than all else for a long list."""

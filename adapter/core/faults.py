@@ -30,7 +30,8 @@ _NOT_DELIVERED = re.compile(
 )
 _LOST = re.compile(
     r"socket closed|connection reset|goaway|stream removed|transport|recvmsg|broken pipe|"
-    r"connection (?:closed|aborted|timed out)|keepalive|endpoint closing|channel (?:is )?closed",
+    r"connection (?:closed|aborted|timed out)|keepalive|ping timeout|too many pings|"
+    r"endpoint closing|channel (?:is )?closed",
     re.IGNORECASE,
 )
 # Triton's own words end the text: what stands before them (a request id) a caller may have chosen.

@@ -8,6 +8,22 @@ from typing import Protocol, TypeAlias
 from adapter.core.infer import Hold
 
 RpcMetadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def keepalive(*, seconds: float, answer_seconds: float) -> ChannelOptions:
+    """Options of a grpc channel whose connection ends when the host at its other end is gone.
+
+    While a call is open and nothing has come for `seconds`, a ping is sent; what is not answered
+    within `answer_seconds`, a ping or sent bytes (TCP_USER_TIMEOUT), ends the connection.
+    """
+    return (
+        ("grpc.keepalive_time_ms", round(seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", round(answer_seconds * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(answer_seconds * 1000)),  # else a minute
+        # else two pings are all that is sent before the next call
+        ("grpc.http2.max_pings_without_data", 0),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from adapter.core.faults import Faults
 from adapter.core.infer import Hold
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.core.rpc import RpcAnswer, RpcCall, RpcMetadata
+from adapter.core.rpc import ChannelOptions, RpcAnswer, RpcCall, RpcMetadata, keepalive
 from adapter.core.waiting import add_waited
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
 
@@ -31,6 +31,10 @@ _CHANNEL = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+# While it is silent Triton ends a connection with "Too many pings" where they come more often than
+# every 300 s (seen on 2.51); and a model may compute for longer.
+_KEEPALIVE = keepalive(seconds=310, answer_seconds=30)
 
 # grpcio's words on what it got itself: a message, or metadata, over a limit of the channel
 _ANSWER_TOO_LARGE = re.compile(
@@ -54,10 +58,18 @@ class GrpcDataPlane:
     dies of cancels, and nobody would know how long it still works on what was cancelled.
     """
 
-    def __init__(self, faults: Faults, *, timeout_seconds: float, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        faults: Faults,
+        *,
+        timeout_seconds: float,
+        max_message_bytes: int,
+        keepalive: ChannelOptions = _KEEPALIVE,
+    ) -> None:
         self._faults = faults
         self._timeout = timeout_seconds
         self._max_message_bytes = max_message_bytes
+        self._options = (*_CHANNEL, *keepalive)
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, _UnaryMethod] = {}
         self._calls: set[asyncio.Task[Any]] = set()
@@ -65,7 +77,7 @@ class GrpcDataPlane:
     def connect(self, address: str) -> None:
         """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
         limit = ("grpc.max_receive_message_length", self._max_message_bytes)
-        self._channel = grpc.aio.insecure_channel(address, options=(*_CHANNEL, limit))
+        self._channel = grpc.aio.insecure_channel(address, options=(*self._options, limit))
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None

@@ -128,6 +128,8 @@ def test_a_call_that_found_no_triton_was_not_delivered(text):
         ("UNAVAILABLE", "recvmsg:Connection reset by peer"),
         ("UNAVAILABLE", "GOAWAY received"),
         ("UNAVAILABLE", "keepalive watchdog timeout"),
+        ("UNAVAILABLE", "ping timeout"),
+        ("UNAVAILABLE", "Too many pings"),
         ("CANCELLED", "Stream removed"),
     ],
 )
