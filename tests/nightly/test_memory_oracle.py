@@ -4,6 +4,17 @@ What they hold are mappings whose sizes the oracle sets by request. Round after 
 loaded, unloaded, asked to take or to give back, to fail or to die, several at a time; and one is
 larger than all there is. The oracle plays the platform: where a load is refused it evicts and comes
 again.
+
+By what it is judged, all of it from the settings and the sizes of this run:
+
+- A size that is known is off by no more than 10 % of it and 16 MiB (`tolerance`).
+- A load is refused only if it does not leave the reserve free, and let in only if it does. It is
+  the size of this one load that may be off; what the others take is given nothing. For the largest
+  model that is less than the reserve: so nothing is let in that does not fit into the limit.
+- A load of unknown size is refused, besides, where less than 64 MiB would be free for it.
+- Amid a load no more than one load's size is used beyond the limit: that of the largest model that
+  could fit. The giant is to be ended before it has taken so much.
+- With no load under way nothing is used beyond the limit: a refusal comes when all is undone.
 """
 
 import random
@@ -19,6 +30,7 @@ import pytest
 
 from tests.memory.models import MIB, check_agreement, tree_bytes
 from tests.running import Reply, RunningAdapter, embedded_adapter, wait_until
+from tests.sagemaker.processes import tritonserver
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -27,8 +39,7 @@ _LIMIT, _RESERVE = 1500 * MIB, 75 * MIB
 _SIZES = (40, 60, 90, 140, 220, 330, 420)
 _GIANT, _GIANT_MIB = "giant", 4000
 _LOOK_SECONDS = 0.3
-# the least part that a decision may be off by: shared pages move between processes
-_SLACK = 48 * MIB
+_UNKNOWN = 64 * MIB  # what the adapter wants to be free for a load of unknown size
 _DIE, _FAIL = -2.0, -1.0
 
 _IMPORTS = """
@@ -105,29 +116,33 @@ class Watcher:
     """Looks at what is used, all the time, in a thread of its own."""
 
     adapter: RunningAdapter
-    loads: int = 0
+    one_load: int = 0
     largest_excess: int = 0
     faults: list[str] = field(default_factory=list)
+    _begun: int = 0
+    _ended_loads: int = 0
+    _turn: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
-    _quiet_since: float = 0.0
 
     def run(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            seen_loads = self.loads
+            ended_before = self._ended_loads
             excess = tree_bytes(self.adapter) - _LIMIT
-            if seen_loads or self.loads:
-                self._quiet_since = time.monotonic()
-                self.largest_excess = max(self.largest_excess, excess)
-            elif excess > _SLACK and time.monotonic() - self._quiet_since > 1:
-                self.faults.append(f"{excess / MIB:.0f} MiB too much with no load under way")
+            has_load = self._begun > ended_before  # at some time while it was looked
+            self.largest_excess = max(self.largest_excess, excess)
+            if excess > (self.one_load if has_load else 0):
+                when = "amid a load" if has_load else "with no load under way"
+                self.faults.append(f"{excess / MIB:.0f} MiB too much {when}")
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        self.loads += 1
+        with self._turn:
+            self._begun += 1
         try:
             yield
         finally:
-            self.loads -= 1
+            with self._turn:
+                self._ended_loads += 1
 
     def end(self) -> None:
         self._ended.set()
@@ -142,7 +157,9 @@ class Oracle:
         self.watcher = Watcher(adapter)
         self.pool = ThreadPoolExecutor(4)
         self.counts: dict[str, int] = {}
-        self.empty = self.process = 0
+        self.process = self.beside = self.beside_of = 0
+        # the largest part of what may be off that was made use of
+        self.worst_admitted = self.worst_refused = -10.0
 
     # -- what is known ----------------------------------------------------------------------
 
@@ -150,17 +167,25 @@ class Oracle:
     def loaded(self) -> list[str]:
         return [name for name, truth in self.models.items() if truth.is_loaded]
 
+    def look(self) -> None:
+        """At a quiet moment: what Triton and so many models take beside what these hold."""
+        self.beside_of = len(self.loaded)
+        held = sum(truth.holds for truth in self.models.values())
+        self.beside = tree_bytes(self.adapter) - held
+
+    def beside_with(self, count: int) -> int:
+        return self.beside + self.process * (count - self.beside_of)
+
     def held(self) -> int:
         """All that is used, as far as the oracle knows."""
-        up = [truth for truth in self.models.values() if truth.is_loaded]
-        return self.empty + sum(truth.holds + self.process for truth in up)
+        held = sum(truth.holds for truth in self.models.values())
+        return self.beside_with(len(self.loaded)) + held
 
     def claimed(self, *others: str) -> int:
         """All that should be booked with these loaded too."""
         up = {*self.loaded, *others}
-        return self.empty + sum(
-            max(self.models[name].claim, self.models[name].needs) + self.process for name in up
-        )
+        claims = [max(self.models[name].claim, self.models[name].needs) for name in up]
+        return self.beside_with(len(up)) + sum(claims)
 
     def check_sizes(self) -> None:
         for model in self.adapter.state()["models"]:
@@ -172,11 +197,12 @@ class Oracle:
 
     def calibrate(self) -> None:
         """What Triton takes without models, and a model's bare process."""
-        self.empty = tree_bytes(self.adapter)
+        empty = tree_bytes(self.adapter)
         name = next(iter(self.models))
         assert self.load(name).status == 200
-        self.process = tree_bytes(self.adapter) - self.empty - self.models[name].base
+        self.process = tree_bytes(self.adapter) - empty - self.models[name].base
         assert 0 < self.process < 100 * MIB
+        self.watcher.one_load = max(_SIZES) * MIB + self.process
         self.unload(name)
 
     def count(self, what: str) -> None:
@@ -220,11 +246,12 @@ class Oracle:
 
     def play(self) -> None:
         rounds = [self.loads, self.loads, self.traffic, self.traffic, self.failures, self.too_large]
+        self.look()
         self.rng.choice(rounds)()
         assert not self.watcher.faults, self.watcher.faults
         self.check_sizes()
         check_agreement(self.adapter)
-        assert tree_bytes(self.adapter) <= _LIMIT + _SLACK
+        assert tree_bytes(self.adapter) <= _LIMIT
 
     def at_once(self, *works: Callable[[], object]) -> None:
         for done in [self.pool.submit(work) for work in works]:
@@ -247,12 +274,16 @@ class Oracle:
         for name in coming:  # what is refused comes again, in place of others
             while not self.models[name].is_loaded and self.loaded and self.rng.random() < 0.7:
                 self.unload(self.rng.choice(self.loaded))
+                self.look()
                 self.judge_load(name, [name], [])
 
     def judge_load(self, name: str, coming: list[str], going: list[str]) -> None:
-        """Refused only if it may not have fitted, let in only if it may have fitted."""
+        """Refused only if it may not have fitted, let in only if it may have fitted: with those
+        that come and those that go beside it, or without.
+        """
         others = [each for each in coming if each != name]
         was_known = self.models[name].was_measured
+        size = self.models[name].needs + self.process
         at_most = self.claimed(*coming)
         at_least = self.claimed(name) - sum(
             max(self.models[each].claim, self.models[each].needs) + self.process for each in going
@@ -261,11 +292,15 @@ class Oracle:
         reply = self.load(name)
         if reply.status == 200:
             if was_known and not was_alone:
-                assert at_least <= _LIMIT - _RESERVE + _SLACK, (name, at_least / MIB)
+                beyond = at_least - (_LIMIT - _RESERVE)
+                self.worst_admitted = max(self.worst_admitted, beyond / tolerance(size))
+                assert beyond <= tolerance(size), (name, at_least / MIB)
             return
         assert reply.status == 507, reply.body
-        room = _LIMIT - _RESERVE - _SLACK - (0 if was_known else 64 * MIB)
-        assert at_most > room, (name, at_most / MIB, reply.body)
+        wanted = at_most if was_known else at_most + max(0, _UNKNOWN - size)
+        short = _LIMIT - _RESERVE - wanted
+        self.worst_refused = max(self.worst_refused, short / tolerance(size))
+        assert short < tolerance(size), (name, at_most / MIB, reply.body)
 
     def traffic(self) -> None:
         """Some take what there is room for, others give back and have large requests."""
@@ -329,12 +364,14 @@ def _model(root: Path, name: str, mebibytes: int, parts: int = 1, pause: float =
 
 @contextmanager
 def said_when_it_fails(adapter: RunningAdapter) -> Iterator[None]:
-    """What the adapter said of late stands in the report."""
+    """What the adapter said of late, and how it stands, is in the report."""
     try:
         yield
     except BaseException:
-        told = [line for line in adapter.lines if line["event"] != "triton.log"]
-        print(*told[-30:], sep="\n")  # noqa: T201
+        for is_tritons in (False, True):
+            told = [line for line in adapter.lines if (line["event"] == "triton.log") is is_tritons]
+            print(*told[-30:], sep="\n")  # noqa: T201
+        print(adapter.state(), tritonserver(adapter))  # noqa: T201
         raise
 
 
@@ -359,6 +396,6 @@ def test_what_is_believed_of_memory_is_true(seconds: float, seed: int, tmp_path:
             oracle.watcher.end()
             looking.join()
             oracle.pool.shutdown()
-    assert oracle.watcher.largest_excess <= 450 * MIB, oracle.watcher.largest_excess / MIB
     assert not oracle.watcher.faults
     print(rounds, oracle.counts, oracle.watcher.largest_excess // MIB)  # noqa: T201
+    print(oracle.worst_admitted, oracle.worst_refused)  # noqa: T201
