@@ -19,8 +19,7 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
-# It is asked twice a second whether it is live: as long as it answers it counts no pings, of which
-# it would take one every 300 s while it is silent (seen on 2.51).
+# Triton is asked twice a second on it whether it is live, so that no ping is sent while it answers.
 _KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
 
 

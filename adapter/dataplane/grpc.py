@@ -32,8 +32,8 @@ _CHANNEL = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
-# While it is silent Triton ends a connection with "Too many pings" where they come more often than
-# every 300 s (seen on 2.51); and a model may compute for longer.
+# While it has nothing to send, Triton ends a connection that is pinged too often ("Too many pings",
+# seen on 2.51 with a ping each second); gRPC's documented default is every 300 s.
 _KEEPALIVE = keepalive(seconds=310, answer_seconds=30)
 
 # grpcio's words on what it got itself: a message, or metadata, over a limit of the channel
