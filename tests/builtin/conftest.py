@@ -32,7 +32,8 @@ def door(request: pytest.FixtureRequest, model_root: Path) -> Iterator[Door]:
 
 
 def adapter_door(adapter: RunningAdapter, models: Path) -> Door:
-    return Door(adapter.http, models, lambda: descendants(adapter.process.pid))
+    """`processes` without the keeper, which the server is started by."""
+    return Door(adapter.http, models, lambda: descendants(adapter.process.pid)[1:])
 
 
 @contextmanager

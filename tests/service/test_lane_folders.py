@@ -1,6 +1,7 @@
-"""The folders in which the listener for inference alone keeps a socket of its own."""
+"""The folders in which a gRPC listener keeps a socket of its own."""
 
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,26 +16,23 @@ def folders(root: Path) -> set[str]:
 
 
 def started(root: Path) -> RunningAdapter:
-    adapter = RunningAdapter(*EMBEDDED, "--grpc-data=127.0.0.1:0", environ={"TMPDIR": str(root)})
+    adapter = RunningAdapter(*EMBEDDED, environ={"TMPDIR": str(root)})
     adapter.wait_for("adapter.started")
     return adapter
 
 
 def test_what_a_killed_adapter_left_is_removed_and_what_others_use_is_not(tmp_path_factory):
     root = tmp_path_factory.mktemp("t")
-    killed, other = started(root), started(root)
-    both = folders(root)
-    assert len(both) == 2
-    killed.stop(signal.SIGKILL)
-    try:
+    with ExitStack() as ends:
+        killed, other = started(root), started(root)
+        ends.callback(killed.process.kill)
+        ends.callback(other.stop)
+        both = folders(root)
+        assert len(both) == 2
+        killed.stop(signal.SIGKILL)
         assert folders(root) == both
-        third = started(root)
-        try:
-            left = folders(root)
-            assert len(left) == 2
-            assert len(left & both) == 1
-        finally:
-            third.stop()
-    finally:
-        other.stop()
+        ends.callback(started(root).stop)
+        left = folders(root)
+        assert len(left) == 2
+        assert len(left & both) == 1
     assert folders(root) == set()
