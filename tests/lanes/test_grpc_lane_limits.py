@@ -7,6 +7,7 @@ import pytest
 
 from adapter.core.inflight import InflightBytes
 from adapter.dataplane.relay import frames
+from adapter.dataplane.relay.flow import STREAM_WINDOW
 from adapter.dataplane.relay.frames import Code
 from adapter.frontends.grpc_limits import MessageLimits
 from tests.lanes.grpc_lane_door import (
@@ -175,7 +176,8 @@ async def test_large_requests_go_on_in_turn_and_small_ones_go_on_beside_them():
             await infer(request_of())
             assert not any(call.done() for call in waiting)
             assert door.counted("OK") == 1
-            left, room = memoryview(pieces(1, message))[2**14 + 9 :], 2**17
+            left = memoryview(pieces(1, message))[2**14 + 9 :]
+            room = STREAM_WINDOW - 2**14
             while left:
                 if room < 2**15:
                     _, _, more = await slow.until(frames.WINDOW_UPDATE, 1)

@@ -10,6 +10,7 @@ import pytest
 
 from adapter.core.model import ModelId
 from adapter.dataplane.relay import frames
+from adapter.dataplane.relay.flow import STREAM_WINDOW
 from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.site import Patience
 from tests.lanes.grpc_lane_door import (
@@ -120,7 +121,7 @@ async def test_a_request_that_comes_slowly_is_refused(size):
 
 async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
     async with opened(Patience(slow=0.3, rate=2**24)) as (door, behind, wire):
-        wire.send(begun(2**18 + 2**15))
+        wire.send(begun(STREAM_WINDOW))
         triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 0})
         await triton.until(frames.HEADERS, 1)
         await asyncio.sleep(0.8)

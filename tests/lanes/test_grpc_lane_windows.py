@@ -74,6 +74,70 @@ async def test_windows_and_settings_end_where_they_are_said():
             assert updates == [(0, greeting.to_bytes(4, "big"))]
 
 
+async def test_windows_are_given_back_by_halves_both_ways():
+    """Each frame that says so costs its peer as much as one that moves something."""
+    message = prefixed(big_request("m", 2 * MIB))
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
+        wire.send(frames.window_update(0, ALL - 65_535))
+        asking = asyncio.create_task(poured_request(wire, message))
+        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
+        triton.send(frames.window_update(0, ALL - 65_535))
+        got = 0
+        while got < len(message):
+            got += len((await triton.until(frames.DATA, 1))[2])
+        await asking
+        await pour(triton, 1, message)
+        await wire.answer(1)
+        for peer in (wire, triton):
+            updates = [f[2] for f in peer.got if f[0] == frames.WINDOW_UPDATE]
+            assert 2 <= updates.count(1) <= 2 * len(message) // STREAM_WINDOW
+            # the first one is its greeting
+            assert 2 <= updates.count(0) <= 1 + updates.count(1) + 2 * 2
+
+
+async def poured_request(wire: Wire, message: bytes) -> None:
+    """As fast as the window of its stream allows, in large frames."""
+    wire.send(frames.header_block(1, head_of(), end=False))
+    at, room = 0, STREAM_WINDOW
+    while at < len(message):
+        if not room:
+            room += int.from_bytes((await wire.until(frames.WINDOW_UPDATE, 1))[2])
+        piece = message[at : at + min(room, 2**16)]
+        at, room = at + len(piece), room - len(piece)
+        wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
+
+
+@pytest.mark.parametrize("size", [2**14, 2**14 + 1, 2**15, 40_000, 2**16])
+async def test_an_answer_in_large_frames_is_cut_into_such_as_the_caller_takes(size):
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        said = bytes(at % 251 for at in range(size - 5))
+        triton.send(answer(1, said))
+        if size > frames.DEFAULT_WINDOW:
+            while sum(len(f[3]) for f in wire.got if f[0] == frames.DATA) < frames.DEFAULT_WINDOW:
+                await wire.next()
+            wire.send(frames.window_update(1, size), frames.window_update(0, size))
+        await wire.until(frames.HEADERS, 1)
+        if not wire.got[-1][1] & frames.END_STREAM:
+            await wire.until(frames.HEADERS, 1)
+        parts = [f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, 1)]
+        assert b"".join(parts)[5:] == said
+        assert max(map(len, parts)) == frames.FRAME_BYTES
+        assert not [f for f in wire.got if f[0] == frames.RST_STREAM]
+
+
 async def test_settings_are_acknowledged_at_once():
     async with relay_before(echo) as door, wire_to(door.address) as wire:
         wire.greet()

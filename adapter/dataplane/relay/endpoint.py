@@ -92,7 +92,7 @@ class Endpoint(Flow):
         while (more := self._needed(rest) - len(rest)) > 0:
             if at == len(data):
                 return at
-            rest += data[at : at + more]
+            rest += memoryview(data)[at : at + more]
             at = min(at + more, len(data))
         self._rest = bytearray()
         self._walk(bytes(rest), 0)

@@ -2,7 +2,7 @@
 
 What its peer sends is given back to the peer's windows as the other side takes it: the window of a
 stream when its bytes went on, the window of the connection at once, unless too much is held. So no
-stream waits for another, and memory is bounded.
+stream waits for another, and memory is bounded. The peer is told when half of a window is due.
 """
 
 from collections import OrderedDict, deque
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from adapter.dataplane.relay.site import Site
 
 # what we take: of a stream, of the connection, in a frame
-STREAM_WINDOW, CONNECTION_WINDOW, MAX_FRAME = 2**18 + 2**15, 2**20, 2**16
-_STREAM_CREDIT, _CONNECTION_CREDIT = STREAM_WINDOW // 4, CONNECTION_WINDOW // 8
+STREAM_WINDOW, CONNECTION_WINDOW, MAX_FRAME = 2**19, 2**20, 2**16
+# each WINDOW_UPDATE costs a call of the kernel, and wakes the peer
+_STREAM_CREDIT, _CONNECTION_CREDIT = STREAM_WINDOW // 2, CONNECTION_WINDOW // 2
+_CONNECTION_CREDIT_BESIDE = CONNECTION_WINDOW // 8  # where one goes out anyway
 # what one connection may hold though all of them together hold too much
 _SHARE_BYTES = 2**20
 
-_ITEMS_A_FLUSH = 16
+_TURN_BYTES = 2**16  # of a stream, before it is another's turn
+_ITEMS_A_FLUSH = 32
 
 
 class Stream:
@@ -79,6 +82,7 @@ class Flow(Wire):
         # what the peer may send
         self._allowed = CONNECTION_WINDOW
         self._due = 0
+        self._waiting: dict[int, Stream] = {}  # for their windows, until `give`
         self.held = 0
 
     # -- for subclasses ---------------------------------------------------------------------
@@ -100,17 +104,13 @@ class Flow(Wire):
     def credit(self, stream: Stream, size: int) -> None:
         """So much of what came on that stream has gone on, or is not needed."""
         stream.due += size
-        if stream.due >= _STREAM_CREDIT and not stream.is_ended and stream.id in self.streams:
-            self.out.append(frames.window_update(stream.id, stream.due))
-            stream.allowed += stream.due
-            stream.due = 0
+        if stream.due >= _STREAM_CREDIT:
+            self._waiting[stream.id] = stream
 
     def hold(self, size: int) -> None:
         """`size` received bytes are kept until they can go on; negative when they have."""
         self.held += size
         self.site.held += size
-        if size < 0:
-            self.give()
 
     @property
     def is_pressed(self) -> bool:
@@ -118,8 +118,17 @@ class Flow(Wire):
         return self.held > _SHARE_BYTES and self.site.held > self.site.max_held_bytes
 
     def give(self) -> None:
-        """Give the connection's window back, not little by little."""
-        if self._due >= _CONNECTION_CREDIT and not self.is_pressed:
+        """Give windows back: not little by little, and after all that was read at once."""
+        least = _CONNECTION_CREDIT
+        if self._waiting:
+            for stream in self._waiting.values():
+                if stream.id in self.streams and not stream.is_ended:
+                    self.out.append(frames.window_update(stream.id, stream.due))
+                    stream.allowed += stream.due
+                    stream.due = 0
+                    least = _CONNECTION_CREDIT_BESIDE
+            self._waiting.clear()
+        if self._due >= least and not self.is_pressed:
             self.out.append(frames.window_update(0, self._due))
             self._allowed += self._due
             self._due = 0
@@ -135,8 +144,6 @@ class Flow(Wire):
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more than the connection's window")
         self._due += size
         self.chores -= size >> 13
-        if self._due >= _CONNECTION_CREDIT:
-            self.give()
 
     # -- what is sent -----------------------------------------------------------------------
 
@@ -149,7 +156,10 @@ class Flow(Wire):
                 stream.tail = frames.head(0, frames.DATA, frames.END_STREAM, stream.id)
             self.pump()
             return
-        self.out += (frames.data_start(size, int(end)), stream.number, piece)
+        if size <= self.most_frame:
+            self.out += (frames.data_start(size, int(end)), stream.number, piece)
+        else:
+            self._send_cut(stream, piece, int(end))
         stream.room -= size
         self.room -= size
         self.sent(stream, size)
@@ -157,8 +167,15 @@ class Flow(Wire):
             self.finished(stream)
 
     def _fits(self, stream: Stream, size: int) -> bool:
-        most = min(stream.room, self.room, self.most_frame)
-        return size <= most and not self.is_paused
+        return size <= stream.room and size <= self.room and not self.is_paused
+
+    def _send_cut(self, stream: Stream, piece: Piece, flags: int) -> None:
+        """In frames that the peer takes."""
+        size, most, view = len(piece), self.most_frame, memoryview(piece)
+        for at in range(0, size - most, most):
+            self.out += (frames.head(most, frames.DATA, 0, stream.id), view[at : at + most])
+        last = size - (size - 1) // most * most
+        self.out += (frames.head(last, frames.DATA, flags, stream.id), view[size - last :])
 
     def end(self, stream: Stream, tail: bytes) -> None:
         """These frames end the stream, behind what waits."""
@@ -196,14 +213,14 @@ class Flow(Wire):
             stream.queued = 0
 
     def pump(self) -> None:
-        """A frame of each stream in turn, as far as there is room."""
+        """Some of each stream in turn, as far as there is room."""
         while self._ready and self.room > 0 and not self.is_paused:
             self._send_next(self._ready.popitem(last=False)[1])
             if len(self.out) > _ITEMS_A_FLUSH:
                 self.flush()
 
     def _send_next(self, stream: Stream) -> None:
-        queue, room = stream.queue, min(stream.room, self.room, self.most_frame)
+        queue, room = stream.queue, min(stream.room, self.room, _TURN_BYTES)
         if not queue or room <= 0:
             return
         piece = queue.popleft()
@@ -211,7 +228,7 @@ class Flow(Wire):
             queue.appendleft(memoryview(piece)[room:])
             piece = memoryview(piece)[:room]
         size = len(piece)
-        self.out += (frames.head(size, frames.DATA, 0, stream.id), piece)
+        self._send_cut(stream, piece, 0)
         stream.room -= size
         stream.queued -= size
         self.room -= size

@@ -26,9 +26,11 @@ class Relay(Arriving):
         self._begun = self._heard = self._busy = self._looked = self.clock()
 
     def flush(self) -> None:
+        self.caller.give()
         if self.caller.out:
             self.caller.flush()
         for link in self.links:
+            link.give()
             if link.out:
                 link.flush()
 
@@ -84,8 +86,6 @@ class Relay(Arriving):
                 self.look_at_unread(exchange, now)
         if caller.is_pressed:
             self.begin_all()
-        for endpoint in (caller, *self.links):
-            endpoint.give()
         self.flush()
 
     def look_closely(self) -> None:
