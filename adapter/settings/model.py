@@ -180,7 +180,8 @@ class Settings(BaseModel):
         None,
         "how many connections each of http, grpc and grpc_data may have; with more, idle ones are "
         "closed and then new ones refused",
-        "as many as the limit of open files bears: a sixth of what is left beside 100, "
+        "as many as the limit of open files bears: of what is left beside 100 a half with neither "
+        "grpc nor grpc_data on, a sixth with one of them, a tenth with both; "
         "at least 16 and at most 10000",
     )
     max_body_bytes: Size = _setting(
