@@ -20,6 +20,7 @@ from adapter.assembly import (
     build_planes,
     build_relay,
     build_triton,
+    gathered_limit,
     inflight_limit,
     model_roots,
     traced_planes,
@@ -37,15 +38,16 @@ from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
 from adapter.frontends.doors import Doors
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Observer, path_segments
+from adapter.frontends.edge import Clock, Observer, path_segments
 from adapter.frontends.grpc_limits import message_limits
 from adapter.frontends.grpc_services import GrpcServices
-from adapter.frontends.http import Handler, HttpEdge, handlers
-from adapter.frontends.http_lane.behind import Application
-from adapter.frontends.http_lane.server import HttpLane
+from adapter.frontends.http.fast_path import FastPath
+from adapter.frontends.http.head import Heads
+from adapter.frontends.http.middleware import HttpEdge, Serve
+from adapter.frontends.http.server import HttpListener
 from adapter.frontends.inference import Inferences
 from adapter.frontends.sagemaker import SageMaker
-from adapter.frontends.traced import TracedCalls, traced, traced_inference
+from adapter.frontends.traced import TracedCalls, traced
 from adapter.frontends.v2 import V2
 from adapter.metrics import Metrics
 from adapter.settings import Loaded, for_programs
@@ -96,14 +98,13 @@ class Adapter:
         self._dataplane, self._rpc = build_planes(settings, faults)
         http, rpc = traced_planes(self._dataplane, self._rpc, tracing)
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
-        limit = settings.max_control_body_bytes
-        self._sagemaker = SageMaker(
-            self._control, is_well=self._is_well, max_control_body_bytes=limit
-        )
-        self._lane = self._build_lane(http)
-        self._v2 = self._build_v2(http, roots)
-        self._services = self._build_services(rpc, faults, roots)
         self._inflight = InflightBytes(inflight_limit(settings))
+        inferences = self._build_inferences(http)
+        self._sagemaker = self._build_sagemaker(inferences)
+        self._v2 = self._build_v2(http, inferences, roots)
+        self._heads = self._build_heads()
+        self._http = self._build_http()
+        self._services = self._build_services(rpc, faults, roots)
         self._watches: list[asyncio.Task[NoReturn]] = []
 
     def _build_doors(self) -> Doors:
@@ -114,29 +115,43 @@ class Adapter:
         most = message_limits(settings).stream
         return Doors(patience + grace + _ANSWER_SECONDS, most, interceptors)
 
-    def _build_lane(self, dataplane: V2DataPlane) -> HttpLane:
-        inferences = Inferences(
+    def _build_inferences(self, dataplane: V2DataPlane) -> Inferences:
+        return Inferences(
             self._control,
             dataplane,
             load_wait_seconds=self._settings.load_wait_seconds,
             max_body_bytes=self._settings.max_body_bytes,
             default_model=self._single,
+            inflight=self._inflight,
         )
+
+    def _build_sagemaker(self, inferences: Inferences) -> SageMaker:
+        return SageMaker(
+            self._control,
+            inferences,
+            is_well=self._is_well,
+            max_control_body_bytes=self._settings.max_control_body_bytes,
+        )
+
+    def _build_heads(self) -> Heads:
+        return Heads(
+            self._metrics.traffic.served,
+            default_model=self._single,
+            max_body_bytes=self._settings.max_body_bytes,
+        )
+
+    def _build_http(self) -> HttpListener:
         observer = Observer(self._metrics)
-        serve: Handler = HttpEdge(self._route, observer).serve
-        span = None
+        serve: Serve = HttpEdge(self._route, observer).serve
         if self._tracing is not None:
             serve = traced(serve, self._tracing)
-            span = traced_inference(self._tracing)
-        application = Application(handlers(serve, observer.malformed))
-        connections = build_connections(self._settings, self._metrics)
-        return HttpLane(
-            inferences,
-            application,
+        return HttpListener(
+            serve,
+            FastPath(self._control, self._dataplane, observer, Clock(), self._inflight),
+            self._heads,
             observer,
             drain=self._drain,
-            traced=span,
-            connections=connections,
+            connections=build_connections(self._settings, self._metrics),
         )
 
     def _choose_repository(self) -> Path:
@@ -147,15 +162,18 @@ class Adapter:
         assert self._settings.repository is not None  # noqa: S101 - settings resolve it
         return self._settings.repository
 
-    def _build_v2(self, dataplane: V2DataPlane, roots: Sequence[Path]) -> V2:
+    def _build_v2(
+        self, dataplane: V2DataPlane, inferences: Inferences, roots: Sequence[Path]
+    ) -> V2:
         settings = self._settings
         return V2(
             self._control,
             dataplane,
+            inferences,
             self._triton.versions,
             roots,
             load_wait_seconds=settings.load_wait_seconds,
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=gathered_limit(settings),
             max_control_body_bytes=settings.max_control_body_bytes,
             passthrough=frozenset(settings.passthrough),
         )
@@ -186,10 +204,7 @@ class Adapter:
                 await REPOSITORY.run(RunFolder.sweep)
                 await REPOSITORY.run(self._repository.mkdir, parents=True, exist_ok=True)
             http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
-        self._triton.connect(grpc)
-        self._triton_grpc = grpc
-        self._dataplane.connect(http)
-        self._rpc.connect(grpc)
+        self._connect(http, grpc)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
         watching = self._triton.watch(self._triton_came_back)
         self._watches.append(lasting.begin("triton-watch", watching))
@@ -215,6 +230,14 @@ class Adapter:
                 "memory_limit": self._control.memory.ledger.snapshot().limit_bytes,
             },
         )
+
+    def _connect(self, http: str, grpc: str) -> None:
+        self._triton.connect(grpc)
+        self._triton_grpc = grpc
+        self._dataplane.connect(http)
+        if self._tracing is None:  # else each inference gets its spans, where aiohttp serves
+            self._heads.host = http
+        self._rpc.connect(grpc)
 
     async def stop(self) -> None:
         """Say that it ends, answer what is in flight, take nothing new, close in reverse order."""
@@ -285,7 +308,7 @@ class Adapter:
         )
         settings, doors, services = self._settings, self._doors, self._services
         await doors.open_probes("admin", settings.admin, admin.application())
-        await doors.open_http("http", settings.http, self._lane)
+        await doors.open_http("http", settings.http, self._http)
         relay = partial(build_relay, settings, lambda: self._triton_grpc, metrics=self._metrics)
         relay = partial(relay, drain=self._drain, inflight=self._inflight)
         everything = services.everything

@@ -32,7 +32,7 @@ from adapter.examples import examples_folder
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc_limits import message_limits
 from adapter.frontends.grpc_services import Served
-from adapter.frontends.http_lane.connections import Connections
+from adapter.frontends.http.connections import Connections
 from adapter.log_stream import LogStream
 from adapter.metrics import Metrics, State
 from adapter.packages.learned import FILE_NAME, LearnedFile
@@ -46,6 +46,7 @@ from adapter.tracing import Tracing
 TRITON_LOAD_THREADS = 4
 _OTHER_DESCRIPTORS = 100
 _SHARE_IN_FLIGHT = 4
+_GATHERED_BYTES = 2**26
 _FEWEST_CONNECTIONS, _MOST_CONNECTIONS = 16, 10_000
 
 
@@ -157,7 +158,7 @@ def build_control(
 def build_planes(settings: Settings, faults: Faults) -> tuple[HttpDataPlane, GrpcDataPlane]:
     seconds = settings.infer_timeout_seconds
     http = HttpDataPlane(
-        faults, timeout_seconds=seconds, max_unpacked_bytes=settings.max_body_bytes
+        faults, timeout_seconds=seconds, max_unpacked_bytes=gathered_limit(settings)
     )
     return http, GrpcDataPlane(
         faults, timeout_seconds=seconds, max_message_bytes=message_limits(settings).stream
@@ -266,6 +267,11 @@ def connection_limit(settings: Settings) -> int:
 def inflight_limit(settings: Settings) -> int:
     """Of bodies that are on their way to Triton."""
     return settings.max_inflight_body_bytes or host_limit_bytes() // _SHARE_IN_FLIGHT
+
+
+def gathered_limit(settings: Settings) -> int:
+    """Of a body that is unpacked, or read as a whole because it brings a model's files."""
+    return min(settings.max_body_bytes, _GATHERED_BYTES)
 
 
 def host_port(door: Door) -> tuple[str, int]:

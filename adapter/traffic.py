@@ -57,20 +57,29 @@ class Flight:
 class Served:
     """The answers of one method of one frontend. Keep it: to find it costs as much as to count."""
 
-    __slots__ = ("answers", "codes", "flight", "own", "total", "upstream")
+    __slots__ = ("answers", "codes", "fast", "flight", "own", "total", "upstream")
 
     def __init__(self, flight: Flight) -> None:
         self.flight = flight
+        self.fast = 0
         self.codes: dict[int | str, int] = {}
         self.answers = 0
         self.total = _Histogram(_SECONDS)
         self.upstream = _Histogram(_SECONDS)
         self.own = _Histogram(_OWN_SECONDS)
 
-    def count(self, code: int | str, seconds: float, upstream_seconds: float | None = None) -> None:
+    def count(
+        self,
+        code: int | str,
+        seconds: float,
+        upstream_seconds: float | None = None,
+        *,
+        is_fast: bool = False,
+    ) -> None:
         """`upstream_seconds`: how long of it Triton was waited for; None when it was not asked, or
-        when that says nothing, as in a stream.
+        when that says nothing, as in a stream. `is_fast`: it took the fast path.
         """
+        self.fast += is_fast
         self.codes[code] = self.codes.get(code, 0) + 1
         self.total.observe(seconds)
         if upstream_seconds is not None:
@@ -124,13 +133,20 @@ class Traffic(Collector):
             "adapter_overhead_seconds",
             "The rest of the same requests: the adapter, and the caller's sending and taking.",
         )
+        fast = CounterMetricFamily(
+            "adapter_requests_fast",
+            "Those of them that took the fast path of the http listener.",
+            labels=("frontend", "method"),
+        )
         for names, served in self._served.items():
+            if served.fast:
+                fast.add_metric(names, served.fast)
             for code, count in served.codes.items():
                 requests.add_metric((*names, str(code)), count)
             served.total.add_to(total, names)
             served.upstream.add_to(upstream, names)
             served.own.add_to(own, names)
-        yield from (requests, total, upstream, own, self._in_flight())
+        yield from (requests, fast, total, upstream, own, self._in_flight())
 
     def _in_flight(self) -> Metric:
         flights = GaugeMetricFamily(

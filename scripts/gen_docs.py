@@ -13,6 +13,8 @@ from adapter.assembly import about
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.state import TRANSITIONS, ModelState
+from adapter.dataplane.http1 import NEXT
+from adapter.dataplane.relay.exchange import FOLLOWS
 from adapter.frontends.status import GRPC, HTTP
 from adapter.log import EVENTS
 from adapter.metrics import Metrics, State
@@ -370,18 +372,31 @@ def names_of(metric: MetricWrapperBase) -> list[str]:
     return [family.name for family in metric.describe()]
 
 
+def drawing(arrows: list[str]) -> str:
+    lines = "".join(f"    {arrow}\n" for arrow in arrows)
+    return f"```mermaid\nstateDiagram-v2\n{lines}```\n\n"
+
+
 def states_page() -> str:
-    arrows = "".join(
-        f"    {before.value if before else '[*]'} --> {after.value if after else '[*]'}: "
-        f"{event.value}\n"
+    model = [
+        f"{before.value if before else '[*]'} --> {after.value if after else '[*]'}: {event.value}"
         for (before, event), after in TRANSITIONS.items()
-    )
+    ]
+    connection = [
+        f"{before.name} --> {after.name}: {event.name}" for (before, event), after in NEXT.items()
+    ]
+    request = [
+        f"{stage.name} --> {after.name}"
+        for stage, stages in FOLLOWS.items()
+        for after in sorted(stages - {stage}, key=list(FOLLOWS).index)
+    ]
     return (
-        "# States of a model\n\n"
+        "# States\n\n"
+        "## A model\n\n"
         "The life of one model, as `adapter/core/state.py` has it. The dots are a model without a "
         "record: not loaded. An event that has no arrow in a state is a bug: it raises, and "
         "nothing changes.\n\n"
-        f"```mermaid\nstateDiagram-v2\n{arrows}```\n\n"
+        + drawing(model)
         + table(
             ["state", "listed", "get and invoke", "load", "unload"],
             [
@@ -392,6 +407,16 @@ def states_page() -> str:
                 ["UNLOADING", "no", "404", "waits for the unload, then begins", "waits, then 404"],
             ],
         )
+        + "\n## A connection to Triton's HTTP port\n\n"
+        "Of `adapter/dataplane/http1.py`; one call at a time. BROKEN follows on any state, and the "
+        "connection is closed: by bytes that nobody asked for, by what is no HTTP, by a caller or "
+        "a time limit that ends a call of which Triton has not got all, and by the loss of the "
+        "connection. So is one closed after its answer if that said so, or began before the "
+        "request was sent to its end.\n\n" + drawing(connection) + "## A request over gRPC\n\n"
+        "In the HTTP/2 proxy, of `adapter/dataplane/relay/exchange.py`. The streams that it "
+        "has at either end have the states of RFC 9113 section 5.1 (`relay/states.py`).\n\n"
+        + drawing(request)
+        + table(["stage", "meaning"], [[stage.name, stage.value] for stage in FOLLOWS])
     )
 
 

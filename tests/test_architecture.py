@@ -38,9 +38,9 @@ def long_functions(path: Path) -> dict[str, int]:
     }
 
 
-def test_a_file_has_at_most_300_lines():
+def test_a_file_has_at_most_500_lines():
     lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
-    assert {path: count for path, count in lines.items() if count > 300} == {}
+    assert {path: count for path, count in lines.items() if count > 500} == {}
 
 
 def test_a_function_has_at_most_40_lines():

@@ -23,6 +23,10 @@ class LeaseState(Enum):
     ENDED = auto()
 
 
+# Python 3.11 looks long for a member of an enumeration.
+_NEW, _HELD, _ABANDONED, _ENDED = LeaseState
+
+
 class Leases:
     """`failed` is told of each lease that ended with an error.
 
@@ -113,12 +117,12 @@ class Lease:
 
     def __init__(self, record: ModelRecord, leases: Leases) -> None:
         self.record = record
-        self.state = LeaseState.NEW
+        self.state = _NEW
         self._leases = leases
 
     def begin(self) -> None:
         """Once, with nothing awaited since it was made: the model may be unloaded meanwhile."""
-        self.state = LeaseState.HELD
+        self.state = _HELD
         self.record.in_flight += 1
         self.record.served += 1
         self.record.used_at = monotonic()
@@ -132,22 +136,19 @@ class Lease:
 
     def abandon(self) -> None:
         """Nobody waits for the answer any more. No-op but for a lease that is held."""
-        if self.state is LeaseState.HELD:
-            self.state = LeaseState.ABANDONED
+        if self.state is _HELD:
+            self.state = _ABANDONED
             self.record.abandoned += 1
             self._leases.abandoned += 1
 
     def end(self, error: BaseException | None = None) -> None:
         """Triton is done with it. `error`: what became of it. No-op when it has ended already."""
-        match self.state:
-            case LeaseState.HELD:
-                pass
-            case LeaseState.ABANDONED:
-                self.record.abandoned -= 1
-                self._leases.abandoned -= 1
-            case _:
-                return
-        self.state = LeaseState.ENDED
+        if self.state is _ABANDONED:
+            self.record.abandoned -= 1
+            self._leases.abandoned -= 1
+        elif self.state is not _HELD:
+            return
+        self.state = _ENDED
         self.record.in_flight -= 1
         self._leases.has_ended(self)
         if self.record.in_flight == 0:
@@ -162,5 +163,5 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if self.state is LeaseState.HELD:
+        if self.state is _HELD:
             self.end(error)

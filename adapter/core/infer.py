@@ -3,9 +3,13 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
+from adapter.errors import AdapterError
+
+RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 
 
 class Hold(Protocol):
@@ -61,3 +65,56 @@ class V2DataPlane(Protocol):
         """Whatever is no good answer is raised as one of our errors. `hold` is of the model that
         the call is about, if it is about one; who leaves early leaves it to Triton.
         """
+
+
+class Upstream(Protocol):
+    """A connection to Triton during one call, which is told of by callbacks; see Receiver.
+
+    `begin`, then `send`, or `write` and at its end `sent`. Who does not want the answer any more,
+    or was told that the call failed, calls `leave`.
+    """
+
+    headers: RawHeaders
+    length: int | None
+
+    def begin(self, receiver: "Receiver", record: ModelRecord | None) -> None: ...
+    def send(self, head: bytes, body: bytes) -> None: ...
+    def write(self, piece: bytes) -> None: ...
+    def sent(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def leave(self, receiver: "Receiver", hold: Hold | None) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Receiver(Protocol):
+    """Is told of one call: of a good answer first `answered`, when its headers are there and its
+    length, if that is known; then `received` for each piece, then `ended`. Or at any time `failed`,
+    and nothing more. `pause_writing` and `resume_writing`: how fast Triton takes the request.
+    """
+
+    def answered(self) -> None: ...
+    def received(self, piece: bytes) -> None: ...
+    def ended(self) -> None: ...
+    def failed(self, error: AdapterError) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+
+class Check(Protocol):
+    """InvalidRequest where the body that is fed, piece by piece, would end Triton."""
+
+    def feed(self, piece: bytes) -> None: ...
+
+
+class FastDataPlane(Protocol):
+    """The way of a call without a task. `host` is empty until Triton is up, and only then an
+    upstream can be had. `json_bytes`: how much of a body is JSON, None for all; `length` of all.
+    """
+
+    host: str
+
+    def idle(self) -> Upstream | None: ...
+    async def connected(self, model_id: ModelId) -> Upstream: ...
+    def check(self, body: bytes, json_bytes: int | None) -> None: ...
+    def checking(self, json_bytes: int | None, length: int) -> Check: ...

@@ -7,6 +7,8 @@ from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.state import ModelEvent, ModelState, advance
 from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 
+_READY = ModelState.READY  # Python 3.11 looks long for a member of an enumeration
+
 
 @dataclass(slots=True, eq=False)
 class ModelRecord:
@@ -69,15 +71,15 @@ class Registry:
     def serving(self, model_id: ModelId) -> ModelRecord:
         """The record of a model that may be invoked now."""
         record = self._records.get(model_id)
+        if record is not None and record.state is _READY:
+            return record
         if record is None or record.state is ModelState.UNLOADING:
             raise not_loaded(model_id)
         if record.state is ModelState.LOADING:
             raise ModelNotReady(f"model {model_id!r} is being loaded", model_id=model_id)
-        if record.state is ModelState.DEAD:
-            raise ModelNotFound(
-                f"model {model_id!r} has lost its process; load it again", model_id=model_id
-            )
-        return record
+        raise ModelNotFound(
+            f"model {model_id!r} has lost its process; load it again", model_id=model_id
+        )
 
     def page(self, after: ModelId | None, limit: int) -> tuple[list[ModelRecord], bool]:
         """Up to `limit` ready models whose ids sort behind `after`; and whether more follow."""

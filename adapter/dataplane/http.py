@@ -1,40 +1,51 @@
 """Calls of Triton's HTTP port: bytes in, Triton, bytes out. No tensors, no JSON of ours."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import monotonic
 from types import TracebackType
-from typing import Any
+
+from multidict import CIMultiDict
 
 from adapter.core.faults import Faults
-from adapter.core.infer import Hold, V2Call
-from adapter.core.model import ModelId, TritonName
+from adapter.core.infer import Check, Hold, Upstream, V2Call
+from adapter.core.model import ModelId
 from adapter.core.waiting import add_waited
 from adapter.dataplane.http1 import Connection
 from adapter.dataplane.http_pool import Pool
-from adapter.dataplane.http_request import head_of, write_stream, write_whole
-from adapter.dataplane.json_limits import check_packed, check_whole, checked, is_packed
-from adapter.errors import AdapterError, BackendUnavailable
+from adapter.dataplane.json_limits import (
+    Limits,
+    check_whole,
+    checked,
+    json_bytes,
+)
+from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+_LENGTH = "Content-Length"
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "content-type"})
 
-_OK = 200
-_EVENT = "data: "  # generate_stream tells an error as its first event
-_MAX_ERROR_BYTES = 4 * 2**20
+# Triton 2.51 reads no media type but one: a form of more than 4 MB, curl's default, ends it.
+_JSON, _BINARY = "Content-Type: application/json", "Content-Type: application/octet-stream"
+
+# Unread bytes of an answer from which on Triton is held back.
+_HELD_BYTES = 256 * 2**10
 
 
 class HttpAnswer:
     """V2Answer over a response of Triton's HTTP port."""
 
-    __slots__ = ("_connection", "headers", "status")
+    __slots__ = ("_call", "headers", "status")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, call: "_Call", connection: Connection) -> None:
+        self._call = call
         self.status = connection.status
-        self.headers = connection.headers
-        self._connection = connection
+        self.headers: CIMultiDict[str] = CIMultiDict(
+            (name.decode(), value.decode("utf-8", "surrogateescape"))
+            for name, value in connection.headers
+        )
 
     @property
     def content_length(self) -> int | None:
@@ -49,14 +60,17 @@ class HttpAnswer:
         return None if text is None else int(text)
 
     async def read(self) -> bytes:
-        return await self._connection.read()
+        whole: list[bytes] = []
+        while pieces := await self._call.pieces():
+            whole += pieces
+        return b"".join(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """ConnectionResetError when there should have been more: by then the caller has been told
         the status, and that its connection closes is all that can still be said.
         """
         try:
-            while pieces := await self._connection.pieces():
+            while pieces := await self._call.pieces():
                 for piece in pieces:
                     yield piece
         except AdapterError as error:
@@ -67,80 +81,81 @@ class HttpDataPlane:
     """A call whose caller leaves is not taken from Triton: its answer is read for nobody, and its
     model is held until then. Only a request that Triton has not got wholly ends with its caller.
 
+    `forward` is for coroutines; the rest of the methods for callbacks (core/infer.py).
+
     `max_unpacked_bytes`: of a body that comes compressed.
     """
 
     def __init__(
         self, faults: Faults, *, timeout_seconds: float, max_unpacked_bytes: int = 2**26
     ) -> None:
-        self.faults = faults
-        self.max_unpacked_bytes = max_unpacked_bytes
-        self.timeout_seconds = timeout_seconds
+        self.host = ""
+        self._faults = faults
+        self._max_unpacked = max_unpacked_bytes
+        self._timeout = timeout_seconds
         self._pool: Pool | None = None
-        self._host = ""
-        self._readings: set[asyncio.Task[None]] = set()
 
     def connect(self, address: str) -> None:
         """`host:port` of Triton's HTTP port."""
-        self._host = address
-        self._pool = Pool(address)
+        self.host = address
+        self._pool = Pool(address, self._faults, self._timeout)
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
-        if self._readings:
-            await asyncio.wait(self._readings)
-
-    def read_on(self, reading: Coroutine[Any, Any, None]) -> None:
-        """Beside all else, until it ends: with Triton's answer, or with its connection."""
-        task = asyncio.create_task(reading)
-        self._readings.add(task)
-        task.add_done_callback(self._readings.discard)
 
     def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[HttpAnswer]:
-        record = hold.record if hold else None
-        model_id = record.id if record else None
+        if isinstance(call.body, bytes):
+            self.check(call.body, json_bytes(call.headers))
+        elif call.body is not None:
+            body = checked(call.body, call.headers, self._max_unpacked)
+            call = replace(call, body=body)
+        return _Call(self, call, head_of(call, self.host), hold)
+
+    # -- without a task ---------------------------------------------------------------------
+
+    def idle(self) -> Upstream | None:
+        return None if self._pool is None else self._pool.idle()
+
+    async def connected(self, model_id: ModelId | None) -> Connection:
+        """One that is idle, or a new one."""
         if self._pool is None:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
-        if isinstance(call.body, bytes):
-            if not is_packed(call.headers):
-                check_whole(call.body, call.headers, self.max_unpacked_bytes)
-        elif call.body is not None:
-            body = checked(call.body, call.headers, self.max_unpacked_bytes)
-            call = replace(call, body=body)
-        head = head_of(call, self._host)
-        return _Exchange(self, self._pool, call, head, hold)
+        return self._pool.idle() or await self._pool.connect(model_id)
+
+    def check(self, body: bytes, json_bytes: int | None) -> None:
+        check_whole(body, json_bytes, self._max_unpacked)
+
+    def checking(self, json_bytes: int | None, length: int) -> Check:
+        return Limits(json_bytes, max(length, self._max_unpacked))
 
 
-class _Exchange:
-    """One call and its answer. A class costs a sixth of an @asynccontextmanager here."""
+class _Call:
+    """One call of a coroutine and its answer. A class costs a sixth of an @asynccontextmanager."""
 
-    __slots__ = ("_call", "_connection", "_head", "_hold", "_plane", "_pool", "_record", "_sender")
-
-    def __init__(
-        self,
-        plane: HttpDataPlane,
-        pool: Pool,
-        call: V2Call,
-        head: bytes,
-        hold: Hold | None,
-    ) -> None:
+    def __init__(self, plane: HttpDataPlane, call: V2Call, head: bytes, hold: Hold | None) -> None:
         self._plane = plane
-        self._pool = pool
         self._call = call
         self._head = head
         self._hold = hold
         self._record = hold.record if hold else None
+        self._connection: Connection
         self._sender: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._is_taken = asyncio.Event()  # what was written, by Triton
+        self._is_taken.set()
+        self._answer: HttpAnswer | None = None
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._is_over = False
+        self._error: BaseException | None = None
 
     async def __aenter__(self) -> HttpAnswer:
-        call = self._call
-        if isinstance(call.body, bytes) and is_packed(call.headers):
-            await check_packed(call.body, call.headers, self._plane.max_unpacked_bytes)
-        self._connection = await self._pool.take(self._record.id if self._record else None)
+        self._connection = await self._plane.connected(self._record.id if self._record else None)
         try:
-            return await self._answer(self._connection)
+            self._begin()
+            return await self._answered()
         except BaseException:
             await self._end()
             raise
@@ -153,83 +168,139 @@ class _Exchange:
     ) -> None:
         await self._end()
 
-    async def _answer(self, connection: Connection) -> HttpAnswer:
+    def _begin(self) -> None:
         call = self._call
-        connection.begin(
-            self._record.id if self._record else None,
-            self._plane.timeout_seconds,
+        self._connection.begin(
+            self,
+            self._record,
             is_head=call.method == "HEAD",
             is_stream=call.is_stream,
+            is_probe=call.is_probe,
         )
-        begun = monotonic()
-        self._send()
-        try:
-            await connection.head()
-        finally:
-            if not call.is_stream:
-                add_waited(monotonic() - begun)
-        if connection.status != _OK and not call.is_probe:
-            raise await self._fault()
-        return HttpAnswer(connection)
-
-    def _send(self) -> None:
-        body = self._call.body
-        if body is None or isinstance(body, bytes):
-            write_whole(self._connection, self._head, body or b"")
+        if call.body is None or isinstance(call.body, bytes):
+            self._connection.send(self._head, call.body or b"")
             return
-        length = self._call.headers.get("Content-Length")
-        self._sender = asyncio.create_task(
-            write_stream(
-                self._connection, self._head, body, None if length is None else int(length)
-            )
-        )
-        self._sender.add_done_callback(self._sent)
+        self._sender = asyncio.create_task(self._send(call.body))
+        self._sender.add_done_callback(self._has_sent)
 
-    def _sent(self, sender: "asyncio.Task[None]") -> None:
-        if not sender.cancelled() and (error := sender.exception()) is not None:
-            self._connection.fail(error)
+    async def _answered(self) -> HttpAnswer:
+        begun = monotonic()
+        try:
+            while self._answer is None:
+                await self._wait()
+        finally:
+            if not self._call.is_stream:
+                add_waited(monotonic() - begun)
+        return self._answer
+
+    async def pieces(self) -> list[bytes]:
+        """What has come of the body, at least one piece; none at its end."""
+        while not self._pieces and not self._is_over:
+            await self._wait()
+        pieces, self._pieces, self._held = self._pieces, [], 0
+        if not self._is_over:
+            self._connection.resume_reading()
+        return pieces
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._news.clear()
+        await self._news.wait()
 
     async def _end(self) -> None:
-        connection = self._connection
-        if not connection.is_over and connection.is_delivered() and self._hold is not None:
-            self._hold.abandon()
-            connection.take_your_time()
-            self._plane.read_on(self._read_for_nobody(self._hold))
-        else:
-            await self._let_go()
-
-    async def _read_for_nobody(self, hold: Hold) -> None:
-        failure: AdapterError | None = None
-        try:
-            await self._connection.head()
-            if self._connection.status != _OK and not self._call.is_probe:
-                failure = await self._fault()
-            while await self._connection.pieces():
-                pass
-        except AdapterError as error:
-            failure = error
-        finally:
-            await self._let_go()
-            hold.end(failure)
-
-    async def _let_go(self) -> None:
-        if self._connection.end():
-            self._pool.give_back(self._connection)
-        elif self._sender is not None and not self._sender.done():
+        self._is_over = True
+        self._connection.leave(self, self._hold)
+        if self._sender is not None and not self._sender.done():
             self._sender.cancel()
             await asyncio.wait([self._sender])
 
-    async def _fault(self) -> AdapterError:
-        raw = b""
-        while len(raw) < _MAX_ERROR_BYTES and (pieces := await self._connection.pieces()):
-            raw += b"".join(pieces)
-        text = raw.decode("utf-8", "backslashreplace").removeprefix(_EVENT)
-        with suppress(ValueError, TypeError, KeyError):  # any other shape: the raw text says most
-            text = str(json.loads(text)["error"])
-        return self._plane.faults.of_inference(
-            self._connection.status,
-            self._connection.headers.get("Content-Type", ""),
-            text,
-            name=self._record.name if self._record else TritonName(""),
-            model_id=self._record.id if self._record else ModelId(""),
-        )
+    # -- the body, where it is a stream -----------------------------------------------------
+
+    async def _send(self, body: AsyncIterator[bytes]) -> None:
+        """Without a known length in chunks. Stops early when the call is over."""
+        length = self._call.headers.get("Content-Length")
+        left = None if length is None else int(length)
+        self._connection.write(self._head)
+        async for piece in body:
+            if self._is_over or self._error is not None:
+                return
+            if left is not None:
+                left -= len(piece)
+                _check(is_right=left >= 0, length=length)
+                self._connection.write(piece)
+            elif piece:  # one without bytes would say that this is the end
+                self._connection.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await self._is_taken.wait()
+        _check(is_right=not left, length=length)
+        if left is None:
+            self._connection.write(b"0\r\n\r\n")
+        if not self._is_over and self._error is None:
+            self._connection.sent()
+
+    def _has_sent(self, sender: "asyncio.Task[None]") -> None:
+        if not sender.cancelled() and (error := sender.exception()) is not None:
+            self._error = self._error or error
+            self._connection.leave(self, None)
+            self._news.set()
+
+    # -- Receiver ---------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        self._answer = HttpAnswer(self, self._connection)
+        self._news.set()
+
+    def received(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._held += len(piece)
+        if self._held > _HELD_BYTES:
+            self._connection.pause_reading()
+        self._news.set()
+
+    def ended(self) -> None:
+        self._is_over = True
+        self._is_taken.set()
+        self._news.set()
+
+    def failed(self, error: AdapterError) -> None:
+        self._error = self._error or error
+        self._is_taken.set()
+        self._news.set()
+
+    def pause_writing(self) -> None:
+        self._is_taken.clear()
+
+    def resume_writing(self) -> None:
+        self._is_taken.set()
+
+
+def _check(*, is_right: bool, length: str | None) -> None:
+    if not is_right:
+        raise InvalidRequest(f"the body does not have the {length} bytes that were declared")
+
+
+def head_of(call: V2Call, host: str) -> bytes:
+    """The request line and headers, with the empty line. Its frame is ours: no caller says where
+    the next one begins, nor what kind of body it is.
+    """
+    lines = [f"{call.method} /v2{call.path} HTTP/1.1", f"Host: {host}"]
+    lines += [
+        f"{name}: {value}" for name, value in call.headers.items() if name.lower() not in _OURS
+    ]
+    if call.method == "POST":
+        is_binary = any(name.lower() == _HEADER_LENGTH.lower() for name in call.headers)
+        lines.append(_BINARY if is_binary else _JSON)
+    if isinstance(call.body, bytes):
+        lines.append(f"{_LENGTH}: {len(call.body)}")
+    elif call.body is None:
+        if call.method == "POST":
+            lines.append(f"{_LENGTH}: 0")
+    elif _LENGTH in call.headers:
+        lines.append(f"{_LENGTH}: {call.headers[_LENGTH]}")
+    else:
+        lines.append("Transfer-Encoding: chunked")
+    head = "\r\n".join(lines)
+    breaks = len(lines) - 1
+    if head.count("\n") != breaks or head.count("\r") != breaks or "\0" in head:
+        raise InvalidRequest("a header has a line break or a null byte in it")
+    return f"{head}\r\n\r\n".encode("utf-8", "surrogateescape")

@@ -3,8 +3,9 @@
 import asyncio
 from time import monotonic
 
+from adapter.core.faults import Faults
 from adapter.core.model import ModelId
-from adapter.dataplane.http1 import Connection
+from adapter.dataplane.http1 import Connection, State
 from adapter.errors import BackendUnavailable
 
 _CONNECT_SECONDS = 5
@@ -12,14 +13,18 @@ _KEEP_SECONDS = 300
 
 
 class Pool:
-    """As many connections as calls at once; `address` is host:port.
+    """As many connections as calls at once; `address` is host:port, `seconds` limits a call.
 
     The one used last is used next, so that those too many grow old and are closed.
     """
 
-    def __init__(self, address: str, *, keep_seconds: float = _KEEP_SECONDS) -> None:
+    def __init__(
+        self, address: str, faults: Faults, seconds: float, *, keep_seconds: float = _KEEP_SECONDS
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
+        self._faults = faults
+        self._seconds = seconds
         self._keep_seconds = keep_seconds
         self._open: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # since when, the oldest first
@@ -30,16 +35,17 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool: {len(self._open)} connections, {len(self._idle)} idle>"
 
-    async def take(self, model_id: ModelId | None) -> Connection:
+    def idle(self) -> Connection | None:
+        """One that a call may begin on at once, if there is one."""
         while self._idle:
             connection, _ = self._idle.popitem()
             if connection.is_quiet():
                 return connection
             connection.abort()
-        return await self._connect(model_id)
+        return None
 
-    def give_back(self, connection: Connection) -> None:
-        """After its `end`, if that said that another call may follow."""
+    def free(self, connection: Connection) -> None:
+        """Another call may follow."""
         self._idle[connection] = monotonic()
         if self._sweeper is None:
             loop = asyncio.get_running_loop()
@@ -56,16 +62,16 @@ class Pool:
             self._all_lost = asyncio.get_running_loop().create_future()
             await self._all_lost
 
-    async def _connect(self, model_id: ModelId | None) -> Connection:
+    async def connect(self, model_id: ModelId | None) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._lost), self._host, self._port
+                    lambda: Connection(self, self._faults, self._seconds), self._host, self._port
                 )
         except (OSError, TimeoutError) as error:
             raise _unreachable(str(error) or "it does not answer", model_id) from error
-        if connection.is_lost:
+        if connection.state is State.BROKEN:
             raise _unreachable("it closed a new connection at once", model_id)
         self._open.add(connection)
         if self._is_closed:
@@ -73,7 +79,7 @@ class Pool:
             raise _unreachable("the adapter is stopping", model_id)
         return connection
 
-    def _lost(self, connection: Connection) -> None:
+    def lost(self, connection: Connection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
         if self._all_lost is not None and not self._open and not self._all_lost.done():

@@ -9,6 +9,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import lru_cache
 from itertools import accumulate
 
 from adapter.errors import InvalidRequest, PayloadTooLarge
@@ -30,8 +31,27 @@ _SHAPE = re.compile(
 _LONGEST_KEY = 31
 _SHARED_MEMORY = b"shared_memory_region"
 _SHAPE_BYTES = 2**16
-_DIGITS = 19
+_DIGITS, _MOST_VALUES = 19, 2**63
 _STEPS = {ord("["): 1, ord("]"): -1}
+
+
+@lru_cache(1024)
+def _values(dimensions: bytes) -> int:
+    """The most that a part of such a shape has, from its first dimension on."""
+    values, most = 1, 0
+    for text in dimensions.split(b","):
+        digits = text.strip().removeprefix(b"-")
+        if len(digits) > _DIGITS or values > _MOST_VALUES:
+            return _MOST_VALUES + 1
+        if digits.isdigit():
+            values *= int(digits)
+            most = max(most, values)
+    return most
+
+
+def _check(dimensions: bytes, most: int) -> None:
+    if _values(dimensions) > most:
+        raise InvalidRequest(f"a shape of more values than the {most} that can come")
 
 
 class Shapes:
@@ -49,21 +69,10 @@ class Shapes:
             if found.end() == len(text):  # it goes on, or may
                 rest = found.start()
             elif found[1] is not None and text.startswith(b"]", found.end()):
-                self._check(found[1])
+                _check(found[1], self._most)
         self._rest = text[rest:]
         if len(self._rest) > _SHAPE_BYTES:
             raise InvalidRequest("a shape in the JSON has no end")
-
-    def _check(self, dimensions: bytes) -> None:
-        values = 1
-        for text in dimensions.split(b","):
-            digits = text.strip().removeprefix(b"-")
-            if len(digits) > _DIGITS:
-                values = self._most + 1
-            elif digits.isdigit():
-                values *= int(digits)
-            if values > self._most:
-                raise InvalidRequest(f"a shape of more values than the {self._most} that can come")
 
 
 class Depth:
@@ -98,10 +107,12 @@ class Depth:
 
 
 class Limits:
-    """Both, of the JSON part of one body, which has `size` bytes at most."""
+    """Both, of the JSON part of one body, which has `size` bytes at most; `json_bytes` of them are
+    JSON, None for all.
+    """
 
-    def __init__(self, headers: Mapping[str, str], size: int) -> None:
-        self._left = _json_bytes(headers)
+    def __init__(self, json_bytes: int | None, size: int) -> None:
+        self._left = json_bytes
         self._depth = Depth()
         self._shapes = Shapes(size)
 
@@ -113,27 +124,18 @@ class Limits:
             self._depth.feed(piece)
             self._shapes.feed(piece)
 
-    def feed_whole(self, body: bytes) -> None:
-        """Quickly, where it is surely not deep."""
-        body = body[: self._left]
-        if body.count(b"[") + body.count(b"{") > MOST_LEVELS:
-            self._depth.feed(body)
-        self._shapes.feed(body)
 
-
-def check_whole(body: bytes, headers: Mapping[str, str], max_unpacked: int) -> None:
-    """InvalidRequest for a body that Triton would die of. It is not compressed."""
-    is_elsewhere = _SHARED_MEMORY in body
-    Limits(headers, max_unpacked if is_elsewhere else len(body)).feed_whole(body)
-
-
-async def check_packed(body: bytes, headers: Mapping[str, str], max_unpacked: int) -> None:
-    """The same of a compressed one; InvalidRequest too where it does not unpack to its very end,
-    PayloadTooLarge where it is too large when it is unpacked.
+def check_whole(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
+    """InvalidRequest for a body that Triton would die of. It is not compressed. Quickly, where it
+    is surely not deep.
     """
-    limits, unpacking = Limits(headers, max_unpacked), _Unpacking(max_unpacked)
-    await _feed(limits, unpacking.feed(body))
-    await _feed(limits, unpacking.end())
+    part = body if json_bytes is None else body[:json_bytes]
+    if part.count(b"[") + part.count(b"{") > MOST_LEVELS:
+        Depth().feed(part)
+    most = max_unpacked if _SHARED_MEMORY in body else len(body)
+    for found in _SHAPE.finditer(part):
+        if found[1] is not None and part.startswith(b"]", found.end()):
+            _check(found[1], most)
 
 
 async def checked(
@@ -142,7 +144,7 @@ async def checked(
     """All that of a stream, before each piece is passed on; before the last one its end as well,
     so that Triton never has all of a body that is refused.
     """
-    limits = Limits(headers, max_unpacked)
+    limits = Limits(json_bytes(headers), max(max_unpacked, _length(headers)))
     if not is_packed(headers):
         async for piece in body:
             limits.feed(piece)
@@ -209,7 +211,12 @@ class _Unpacking:
         return piece
 
 
-def _json_bytes(headers: Mapping[str, str]) -> int | None:
+def _length(headers: Mapping[str, str]) -> int:
+    """Of a body that says so; what is packed is bounded when it is unpacked."""
+    return 0 if is_packed(headers) else int(headers.get("Content-Length", "0"))
+
+
+def json_bytes(headers: Mapping[str, str]) -> int | None:
     """The most that Triton may take for JSON; None for all."""
     said = [value for name, value in headers.items() if name.lower() == _HEADER_LENGTH]
     if not said or not all(value.isascii() and value.isdigit() for value in said):

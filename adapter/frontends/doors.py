@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import grpc
 from aiohttp import web
 
-from adapter.frontends.http_lane.server import HttpLane
+from adapter.frontends.http.server import HttpListener
 from adapter.settings import Door, flag_of, variable_of
 from adapter.threads import REPOSITORY
 
@@ -55,7 +55,7 @@ class Doors:
         self._interceptors = interceptors
         self._patience = patience_seconds
         self._probes: list[web.AppRunner] = []
-        self._http: list[HttpLane] = []
+        self._http: list[HttpListener] = []
         self._lanes: list[Lane] = []
         self._beside: list[grpc.aio.Server] = []  # each serves a lane
         self._folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -73,12 +73,12 @@ class Doors:
                 await web.TCPSite(runner, door.host, door.port).start()
         self._opened(name, door, 0 if door.kind == "unix" else runner.addresses[0][1])
 
-    async def open_http(self, name: str, door: Door, lane: HttpLane) -> None:
+    async def open_http(self, name: str, door: Door, listener: HttpListener) -> None:
         if door.kind == "off":
             return
         with _naming(name, door):
-            port = await lane.open(door)
-        self._http.append(lane)
+            port = await listener.open(door)
+        self._http.append(listener)
         self._opened(name, door, port)
 
     async def open_grpc(

@@ -2,8 +2,10 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -18,24 +20,27 @@ from adapter.traffic import Flight
 log = logging.getLogger(__name__)
 
 # given back to the caller and written to the log, never used as a key
-_ECHOED = (
+ECHOED = (
     "X-Amzn-SageMaker-Custom-Attributes",
     "X-Amzn-SageMaker-Inference-Id",
     "X-Request-Id",
 )
 # They concern one connection, not the call (RFC 9110 section 7.6.1), or are written anew.
-_OF_THE_CONNECTION = frozenset(
+OF_THE_CONNECTION = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization"),
         *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
         *("host", "expect", "content-length"),
     }
 )
+NOT_STARTED = "X-Triton-Adapter-Not-Started"
 INTERNAL_ERROR = {
     "error": "internal error; see the log",
     "code": "InternalError",
     "model_name": None,
 }
+
+_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
 
 _V2 = frozenset({"/v2", "/v2/", "/v2?"})
 _INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream"})
@@ -55,14 +60,23 @@ def path_segments(target: str) -> list[str]:
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     """Without those that concern one connection only."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    dropped = _OF_THE_CONNECTION | named
+    dropped = OF_THE_CONNECTION | named
     return {name: value for name, value in headers.items() if name.lower() not in dropped}
+
+
+def call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict[str, str]:
+    """`is_rewritten`: names in the answer will have to be put back, so it must not be packed."""
+    return {
+        name: value.lower() if name.lower() == "content-encoding" else value  # Triton knows no GZIP
+        for name, value in passed_on(headers).items()
+        if not is_rewritten or name.lower() != "accept-encoding"
+    }
 
 
 def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {
         header: value
-        for header in _ECHOED
+        for header in ECHOED
         if (value := headers.get(header)) is not None and value.isascii() and value.isprintable()
     }
 
@@ -79,6 +93,38 @@ def error_body(error: AdapterError, model_id: ModelId | None) -> tuple[int, dict
 
 def encoded(body: Mapping[str, Any] | list[Any]) -> bytes:
     return json.dumps(body).encode()
+
+
+class Clock:
+    """The time as answers give it; whoever owns it calls `tick` every now and then."""
+
+    def __init__(self) -> None:
+        self.tick()
+
+    def tick(self) -> None:
+        self.line = f"Date: {formatdate(usegmt=True)}\r\n\r\n".encode()
+
+
+def head_of(
+    status: int, fields: Iterable[tuple[bytes, bytes]], rest: bytes, clock: Clock, *, is_last: bool
+) -> bytes:
+    """`rest` is of whole lines. `is_last`: the connection closes behind the answer."""
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in fields])
+    close = b"Connection: close\r\n" if is_last else b""
+    return b"%b%b%b%b%b" % (_LINES[status], lines, rest, close, clock.line)
+
+
+def json_answer(
+    status: int,
+    body: bytes,
+    clock: Clock,
+    fields: Iterable[tuple[bytes, bytes]] = (),
+    *,
+    echoed: bytes = b"",
+    is_last: bool,
+) -> bytes:
+    rest = b"Content-Type: application/json\r\nContent-Length: %d\r\n%b" % (len(body), echoed)
+    return head_of(status, fields, rest, clock, is_last=is_last) + body
 
 
 class Observer:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -12,26 +13,26 @@ from adapter.control import ModelControl
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
-from adapter.frontends.body import whole_body
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.edge import path_segments
-from adapter.frontends.http import Handler, answer, ids_of, method_not_allowed
+from adapter.frontends.http.middleware import Serve, answer, ids_of, method_not_allowed, whole_body
+from adapter.frontends.inference import Inferences, Route
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _LIMIT = re.compile(r"[0-9]{1,6}")
 
 
 class SageMaker:
-    """All of it but the inferences, which never come here: the lane serves them."""
-
     def __init__(
         self,
         control: ModelControl,
+        inferences: Inferences,
         *,
         is_well: Callable[[], bool],
         max_control_body_bytes: int,
     ) -> None:
         self._control = control
+        self._inferences = inferences
         self._is_well = is_well
         self._max_control_body = max_control_body_bytes
 
@@ -41,30 +42,24 @@ class SageMaker:
             segments.pop()  # one trailing slash means nothing
         match segments:
             case ["ping"]:
-                methods: dict[str, Handler | None] = {"GET": self._pong}
+                methods: dict[str, tuple[str, Serve]] = {"GET": ("pong", self._pong)}
             case ["models"]:
-                methods = {"GET": self._list, "POST": self._load}
+                methods = {"GET": ("list", self._list), "POST": ("load", self._load)}
             case ["invocations"]:
-                methods = {"POST": None}
+                methods = {"POST": self._inference("invocations", None)}
             case ["models", name]:
                 request["model_id"] = parse_model_id(name)
-                methods = {"GET": self._get, "DELETE": self._unload}
+                methods = {"GET": ("get", self._get), "DELETE": ("unload", self._unload)}
             case ["models", name, "invoke"]:
-                request["model_id"] = parse_model_id(name)
-                methods = {"POST": None}
+                request["model_id"] = model_id = parse_model_id(name)
+                methods = {"POST": self._inference("invoke", model_id)}
             case _:
                 raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
-        return await self._dispatch(request, methods)
+        return await _dispatch(request, methods)
 
-    async def _dispatch(
-        self, request: web.BaseRequest, methods: dict[str, Handler | None]
-    ) -> web.StreamResponse:
-        method = "GET" if request.method == "HEAD" else request.method
-        handler = methods.get(method)
-        if handler is None:
-            raise method_not_allowed(request, methods)
-        request["operation"] = handler.__name__.removeprefix("_")
-        return await handler(request)
+    def _inference(self, operation: str, model_id: ModelId | None) -> tuple[str, Serve]:
+        route = Route("sagemaker", operation, model_id)
+        return operation, partial(self._inferences.serve, route)
 
     async def _pong(self, _: web.BaseRequest) -> web.Response:
         """From memory, in milliseconds: the platform gives it 2 s, whatever else goes on."""
@@ -103,6 +98,17 @@ class SageMaker:
     async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
         raw = await whole_body(request, self._max_control_body)
         return json_object(raw, "the body")
+
+
+async def _dispatch(
+    request: web.BaseRequest, methods: dict[str, tuple[str, Serve]]
+) -> web.StreamResponse:
+    """HEAD is GET without the body."""
+    found = methods.get("GET" if request.method == "HEAD" else request.method)
+    if found is None:
+        raise method_not_allowed(request, methods)
+    request["operation"], serve = found
+    return await serve(request)
 
 
 def _hint(body: dict[str, Any], field: str) -> str | None:

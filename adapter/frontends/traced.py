@@ -10,11 +10,7 @@ from aiohttp import web
 from adapter.errors import InvalidRequest
 from adapter.frontends.edge import path_segments
 from adapter.frontends.grpc_edge import Context
-from adapter.frontends.http import Handler
-from adapter.frontends.http_lane.reply import Reply
-from adapter.frontends.http_lane.request import Request
-from adapter.frontends.http_lane.server import Serve, Traced
-from adapter.frontends.inference import Route
+from adapter.frontends.http.middleware import Serve
 from adapter.tracing import MODEL, Tracing
 
 if TYPE_CHECKING:
@@ -32,7 +28,7 @@ _SERVICES = ("/inference.", "/mmesh.")
 _CHOSEN = {"models": "{model_name}", "versions": "{version}", "region": "{region}"}
 
 
-def traced(serve: Handler, tracing: Tracing) -> Handler:
+def traced(serve: Serve, tracing: Tracing) -> Serve:
     async def with_span(request: web.BaseRequest) -> web.StreamResponse:
         with tracing.server(request.method, request.headers) as span:
             response = await serve(request)
@@ -42,20 +38,6 @@ def traced(serve: Handler, tracing: Tracing) -> Handler:
             if "model_id" in request:
                 span.set_attribute(MODEL, request["model_id"])
             return response
-
-    return with_span
-
-
-def traced_inference(tracing: Tracing) -> Traced:
-    async def with_span(serve: Serve, route: Route, request: Request, reply: Reply) -> None:
-        with tracing.server("POST", request.headers) as span:
-            try:
-                await serve(route, request, reply)
-            finally:
-                _describe(tracing, span, "POST", request.target, reply.status)
-                _name(span, "POST", request.target)
-                if route.model_id is not None:
-                    span.set_attribute(MODEL, route.model_id)
 
     return with_span
 

@@ -1,7 +1,5 @@
 """V2 REST under /v2: Triton's own calls, under the callers' names; docs/v2.md has the differences.
 
-Inferences never come here: the lane serves them.
-
 What loads and unloads goes through control, so that the ledger never loses sight of a model.
 Everything else is passed on to Triton as it is.
 """
@@ -16,13 +14,11 @@ from aiohttp import web
 from adapter.control import ModelControl
 from adapter.core.infer import V2Call, V2DataPlane
 from adapter.errors import BackendUnavailable, InvalidRequest, NotPassedThrough
-from adapter.frontends.body import whole_body
-from adapter.frontends.edge import path_segments
-from adapter.frontends.http import Handler
-from adapter.frontends.v2_headers import call_headers
+from adapter.frontends.edge import call_headers, path_segments
+from adapter.frontends.http.middleware import Route, Serve, whole_body
+from adapter.frontends.inference import Inferences
 from adapter.frontends.v2_models import V2Models, relay
 from adapter.frontends.v2_repository import V2Repository
-from adapter.frontends.v2_routes import Route
 
 
 class V2:
@@ -36,6 +32,7 @@ class V2:
         self,
         control: ModelControl,
         dataplane: V2DataPlane,
+        inferences: Inferences,
         versions: Callable[[], Awaitable[Mapping[str, Sequence[str]]]],
         model_roots: Sequence[Path],
         *,
@@ -51,6 +48,7 @@ class V2:
         self._models = V2Models(
             control,
             dataplane,
+            inferences,
             load_wait_seconds=load_wait_seconds,
             max_control_body_bytes=max_control_body_bytes,
         )
@@ -111,7 +109,7 @@ def _closed(needs: str) -> NotPassedThrough:
     return NotPassedThrough(text)
 
 
-def _beyond_models(path: Sequence[str], pass_on: Handler) -> Route | None:
+def _beyond_models(path: Sequence[str], pass_on: Serve) -> Route | None:
     both = {"GET": pass_on, "POST": pass_on}
     match path:
         case ["trace", "setting"]:
@@ -123,7 +121,7 @@ def _beyond_models(path: Sequence[str], pass_on: Handler) -> Route | None:
     return None
 
 
-def _shared_memory(path: Sequence[str], pass_on: Handler) -> Route | None:
+def _shared_memory(path: Sequence[str], pass_on: Serve) -> Route | None:
     match path:
         case ["status"] | ["region", _, "status"]:
             method = "GET"

@@ -9,13 +9,12 @@ from aiohttp import web
 
 from adapter.control import Lease, ModelControl
 from adapter.core.infer import V2Answer, V2Call, V2DataPlane
-from adapter.core.model import parse_model_id
+from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
-from adapter.frontends.body import whole_body
-from adapter.frontends.edge import passed_on
-from adapter.frontends.http import answer
-from adapter.frontends.v2_headers import call_headers
-from adapter.frontends.v2_routes import Route
+from adapter.frontends.edge import call_headers, passed_on
+from adapter.frontends.http.middleware import Route, answer, whole_body
+from adapter.frontends.inference import Inferences
+from adapter.frontends.inference import Route as Inference
 
 Rename = Callable[[dict[str, Any], ModelRecord], dict[str, Any]]
 
@@ -27,12 +26,14 @@ class V2Models:
         self,
         control: ModelControl,
         dataplane: V2DataPlane,
+        inferences: Inferences,
         *,
         load_wait_seconds: float,
         max_control_body_bytes: int,
     ) -> None:
         self._control = control
         self._dataplane = dataplane
+        self._inferences = inferences
         self._load_wait = load_wait_seconds
         self._max_control_body = max_control_body_bytes
 
@@ -47,10 +48,10 @@ class V2Models:
                 version = ""
             case _:
                 return None
-        request["model_id"] = parse_model_id(name)
-        return self._route(version, rest)
+        request["model_id"] = model_id = parse_model_id(name)
+        return self._route(model_id, version, rest)
 
-    def _route(self, version: str, rest: Sequence[str]) -> Route | None:
+    def _route(self, model_id: ModelId, version: str, rest: Sequence[str]) -> Route | None:
         call = "/".join([version, *rest])
         match rest:
             case []:
@@ -62,7 +63,8 @@ class V2Models:
             case ["ready"]:
                 return Route("ready", {"GET": partial(self._ready, call)})
             case ["infer" | "generate" | "generate_stream" as operation]:
-                return Route(operation, {"POST": None})
+                inference = Inference("v2", operation, model_id, call)
+                return Route(operation, {"POST": partial(self._inferences.serve, inference)})
             case ["trace", "setting"]:
                 trace = partial(self._trace, call)
                 return Route("trace", {"GET": trace, "POST": trace}, needs="trace")

@@ -10,11 +10,9 @@ from aiohttp import web
 from adapter.control import ModelControl
 from adapter.core.model import parse_model_id
 from adapter.errors import InvalidRequest
-from adapter.frontends.body import whole_body
 from adapter.frontends.callers_json import json_object
-from adapter.frontends.http import answer, ids_of
+from adapter.frontends.http.middleware import Route, answer, ids_of, whole_body
 from adapter.frontends.repository import Repository
-from adapter.frontends.v2_routes import Route
 
 
 class V2Repository:

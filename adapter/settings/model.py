@@ -185,7 +185,9 @@ class Settings(BaseModel):
         "at least 16 and at most 10000",
     )
     max_body_bytes: Size = _setting(
-        "64MiB", "largest body of an inference, or of a load that brings files (/v2)"
+        2**31 - 1,
+        "largest body of an inference over HTTP; at most 64 MiB of a load that brings files (/v2), "
+        "and of what a compressed body becomes",
     )
     max_control_body_bytes: Size = _setting(
         "1MiB", "largest body of a load or another control call"

@@ -17,7 +17,7 @@ from tests.trees import infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 _SOON = 10  # seconds, from when descriptors are back
-_LASTING = ("triton-supervisor", "triton-watch", "control-watch", "http-lane-looks")
+_LASTING = ("triton-supervisor", "triton-watch", "control-watch", "http-looks")
 
 
 @contextmanager

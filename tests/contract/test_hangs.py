@@ -79,7 +79,7 @@ def test_a_triton_whose_http_threads_are_all_taken_is_not_ended(gate: Gate) -> N
         loads = [others.ask(lambda _, n=n: load_at_triton(adapter, n)) for n in range(16)]
         gate.wait_reached()
         wait_until(lambda: not answers_http(adapter), 30, "no thread of Triton's is free")
-        for _ in range(4):
+        for _ in range(7):
             assert not answers_http(adapter, seconds=1)
         assert ping(adapter) == 200
         gate.open()

@@ -10,15 +10,16 @@ from typing import Any
 
 from aiohttp import web
 
+from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId
-from adapter.frontends.body import whole_body
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Observer
-from adapter.frontends.http import HttpEdge, answer, handlers
-from adapter.frontends.http_lane.behind import Application
-from adapter.frontends.http_lane.limits import Limits
-from adapter.frontends.http_lane.server import HttpLane
-from adapter.frontends.inference import Inferences
+from adapter.frontends.edge import Clock, Observer
+from adapter.frontends.http.connection import Limits
+from adapter.frontends.http.fast_path import FastPath
+from adapter.frontends.http.head import Heads
+from adapter.frontends.http.middleware import HttpEdge, answer, whole_body
+from adapter.frontends.http.server import HttpListener
+from adapter.frontends.inference import Inferences, route_of
 from adapter.settings.values import parse_door
 from tests.fakes.house import House
 from tests.lanes.http_upstream import Script, Upstream, served
@@ -117,7 +118,7 @@ class Caller:
 @dataclass
 class Door:
     address: str
-    lane: HttpLane
+    lane: HttpListener
     house: House
     upstream: Upstream
     seen: list[web.BaseRequest] = field(default_factory=list)
@@ -195,31 +196,43 @@ class Door:
 
 @asynccontextmanager
 async def opened(
-    script: Script | None = None, limits: Limits | None = None, where: str = "127.0.0.1:0"
+    script: Script | None = None,
+    limits: Limits | None = None,
+    where: str = "127.0.0.1:0",
+    inflight_bytes: int = 2**30,
 ) -> AsyncIterator[Door]:
     """At the end no connection, no task and no lease is left."""
     before = asyncio.all_tasks()
     async with served(script) as (plane, upstream):
         house = await House(limit=1024 * MIB).open()
         await house.load("m")
+        inflight = InflightBytes(inflight_bytes)
         inferences = Inferences(
             house.control,
             plane,
             load_wait_seconds=0.01,
             max_body_bytes=MAX_BODY,
             default_model=ModelId("m"),
+            inflight=inflight,
         )
-        lane: HttpLane
+        lane: HttpListener
         door: Door
 
         async def application(asked: web.BaseRequest) -> web.StreamResponse:
+            route = route_of(asked.raw_path.encode()) if asked.method == "POST" else None
+            if route is not None:
+                return await inferences.serve(route, asked)
             return await door.application(asked)
 
         observer = Observer(house.metrics)
-        edge = HttpEdge(application, observer)
-        lane = HttpLane(
-            inferences,
-            Application(handlers(edge.serve, observer.malformed)),
+        heads = Heads(
+            house.metrics.traffic.served, default_model=ModelId("m"), max_body_bytes=MAX_BODY
+        )
+        heads.host = plane.host
+        lane = HttpListener(
+            HttpEdge(application, observer).serve,
+            FastPath(house.control, plane, observer, Clock(), inflight),
+            heads,
             observer,
             drain=Drain(house.control, house.metrics.traffic, 0),
             limits=limits,
@@ -239,6 +252,7 @@ async def opened(
             assert door.in_flight() == door.abandoned()
             await plane.close()
             assert door.in_flight() == 0
+            assert (inflight.taken, inflight.waiting) == (0, 0)
             await house.close()
     while left := asyncio.all_tasks() - before:
         await asyncio.wait(left, timeout=10)

@@ -90,7 +90,9 @@ class Storm:
         return {kind for kind in kinds if not (SPARES and kind.startswith(SPARED))}
 
     def check_counts(self) -> None:
-        """A cut costs no more than the one request that was on the connection."""
+        """A cut costs no more than the one request that was on the connection; over grpc also the
+        next one, which a busy client may begin on a connection whose end it has not read yet.
+        """
         cuts, seen = self.cuts(), self.books.seen
         for door in ("http", "grpc"):
             of_caller, of_triton = (
@@ -98,7 +100,7 @@ class Storm:
                 for side in ("caller", "triton")
             )
             assert seen[f"{door} answered"]
-            assert seen[f"{door} lost"] <= of_caller, door
+            assert seen[f"{door} lost"] <= of_caller * (2 if door == "grpc" else 1), door
             assert seen[f"{door} unavailable"] <= of_triton, door
         assert set(cuts) == self.kinds
 
@@ -179,7 +181,8 @@ def check_rest(storm: Storm, at_rest: int) -> None:
     assert [model["in_flight"] for model in adapter.state()["models"]] == [0]
     http, grpc = storm.behind
     wait_until(lambda: sockets_of(adapter, storm.behind) == at_rest, 10, f"{at_rest} sockets")
-    wait_until(lambda: len(http.pairs) <= CALLERS, 10, "no connection that is not kept")
+    # a caller who has been cut asks again while Triton still works on what it asked before
+    wait_until(lambda: len(http.pairs) <= 2 * CALLERS, 10, "no connection that is not kept")
     wait_until(lambda: len(grpc.pairs) <= CHANNELS, 10, "no connection but the channels'")
     client = adapter.client(timeout=10)
     assert client.delete(f"/models/{MODEL}").status == 200
@@ -218,7 +221,6 @@ def resident_bytes(adapter: RunningAdapter) -> int:
     return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
-@pytest.mark.races
 def storm(triton: RunningAdapter, root: Path, seconds: float, seed: int) -> None:
     """The relays need asyncio's own loop: uvloop reads on after `pause_reading`."""
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:

@@ -28,7 +28,7 @@ async def test_a_request_is_written_with_the_frame_of_this_side():
     headers = {"X-A": "1", "content-length": "99", "Transfer-Encoding": "chunked", "Host": "evil"}
     async with served() as (plane, upstream):
         assert await ask(plane, post(b"{}", headers=headers)) == b"{}"
-        host = plane._host
+        host = plane.host
     lines = upstream.requests[0].head.decode().split("\r\n")
     assert lines == [
         *("POST /v2/models/m/infer HTTP/1.1", f"Host: {host}", "X-A: 1"),

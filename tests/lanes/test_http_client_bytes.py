@@ -5,11 +5,13 @@ import socket
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapter.dataplane.http1 import Connection
-from adapter.errors import BackendUnavailable
+from adapter.core.faults import Faults
+from adapter.core.oom import Classifier
+from adapter.dataplane.http1 import NEXT, Connection, Event, State
+from adapter.errors import BackendTimeout, BackendUnavailable
 
 
 @dataclass
@@ -24,6 +26,15 @@ class Wire(asyncio.Transport):
     def get_extra_info(self, name, default=None):
         return self.socket
 
+    def write(self, data):
+        self.written += data
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def is_closing(self):
+        return self.is_aborted
+
     def pause_reading(self):
         self.is_paused = True
 
@@ -34,19 +45,76 @@ class Wire(asyncio.Transport):
         self.is_aborted = True
 
 
-def played(play):
-    """Run `play(connection, wire)`, a coroutine function, with a call under way."""
+class Taken:
+    """What a call is told."""
+
+    def __init__(self) -> None:
+        self.pieces, self.error = [], None
+        self.over = asyncio.Event()
+        self.has_answer = self.is_over = False
+        self.is_writing = True
+
+    def answered(self):
+        self.has_answer = True
+
+    def received(self, piece):
+        assert self.has_answer
+        self.pieces.append(piece)
+
+    def ended(self):
+        assert not self.is_over
+        assert self.error is None
+        self.is_over = True
+
+    def failed(self, error):
+        assert not self.is_over
+        self.error = self.error or error
+        self.over.set()
+
+    def pause_writing(self):
+        self.is_writing = False
+
+    def resume_writing(self):
+        self.is_writing = True
+
+    @property
+    def body(self):
+        """All of it, or what it failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.is_over
+        return b"".join(self.pieces)
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.free_again = self.lost_ones = 0
+
+    def free(self, _):
+        self.free_again += 1
+
+    def lost(self, _):
+        self.lost_ones += 1
+
+
+def begun(connection):
+    taken = Taken()
+    connection.begin(taken, None)
+    connection.send(b"a request", b"")
+    return taken
+
+
+def played(play, seconds=60):
+    """Run `play(connection, wire, taken)`, a coroutine function, with a call under way."""
 
     async def main():
         with socket.socket() as some:
-            connection, wire = Connection(lambda _: None), Wire(some)
+            connection, wire = Connection(Owner(), Faults(Classifier(())), seconds), Wire(some)
             connection.connection_made(wire)
-            connection.begin(None, 60, is_head=False, is_stream=False)
-            connection.is_sent = True
             try:
-                return await asyncio.wait_for(play(connection, wire), 10)
+                return await asyncio.wait_for(play(connection, wire, begun(connection)), 10)
             finally:
-                connection.end()
+                connection.connection_lost(None)
 
     return asyncio.run(main())
 
@@ -82,42 +150,42 @@ def answers(draw):
     return raw, body, True
 
 
+@settings(deadline=None)
 @given(answers(), st.lists(st.integers(0, 1000)))
 def test_an_answer_is_the_same_however_it_is_cut(answer, cuts):
     raw, body, is_kept = answer
 
-    async def play(connection, _):
-        reading = asyncio.create_task(connection.read())
-        for piece in cut(raw, cuts):
-            connection.data_received(piece)
-            await asyncio.sleep(0)
+    async def play(connection, _, taken):
+        feed(connection, cut(raw, cuts))
         if not is_kept:
             connection.eof_received()
-        assert (await reading, connection.status) == (body, 200)
-        assert dict(connection.headers).get("X-A") == "b"
-        assert "X-Late" not in connection.headers
-        assert connection.end() == is_kept
+        assert (taken.body, connection.status) == (body, 200)
+        assert dict(connection.headers).get(b"X-A") == b"b"
+        assert b"X-Late" not in dict(connection.headers)
+        assert (connection.state is State.IDLE) == is_kept
 
     played(play)
 
 
+@settings(deadline=None)
 @given(answers(), st.integers(1, 1000), st.lists(st.integers(0, 1000)))
 def test_an_answer_cut_short_is_never_taken_for_a_whole_one(answer, missing, cuts):
     raw, _, is_kept = answer
     if not is_kept:
         return
 
-    async def play(connection, wire):
+    async def play(connection, wire, taken):
         feed(connection, cut(raw[: max(0, len(raw) - missing)], cuts))
         connection.eof_received()
         with pytest.raises(BackendUnavailable) as caught:
-            await connection.read()
+            _ = taken.body
         assert caught.value.delivered
         assert wire.is_aborted
 
     played(play)
 
 
+@settings(deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=200),
@@ -128,34 +196,34 @@ def test_an_answer_cut_short_is_never_taken_for_a_whole_one(answer, missing, cut
     ),
     st.lists(st.integers(0, 1000)),
 )
-def test_whatever_comes_the_call_ends_and_nothing_is_raised_to_the_event_loop(raw, cuts):
-    async def play(connection, wire):
+def test_whatever_comes_the_call_ends_once_and_nothing_is_raised_to_the_event_loop(raw, cuts):
+    async def play(connection, wire, taken):
         feed(connection, cut(raw, cuts))
         connection.eof_received()
-        connection.connection_lost(None)
-        try:
-            assert isinstance(await connection.read(), bytes)
-        except BackendUnavailable:
-            assert wire.is_aborted
-        assert not connection.end()
+        assert taken.is_over or isinstance(taken.error, Exception)
+        assert connection.state is State.BROKEN
+        assert wire.is_aborted
 
     played(play)
 
 
+@settings(deadline=None)
 @given(answers(), st.binary(min_size=1, max_size=20), st.lists(st.integers(0, 1000)))
 def test_no_byte_behind_an_answer_is_taken_for_a_part_of_the_next(answer, surplus, cuts):
     raw, body, is_kept = answer
     if not is_kept or not surplus.strip(b"\r\n"):
         return
 
-    async def play(connection, _):
+    async def play(connection, wire, taken):
         feed(connection, cut(raw + surplus, cuts))
-        assert await connection.read() == body
-        assert not connection.end()
+        assert taken.body == body
+        assert connection.state is State.BROKEN
+        assert wire.is_aborted
 
     played(play)
 
 
+@settings(deadline=None)
 @given(answers(), st.binary(max_size=100), st.binary(max_size=100))
 def test_an_answer_that_came_before_is_nothing_but_bytes_within_a_body(inner, before, behind):
     raw, _, is_kept = inner
@@ -163,88 +231,127 @@ def test_an_answer_that_came_before_is_nothing_but_bytes_within_a_body(inner, be
         return
     body = before + raw + behind
 
-    async def play(connection, _):
+    async def play(connection, _, first):
         connection.data_received(raw)
-        await connection.read()
-        assert connection.end()
-        connection.begin(None, 60, is_head=False, is_stream=False)
-        connection.is_sent = True
+        assert first.is_over
+        second = begun(connection)
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
         feed(connection, [piece for piece in (before, raw, behind) if piece])
-        assert (await connection.read(), connection.end()) == (body, True)
+        assert (second.body, connection.state) == (body, State.IDLE)
 
     played(play)
 
 
 @pytest.mark.parametrize("stray", [b"\r\n", b"HTTP/1.1 200 OK\r\n"])
 def test_any_byte_between_two_calls_ends_the_connection(stray):
-    async def play(connection, wire):
+    async def play(connection, wire, taken):
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
-        assert await connection.read() == b"a"
-        assert connection.end()
+        assert taken.body == b"a"
         connection.data_received(stray)
         assert wire.is_aborted
 
     played(play)
 
 
-def test_an_answer_that_nobody_read_ends_the_connection():
-    async def play(connection, wire):
-        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
-        assert not connection.end()
+def test_an_answer_that_nobody_waits_for_and_nothing_holds_ends_the_connection():
+    async def play(connection, wire, taken):
+        connection.leave(taken, None)
         assert wire.is_aborted
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
+        assert not taken.has_answer
+
+    played(play)
+
+
+def test_who_leaves_late_leaves_the_next_call_alone():
+    async def play(connection, wire, first):
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        second = begun(connection)
+        connection.leave(first, None)
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
+        assert (second.body, wire.is_aborted) == (b"a", False)
 
     played(play)
 
 
 def test_the_time_limit_of_a_call_ends_with_it():
-    async def play(connection, wire):
-        connection.end()
-        wire.is_aborted = False
-        connection.begin(None, 0.02, is_head=False, is_stream=False)
-        connection.is_sent = True
+    async def play(connection, wire, taken):
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        assert await connection.read() == b""
-        assert connection.end()
+        assert taken.body == b""
         past = asyncio.Event()
         asyncio.get_running_loop().call_later(0.05, past.set)
         await past.wait()
         assert not wire.is_aborted
 
+    played(play, seconds=0.02)
+
+
+def test_a_call_that_is_late_is_told_and_triton_goes_on():
+    async def play(connection, wire, taken):
+        await taken.over.wait()
+        assert isinstance(taken.error, BackendTimeout)
+        assert not wire.is_aborted
+
+    played(play, seconds=0.02)
+
+
+def test_who_holds_triton_back_holds_its_transport():
+    async def play(connection, wire, taken):
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na")
+        connection.pause_reading()
+        assert wire.is_paused
+        connection.data_received(b"b")  # was under way
+        assert (taken.body, wire.is_paused) == (b"ab", False)
+
     played(play)
 
 
-def test_reading_is_paused_while_much_is_unread():
-    piece = bytes(2**16)
-
-    async def play(connection, wire):
-        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % 2**30)
-        fed = 0
-        while not wire.is_paused:
-            connection.data_received(piece)
-            fed += len(piece)
-        assert fed < 2**20
-        assert sum(map(len, await connection.pieces())) == fed
-        assert not wire.is_paused
-
-    played(play)
-
-
-def test_a_writer_waits_while_the_transport_is_full():
-    async def play(connection, _):
-        await connection.drained()
+def test_how_fast_triton_takes_the_request_is_told():
+    async def play(connection, _, taken):
         connection.pause_writing()
-        waiting = asyncio.create_task(connection.drained())
-        await asyncio.sleep(0)
-        connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
-        await asyncio.sleep(0)
-        assert not waiting.done()
+        assert not taken.is_writing
         connection.resume_writing()
-        await waiting
-        connection.pause_writing()
-        waiting = asyncio.create_task(connection.drained())
-        await asyncio.sleep(0)
-        connection.connection_lost(None)
-        await waiting
+        assert taken.is_writing
 
     played(play)
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def test_an_answer_before_the_end_of_the_request_ends_the_connection():
+    async def play(connection, wire, first):
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        early = Taken()
+        connection.begin(early, None)
+        connection.write(b"half a request")
+        assert connection.state is State.SENDING
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n")
+        assert connection.state is State.READING_BODY
+        connection.sent()
+        connection.data_received(b"a")
+        assert (early.body, wire.is_aborted) == (b"a", True)
+
+    played(play)
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_call_begins_on_an_idle_connection_only(state):
+    async def play(connection, *_):
+        connection.state = state
+        if state is State.IDLE:
+            connection.begin(Taken(), None)
+        else:
+            with pytest.raises(KeyError):
+                connection.begin(Taken(), None)
+
+    played(play)
+
+
+def test_the_table_of_states_leads_from_idle_through_all_but_broken_and_back():
+    reached, new = set(), {State.IDLE}
+    while new - reached:
+        reached |= new
+        new = {NEXT[pair] for pair in NEXT if pair[0] in reached}
+    assert reached == set(State) - {State.BROKEN}
+    assert {event for _, event in NEXT} == set(Event)

@@ -145,8 +145,7 @@ async def test_an_answer_that_is_held_back_when_its_time_is_up_ends_in_a_timeout
 
     opened = served(script, seconds=0.2)
     async with opened as (plane, _), plane.forward(post(), None) as answer:
-        (connection,) = plane._pool._open
-        await until(lambda: connection._error is not None)
+        await until(lambda: answer._call._error is not None)
         with pytest.raises(BackendTimeout):
             await answer.read()
 

@@ -8,6 +8,7 @@ import pytest
 from adapter.control.lease import Lease, Leases, LeaseState
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
+from adapter.dataplane.http1 import State
 from adapter.errors import BackendTimeout, StubDied
 from tests.lanes.http_door import until
 from tests.lanes.http_upstream import connections, post, reads_itself, served
@@ -155,7 +156,7 @@ async def test_triton_ends_a_call_by_ending_its_connection(failures, is_reset):
         await left(asking)
         gate.set()
         await until(lambda: lease.state is LeaseState.ENDED)
-        assert connections(plane) == "<Pool: 0 connections, 0 idle>"
+        await until(lambda: connections(plane) == "<Pool: 0 connections, 0 idle>")
 
 
 async def test_at_the_end_of_the_process_nothing_is_waited_for(failures):
@@ -213,5 +214,5 @@ async def test_an_answer_that_was_there_when_the_caller_left_ends_the_call(failu
         with lease:
             async with plane.forward(post(), lease):
                 (connection,) = plane._pool._open
-                await until(lambda: connection.is_over)
+                await until(lambda: connection.state is State.IDLE)
         assert lease.state is LeaseState.ENDED

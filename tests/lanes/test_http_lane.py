@@ -53,7 +53,7 @@ async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer():
     async with opened(says(answer)) as door:
         caller = await door.connect()
         found = await caller.ask(request(LANE, b"{}", KEEP, version="1.0"))
-        assert (found.body, found.headers["connection"]) == (b"ab", "close")
+        assert (found.body, found.headers.get("connection")) == (b"ab", None)
         assert "transfer-encoding" not in found.headers
 
 
@@ -104,7 +104,7 @@ async def test_what_waits_is_bounded(path):
 
         sending = asyncio.create_task(send_on())
         (connection,) = door.lane._connections
-        await until(lambda: connection._is_held)
+        await until(lambda: not connection.transport.is_reading())
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(connection._ahead) < MIB
@@ -210,9 +210,11 @@ async def test_an_upgrade_is_not_made_and_its_body_is_a_body(path):
     """Java's client asks for h2c with its first request, whatever that is."""
     fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
     async with opened() as door:
-        caller = await door.connect()
         for _ in range(2):
-            assert (await caller.ask(request(path, b"{}", *fields))).status == 200
+            caller = await door.connect()
+            answer = await caller.ask(request(path, b"{}", *fields))
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert await caller.rest() == b""
         seen = [asked.body for asked in door.upstream.requests] + door.bodies
         assert seen == [b"{}", b"{}"]
 
@@ -298,10 +300,9 @@ async def test_who_does_not_read_the_body_holds_the_caller_back(path):
         sending = asyncio.create_task(caller.send(request(path, bytes(48 * MIB))))
         await until(lambda: door.lane._connections)
         (connection,) = door.lane._connections
-        await until(lambda: connection._is_held)
+        await until(lambda: not connection.transport.is_reading())
         for _ in range(200):
             await asyncio.sleep(0)
-        assert connection._request._held < MIB
         assert not sending.done()
         door.gate.set()
         assert (await caller.answer()).status == 200
@@ -326,11 +327,29 @@ async def test_answers_are_counted_by_contract_operation_and_status():
         assert door.count("v2", "infer", 200) == 1
 
 
-async def test_a_bug_is_500_and_in_the_log(caplog):
+@both
+@pytest.mark.parametrize("way", [KEEP, CLOSE])
+async def test_no_answer_says_what_the_listener_is_made_of(path, way):
+    async with opened() as door:
+        caller = await door.connect()
+        assert "server" not in (await caller.ask(request(path, b"{}", way))).headers
+
+
+@both
+async def test_more_than_128_headers_are_refused_whichever_way_a_request_takes(path):
+    async with opened() as door:
+        for more, status in ((126, 200), (127, 400)):
+            caller = await door.connect()
+            found = await caller.ask(request(path, b"{}", *["a: b"] * more))
+            assert found.status == status
+
+
+@pytest.mark.parametrize("way", [KEEP, CLOSE])
+async def test_a_bug_is_500_and_in_the_log(way, caplog):
+    """Of a request that is plain, and of one that is not."""
     async with opened() as door:
         caller = await door.connect()
         door.house.control.lease = None
-        found = await caller.ask(request(LANE))
+        found = await caller.ask(request(LANE, b"{}", way))
         assert (found.status, json.loads(found.body)["code"]) == (500, "InternalError")
-        assert (await caller.ask(request(APP))).status == 200
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]

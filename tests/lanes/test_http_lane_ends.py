@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapter.frontends.http_lane.limits import Limits
+from adapter.frontends.http.connection import Limits
 from tests.lanes.http_door import APP, LANE, MIB, PATHS, head, opened, request, until
 from tests.lanes.http_upstream import OK, says
 

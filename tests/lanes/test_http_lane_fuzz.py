@@ -12,7 +12,7 @@ import re
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter.frontends.http_lane.limits import Limits
+from adapter.frontends.http.connection import Limits
 from tests.lanes.http_door import APP, LANE, opened, request
 
 EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "40"))

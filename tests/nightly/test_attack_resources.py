@@ -32,9 +32,11 @@ _DESCRIPTORS = 400
 _ATTACK_SECONDS = 8.0
 _LACK_SECONDS = 150.0
 _SOON = 10.0  # seconds until all is well behind an attack
+# before a Triton is started that has died again and again within a minute of its start
+_BACKOFF_SECONDS = 30.0
 _SLOW = 2.0  # what SageMaker allows a probe
 _WIDE = b"[" + b"{}," * 10_000_000 + b"{}]"
-_LASTING = ("triton-supervisor", "triton-watch", "control-watch", "http-lane-looks")
+_LASTING = ("triton-supervisor", "triton-watch", "control-watch", "http-looks")
 _PRINTS = """
 import time
 end = time.monotonic() + float(values[0])
@@ -234,7 +236,9 @@ class Attacks:
                     client.load("oracle", self._root / "oracle")
                 return False
 
-            wait_until(is_served, 2 * _SOON, "Triton is back, and the model served")
+            wait_until(
+                is_served, _BACKOFF_SECONDS + 2 * _SOON, "Triton is back, and the model served"
+            )
 
     @contextmanager
     def _squeezed(self) -> Iterator[None]:

@@ -1,9 +1,50 @@
-"""The test of tests/lanes/test_http_lane_fuzz.py, with other examples each time."""
+"""The tests of tests/lanes that send what nobody has thought of, with other examples each time."""
+
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import uvloop
 
 from tests.lanes import test_http_lane_fuzz as fuzz
+from tests.lanes import test_http_readings as readings
+from tests.lanes import test_http_ways as ways
+from tests.lanes.http_readings import Streams
 from tests.nightly.again import play_until
+
+_AT_ONCE = 60
+
+
+def play_seeds(
+    seconds: float, seed: int, play: Callable[[random.Random], Awaitable[Counter[str]]]
+) -> Counter[str]:
+    """Seed after seed; the one that fails is named."""
+    seen, end = Counter[str](), time.monotonic() + seconds
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        while time.monotonic() < end:
+            try:
+                seen += runner.run(play(random.Random(seed)))
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+            seed += 1
+    sys.stdout.write(f"seeds before {seed}: {dict(seen)}\n")
+    return seen
 
 
 def test_anything_sent_to_the_http_lane(seconds, seed):
     test = fuzz.test_whatever_comes_is_answered_or_closed_and_nothing_of_it_stays
-    play_until(seconds, seed, (test,))
+    play_until(seconds / 3, seed, (test,))
+
+
+def test_where_a_request_ends_has_one_reading(seconds, seed):
+    seen = play_seeds(seconds / 3, seed, lambda chance: readings.play(Streams(chance), _AT_ONCE))
+    assert min(seen[each] for each in ("open", "closed", "refused", "answered")) > 0
+
+
+def test_any_order_of_ways_on_one_connection(seconds, seed):
+    seen = play_seeds(seconds / 3, seed, lambda chance: ways.play(ways.Ways(chance), _AT_ONCE))
+    assert min(seen[each] for each in ("200", "400", "404", "fast")) > 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from http.client import RemoteDisconnected
 from pathlib import Path
 
 import grpc
@@ -166,6 +167,8 @@ def is_refused(address: str) -> bool:
             client.get("/ping")
         except ConnectionRefusedError:
             return True
+        except (ConnectionResetError, RemoteDisconnected):
+            return False  # it was accepted, in the moment in which the door closed
         return False
 
 

@@ -5,14 +5,15 @@ import asyncio
 import pytest_asyncio
 from aiohttp import ClientSession, web
 
+from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Observer
-from adapter.frontends.http import HttpEdge, answer, handlers
-from adapter.frontends.http_lane.behind import Application
-from adapter.frontends.http_lane.server import HttpLane
-from adapter.frontends.inference import Inferences
+from adapter.frontends.edge import Clock, Observer
+from adapter.frontends.http.fast_path import FastPath
+from adapter.frontends.http.head import Heads
+from adapter.frontends.http.middleware import HttpEdge, answer
+from adapter.frontends.http.server import HttpListener
 from adapter.settings import parse_door
 from tests.fakes.house import House
 
@@ -40,17 +41,13 @@ class Door:
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
         observer = Observer(house.metrics)
-        application = Application(
-            handlers(HttpEdge(self._handle, observer).serve, observer.malformed)
+        self._lane = HttpListener(
+            HttpEdge(self._handle, observer).serve,
+            FastPath(house.control, NoTriton(), observer, Clock(), InflightBytes(2**30)),
+            Heads(house.metrics.traffic.served, default_model=None, max_body_bytes=1000),
+            observer,
+            drain=self.drain,
         )
-        inferences = Inferences(
-            house.control,
-            NoTriton(),
-            load_wait_seconds=1,
-            max_body_bytes=1000,
-            default_model=None,
-        )
-        self._lane = HttpLane(inferences, application, observer, drain=self.drain)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/quick":

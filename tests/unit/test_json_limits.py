@@ -15,10 +15,10 @@ from adapter.dataplane.json_limits import (
     MOST_LEVELS,
     Depth,
     Shapes,
-    check_packed,
     check_whole,
     checked,
     is_packed,
+    json_bytes,
 )
 from adapter.errors import InvalidRequest, PayloadTooLarge
 
@@ -89,19 +89,26 @@ def test_many_brackets_side_by_side_are_no_depth():
 
 
 def test_tensors_behind_the_json_are_not_looked_at():
+    check_whole(b"{}" + DEEP, 2, MIB)
+    with pytest.raises(InvalidRequest):
+        check_whole(b"{}" + DEEP, None, MIB)
+
+
+def test_who_says_twice_or_wrongly_how_long_the_json_is_hides_nothing():
     headers = {"inference-header-Content-Length": "2"}
-    check_whole(b"{}" + DEEP, headers, MIB)
-    with pytest.raises(InvalidRequest):
-        check_whole(b"{}" + DEEP, {}, MIB)
-    with pytest.raises(InvalidRequest):  # who says it twice, or wrongly, hides nothing
-        check_whole(DEEP, headers | {"Inference-Header-Content-Length": "5000"}, MIB)
-    with pytest.raises(InvalidRequest):
-        check_whole(DEEP, {"Inference-Header-Content-Length": "-1"}, MIB)
+    assert json_bytes(headers) == 2
+    assert json_bytes(headers | {"Inference-Header-Content-Length": "5000"}) == 5000
+    assert json_bytes({"Inference-Header-Content-Length": "-1"}) is None
 
 
 async def in_pieces(data: bytes, size: int = 10):
     for at in range(0, len(data), size):
         yield data[at : at + size]
+
+
+async def check_packed(body: bytes, headers: dict[str, str], most: int) -> None:
+    async for _ in checked(in_pieces(body, len(body)), headers, most):
+        pass
 
 
 async def passed(packed: bytes, headers: dict[str, str]) -> bytes:
@@ -196,7 +203,7 @@ def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
 @pytest.mark.parametrize("dimensions", [b"9" * 30, b"8589934592", b"65536,65536", b"-9,99999999"])
 async def test_a_shape_that_no_body_can_fill_is_refused(dimensions):
     with pytest.raises(InvalidRequest):
-        check_whole(b'{"shape":[%s],"data":[1]}' % dimensions, {}, MIB)
+        check_whole(b'{"shape":[%s],"data":[1]}' % dimensions, None, MIB)
     packed = gzip.compress(b'{"shape":[%s]}' % dimensions)
     with pytest.raises(InvalidRequest):
         await check_packed(packed, {"Content-Encoding": "gzip"}, 99)
@@ -204,9 +211,9 @@ async def test_a_shape_that_no_body_can_fill_is_refused(dimensions):
 
 def test_tensors_in_shared_memory_may_be_larger_than_the_body():
     text = b'{"shape":[9999],"parameters":{"shared_memory_region":"a"}}'
-    check_whole(text, {}, MIB)
+    check_whole(text, None, MIB)
     with pytest.raises(InvalidRequest):
-        check_whole(text, {}, 9998)
+        check_whole(text, None, 9998)
 
 
 def test_a_shape_without_end_is_refused_before_it_takes_memory():
@@ -216,6 +223,6 @@ def test_a_shape_without_end_is_refused_before_it_takes_memory():
 
 def test_time_grows_with_the_text_and_no_faster():
     """Of many keys without a shape behind them, which an end far away would belong to."""
-    check_whole(b"[" + b'"shape",' * (MIB // 8) + b"1]", {}, MIB)
-    check_whole(b"[" + b'"shape":1,' * (MIB // 8) + b"1]", {}, MIB)
+    check_whole(b"[" + b'"shape",' * (MIB // 8) + b"1]", None, MIB)
+    check_whole(b"[" + b'"shape":1,' * (MIB // 8) + b"1]", None, MIB)
     assert not is_refused([b'"shape",' * 1000] * 500, Shapes(1))

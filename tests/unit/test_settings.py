@@ -88,7 +88,7 @@ class TestOrder:
         loaded = load()
         assert str(loaded.settings.http) == "0.0.0.0:8080"
         assert loaded.settings.model_roots == (Path("/opt/ml/models"), Path("/models"))
-        assert loaded.settings.max_body_bytes == 64 * 2**20
+        assert loaded.settings.max_body_bytes == 2**31 - 1
         assert loaded.settings.load_timeout_seconds == 350
         assert set(loaded.origins) == set(Settings.model_fields)
         assert set(loaded.origins.values()) == {"default"}

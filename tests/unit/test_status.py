@@ -7,7 +7,7 @@ import pytest
 from adapter import errors
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, MemoryFigures
-from adapter.frontends.http import error_answer
+from adapter.frontends.http.middleware import error_answer
 from adapter.frontends.status import HTTP, lookup
 
 # the branches of the tree: classes that sort errors and are never raised themselves

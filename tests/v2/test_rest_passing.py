@@ -14,21 +14,19 @@ import pytest_asyncio
 from aiohttp import web
 
 from adapter.core.faults import Faults
+from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Observer
-from adapter.frontends.http import HttpEdge, handlers
-from adapter.frontends.http_lane.behind import Application
-from adapter.frontends.http_lane.server import HttpLane
+from adapter.frontends.edge import Clock, Observer
+from adapter.frontends.http.fast_path import FastPath
+from adapter.frontends.http.head import Heads
+from adapter.frontends.http.middleware import HttpEdge
+from adapter.frontends.http.server import HttpListener
 from adapter.frontends.inference import Inferences
 from adapter.frontends.v2 import V2
 from adapter.settings.values import parse_door
 from tests.fakes.house import House
-
-# what the frontends note in a request is under plain strings
-pytestmark = pytest.mark.filterwarnings("ignore::aiohttp.web.NotAppKeyWarning")
-
 
 MIB = 2**20
 
@@ -78,9 +76,19 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
     dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10)
     dataplane.connect(await opened(stack, web.Server(upstream.handle)))
     stack.push_async_callback(dataplane.close)
+    inflight = InflightBytes(2**30)
+    inferences = Inferences(
+        house.control,
+        dataplane,
+        load_wait_seconds=0.01,
+        max_body_bytes=2 * MIB,
+        default_model=None,
+        inflight=inflight,
+    )
     v2 = V2(
         house.control,
         dataplane,
+        inferences,
         no_versions,
         [],
         load_wait_seconds=0.01,
@@ -88,18 +96,16 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
         max_control_body_bytes=100,
         passthrough=frozenset(passthrough),
     )
-    inferences = Inferences(
-        house.control,
-        dataplane,
-        load_wait_seconds=0.01,
-        max_body_bytes=2 * MIB,
-        default_model=None,
-    )
     observer = Observer(house.metrics)
-    edge = HttpEdge(v2.handle, observer)
-    application = Application(handlers(edge.serve, observer.malformed))
-    drain = Drain(house.control, house.metrics.traffic, 0)
-    lane = HttpLane(inferences, application, observer, drain=drain)
+    heads = Heads(house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB)
+    heads.host = dataplane.host
+    lane = HttpListener(
+        HttpEdge(v2.handle, observer).serve,
+        FastPath(house.control, dataplane, observer, Clock(), inflight),
+        heads,
+        observer,
+        drain=Drain(house.control, house.metrics.traffic, 0),
+    )
     port = await lane.open(parse_door("127.0.0.1:0"))
     stack.push_async_callback(lane.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
@@ -190,7 +196,7 @@ async def test_headers_of_the_call_go_both_ways_and_those_of_the_connection_do_n
     assert asked.headers["Content-Encoding"] == "gzip"
     assert asked.headers["Content-Length"] == str(len(body))
     assert not {"X-Hop", "TE"} & asked.headers.keys()
-    assert asked.headers.getall("Host") == [closed.dataplane._host]
+    assert asked.headers.getall("Host") == [closed.dataplane.host]
 
 
 async def test_a_chunked_body_reaches_triton_chunked(closed):

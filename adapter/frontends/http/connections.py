@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from adapter.frontends.http_lane.connection import Connection
+from adapter.frontends.http.connection import Connection
 
 # Of those there may be, so many are closed at once: to find them takes a look at all.
 _SHARE = 64

@@ -1,0 +1,217 @@
+"""aiohttp's side of a connection: it serves what is not plain, on a transport that is not its own.
+
+What of aiohttp is used here beyond its documentation has a test in
+tests/contract/test_aiohttp.py.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol
+
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http import RawRequestMessage
+
+from adapter.errors import AdapterError, InvalidRequest
+
+# As Node.js has it; of the bytes that a caller sends no more are held before they are a request.
+HEAD_BYTES = 16 * 2**10
+
+# aiohttp's own timer for idle connections must not end one.
+_NEVER_SECONDS = 1e9
+# What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
+_SKIPPED_BYTES = 64 * 2**10
+_MALFORMED = InvalidRequest("the body is malformed")
+
+
+class Front(Protocol):
+    """The connection. `left`: bytes of the body in hand that have not come, where that is known."""
+
+    transport: asyncio.Transport
+    left: int
+    is_full: bool
+    has_ended: bool
+
+    @property
+    def takes_more(self) -> bool: ...
+    def begins(self, *, is_whole: bool) -> None: ...
+    def answered(self, *, is_last: bool) -> None: ...
+    def refuse(self, why: str) -> None: ...
+    def refuse_head(self, why: str) -> None: ...
+    def end(self, *, gently: bool) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Application:
+    """`make` makes its handler. `is_for_good`: all bytes that follow are aiohttp's. `turn`: the
+    body in hand may be read, or never will come.
+    """
+
+    def __init__(self, front: Front, make: Callable[["Application"], "Handler"]) -> None:
+        self.is_for_good = False
+        self.front = front
+        self._make = make
+        self._handler: Handler | None = None
+        self._request: web.BaseRequest | None = None
+        self._begun = 0
+        self.turn = asyncio.Event()
+
+    # -- for the connection -----------------------------------------------------------------
+
+    def serve(self, data: bytes) -> None:
+        """A request whose first bytes these are."""
+        self._request = None
+        if self._handler is None:
+            self._handler = self._make(self)
+            self._handler.connection_made(self.front.transport)
+            if self.front.is_full:
+                self._handler.pause_writing()
+        self._handler.data_received(data)
+
+    def feed(self, piece: bytes) -> None:
+        if self._handler is not None and not self._handler.has_misread:
+            self._handler.data_received(piece)
+            if self._handler.has_misread and not self.is_whole():
+                self.failed(_MALFORMED)
+
+    @property
+    def has_more(self) -> bool:
+        """Requests that came behind the one in hand, and have not begun."""
+        return self._handler is not None and self._handler.requests > self._begun
+
+    def failed(self, error: AdapterError) -> None:
+        """The rest of the body will not come."""
+        content = None if self._request is None else self._request.content
+        if content is not None and content.exception() is None:
+            content.set_exception(error)
+            # who reads may just have been woken by the end of a chunk, and then waits on past it
+            asyncio.get_running_loop().call_soon(content.set_exception, error)
+            self.turn.set()
+
+    def is_whole(self) -> bool:
+        """The body of the request in hand, or there is none in hand."""
+        return self._request is None or self._request.content.is_eof()
+
+    def left(self, exc: Exception | None) -> None:
+        if self._handler is not None:
+            self._handler.connection_lost(exc)
+
+    def caller_is_full(self) -> None:
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def caller_takes_more(self) -> None:
+        if self._handler is not None:
+            self._handler.resume_writing()
+
+    # -- for who answers --------------------------------------------------------------------
+
+    def begins(self, request: web.BaseRequest) -> None:
+        self._request = request
+        self._begun += 1
+        is_whole = request.content.is_eof()
+        self.front.begins(is_whole=is_whole)
+        if not is_whole and self._handler is not None and self._handler.has_misread:
+            self.failed(_MALFORMED)
+        elif not is_whole and self.front.has_ended:
+            self.failed(InvalidRequest("the body broke off"))
+
+    def may_be_kept(self, request: web.BaseRequest) -> bool:
+        """What is left of the body is known to be little, and surely comes."""
+        if "Upgrade" in request.headers:
+            return False  # aiohttp may skip what comes behind one
+        if not request.content.is_eof():
+            is_little = not self.is_for_good and self.front.left <= _SKIPPED_BYTES
+            comes = request.content.exception() is None and "Expect" not in request.headers
+            if not (is_little and comes):
+                return False
+        return self.front.takes_more
+
+    def refuse(self, why: str) -> web.StreamResponse:
+        """What is returned is answered to nobody: the connection is not aiohttp's any more."""
+        self.front.refuse_head(why)
+        assert self._handler is not None  # noqa: S101 - it asks for this
+        self._handler.transport = None
+        return web.Response()
+
+    async def has_answered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Returns when aiohttp may go on with the next request."""
+        try:
+            if response.keep_alive and self.front.takes_more:
+                async for _ in request.content.iter_any():
+                    pass
+                self._request = None
+                self.front.answered(is_last=False)
+                return
+        except AdapterError:
+            self.front.abort()
+        is_gentle = "Upgrade" in request.headers or not request.content.is_eof()
+        self.front.end(gently=is_gentle)
+        await asyncio.get_running_loop().create_future()  # which the connection's end cancels
+
+
+class Handler(web.RequestHandler):
+    """aiohttp's own, one for each connection that needs one."""
+
+    __slots__ = ("application",)
+
+    def __init__(self, server: web.Server, application: Application) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=_NEVER_SECONDS,
+            access_log=None,  # type: ignore[arg-type] # as its own runner does
+            max_line_size=HEAD_BYTES,
+            max_field_size=HEAD_BYTES,
+            auto_decompress=False,  # compressed bodies are Triton's to open
+        )
+        self.application = application
+
+    @property
+    def requests(self) -> int:
+        """So many heads were read, the one of a malformed request too."""
+        return self._request_count
+
+    @property
+    def has_misread(self) -> bool:
+        """What came last is malformed. aiohttp answers that in its turn, and says nothing to who
+        reads the body that it was a part of.
+        """
+        return bool(self._messages) and not isinstance(self._messages[-1][0], RawRequestMessage)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is no HTTP gets the same JSON as any other bad request, and no traceback.
+
+        A 500 from here would be a bug in the edge itself: aiohttp logs and answers that.
+        """
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        return self.application.refuse(
+            f"this is no HTTP request: {' '.join(str(message or exc).split())}"
+        )
+
+
+class Request(web.BaseRequest):
+    async def _prepare_hook(self, resp: web.StreamResponse) -> None:
+        resp.headers.popall("Server", None)  # what the listener is made of is nobody's business
+
+
+def application_of(request: web.BaseRequest) -> Application:
+    assert isinstance(request.protocol, Handler)  # noqa: S101 - nothing else is ever made
+    return request.protocol.application
+
+
+def why_misread(request: web.BaseRequest) -> str | None:
+    """What aiohttp lets pass and others may read differently."""
+    codings = [coding.lower() for coding in request.headers.getall("Transfer-Encoding", ())]
+    if request.version not in {HttpVersion10, HttpVersion11} or request.method == "CONNECT":
+        return "this is no HTTP request: only HTTP/1.0 and HTTP/1.1 are served"
+    if codings and (codings != ["chunked"] or request.version == HttpVersion10):
+        return "of all transfer codings only chunked is understood"
+    return None

@@ -1,0 +1,360 @@
+"""One caller's connection: one request at a time in hand, what comes behind it waits.
+
+It owns the transport. A plain request goes to Triton from here (fast_path.py); of any other the
+bytes go to aiohttp, which writes to the same transport: its head at once, then its body, and never
+a byte of the next request. Where the body's end is aiohttp's to tell, all further bytes are.
+"""
+
+import asyncio
+import math
+import socket
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, cast
+
+from adapter.errors import AdapterError, InvalidRequest, NotStarted, SlowBody
+from adapter.frontends.http.application import HEAD_BYTES, Application
+from adapter.frontends.http.fast_path import Inference, guarded
+from adapter.frontends.http.head import END, Head
+
+if TYPE_CHECKING:
+    from adapter.frontends.http.server import HttpListener
+
+# Bytes behind the request in hand from which on the caller is held back.
+_AHEAD_BYTES = 64 * 2**10
+# What a request, or the empty lines before it, may begin with. Anything else is refused at once.
+_METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. `idle`: between two requests, longer than proxies keep theirs, so that they close
+    first. `head`: from its first byte to its last. `body` and `answer`: without any progress.
+    `slow`: after which a body has to come at `rate` bytes a second, averaged.
+    `gone`: how long work goes on for a caller who has ended its side, which one that only waits
+    for its answer does as well as one that has left. `linger`: for a caller who still sends what
+    nobody reads, to see its answer before the connection is reset; `hurry`: the same amid a drain.
+    """
+
+    idle: float = 3630
+    head: float = 30
+    body: float = 60
+    answer: float = 60
+    gone: float = 2
+    linger: float = 5
+    hurry: float = 0.5
+    slow: float = 10
+    rate: float = 64 * 2**10
+
+
+class Arrival:
+    """Of one body: time in which its caller is held back does not count."""
+
+    __slots__ = ("_limits", "_looked", "_quiet", "_seconds", "_seen", "received")
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self.received = 0
+        self._seen = 0
+        self._limits = limits
+        self._looked = now
+        self._seconds = self._quiet = 0.0
+
+    def look(self, now: float, *, is_reading: bool) -> InvalidRequest | None:
+        """What is wrong with it, if anything is."""
+        seconds, self._looked = now - self._looked, now
+        if not is_reading:
+            return None
+        self._seconds += seconds
+        self._quiet = 0.0 if self.received != self._seen else self._quiet + seconds
+        self._seen = self.received
+        limits = self._limits
+        if self._quiet >= limits.body:
+            return InvalidRequest(f"nothing came of the body for {limits.body:g} s")
+        if self._seconds > limits.slow and self.received < self._seconds * limits.rate:
+            return SlowBody(f"the body comes at less than {limits.rate / 2**10:g} KiB/s")
+        return None
+
+
+class State(Enum):
+    IDLE = auto()
+    HEAD = auto()  # some of it is there
+    FAST = auto()
+    APPLICATION = auto()
+    LINGERING = auto()  # all was said; what still comes is dropped
+    CLOSING = auto()  # when what was written is out
+
+
+# Python 3.11 looks long for a member of an enumeration.
+_IDLE, _HEAD, _FAST, _APPLICATION, _LINGERING, _CLOSING = State
+
+
+class Connection(asyncio.Protocol):
+    """`is_full`: the caller does not take what is written. `has_ended`: nothing more will come of
+    it. `left`: of the body of the request in hand.
+    """
+
+    def __init__(self, server: "HttpListener") -> None:
+        self.transport: asyncio.Transport
+        self.state = _IDLE
+        self.is_full = self.has_ended = self.had_request = False
+        self.left = 0
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()  # in this state
+        self._write_due = self._gone_due = math.inf
+        self._ahead = b""
+        self._arrival: Arrival | None = None
+        self._inference = Inference(self, server.fast)
+        self._application = Application(self, server.handler)
+
+    @property
+    def takes_more(self) -> bool:
+        return self._server.takes_more
+
+    @property
+    def is_idle(self) -> bool:
+        """It has no whole head of a request in hand."""
+        is_between = self.state is _IDLE or self.state is _HEAD
+        return is_between and not self._application.has_more
+
+    @property
+    def worth(self) -> tuple[bool, float]:
+        """Of one that is idle: less where it never had a request, and the longer it is idle."""
+        return self.had_request, self._since
+
+    # -- asyncio.Protocol -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._server.opened(self)
+
+    @guarded
+    def data_received(self, data: bytes) -> None:
+        state = self.state
+        if state is _LINGERING or state is _CLOSING:
+            return
+        if self._application.is_for_good:
+            if state is _APPLICATION:
+                self._arrived(len(data))
+            else:
+                self._enter(_HEAD)
+            self._application.feed(data)
+        elif state is _IDLE and not self.is_full:
+            self._read_head(data)
+        elif state is _HEAD:
+            self._read_head(self._ahead + data)
+        else:
+            self._read_body(data)
+
+    def eof_received(self) -> bool:
+        """True: the caller may still read."""
+        self.has_ended = True
+        self._gone_due = self._loop.time() + self._server.limits.gone
+        is_behind = bool(self._ahead) or self._application.has_more
+        is_over = self.state in {_LINGERING, _CLOSING} or (self.state is _IDLE and not is_behind)
+        self._ended()
+        return not is_over
+
+    @guarded
+    def _ended(self) -> None:
+        if self.state is _HEAD and not self._application.has_more:
+            self.refuse_head("the head of the request broke off")
+        elif self.state not in {_IDLE, _LINGERING, _CLOSING} and not self._is_whole():
+            self._fail(InvalidRequest("the body broke off"))
+
+    @guarded
+    def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            if self.state is _FAST:
+                self._inference.left()
+        finally:
+            self.state = _CLOSING
+            self._application.left(exc)
+            self._server.lost(self)
+
+    @guarded
+    def pause_writing(self) -> None:
+        self.is_full = True
+        self._write_due = self._loop.time() + self._server.limits.answer
+        self._application.caller_is_full()
+        self._inference.caller_is_full()
+
+    @guarded
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self._write_due = math.inf
+        self._application.caller_takes_more()
+        self._inference.caller_takes_more()
+        if self.state is _IDLE:
+            self._next()
+
+    # -- requests, one after the other ------------------------------------------------------
+
+    def _read_head(self, data: bytes) -> None:
+        end = data.find(END, max(0, len(self._ahead) - 3)) + len(END)
+        is_whole = end >= len(END)
+        if (end if is_whole else len(data)) > HEAD_BYTES:
+            self.refuse_head(f"the head of the request is longer than {HEAD_BYTES} bytes")
+        elif not is_whole and data[0] in _METHOD:
+            self._ahead = data
+            self._enter(_HEAD)
+        elif is_whole and (head := self._server.heads.read(data[:end])).length is not None:
+            self._begin(head, data, end)
+        else:
+            self._ahead = b""
+            self._enter(_HEAD)
+            self._application.is_for_good = True
+            self._application.serve(data)
+
+    def _begin(self, head: Head, data: bytes, end: int) -> None:
+        raw, length = data[:end], cast("int", head.length)
+        body, self._ahead = data[end : end + length], data[end + length :]
+        self.had_request = True
+        self.left = length - len(body)
+        self._arrival = None
+        if self.left:
+            self._arrived(len(body))
+        self.state = _FAST
+        if not (head.plain and self._inference.begin(head.plain, raw, body, length)):
+            self.serve_by_application(raw + body)
+        if self.left and self.has_ended:
+            self._fail(InvalidRequest("the body broke off"))
+
+    def serve_by_application(self, data: bytes) -> None:
+        """The request whose first bytes these are."""
+        self.state = _APPLICATION
+        self._application.serve(data)
+
+    def _read_body(self, data: bytes) -> None:
+        if left := self.left:
+            piece = data[:left]
+            data = data[left:]
+            self.left = left - len(piece)
+            self._arrived(len(piece))
+            if self.state is _FAST:
+                self._inference.feed(piece, is_last=not self.left)
+            else:
+                self._application.feed(piece)
+        if data:
+            self._ahead += data
+            if len(self._ahead) > _AHEAD_BYTES:
+                self.transport.pause_reading()
+
+    def _arrived(self, size: int) -> None:
+        if self._arrival is None:
+            self._arrival = Arrival(self._server.limits, self._loop.time())
+        self._arrival.received += size
+
+    def begins(self, *, is_whole: bool) -> None:
+        """A request that aiohttp serves: its head is there."""
+        self._enter(_APPLICATION)
+        self.had_request = True
+        if not is_whole:
+            self._arrived(0)
+
+    def answered(self, *, is_last: bool) -> None:
+        """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
+        if is_last or self.left or not self._server.takes_more:
+            self.end(gently=bool(self.left or self._ahead))
+            return
+        self._enter(_IDLE)
+        self._arrival = None
+        if not (self._application.is_for_good or self.transport.is_reading()):
+            self.transport.resume_reading()
+        if self._ahead or self.has_ended:
+            self._next()
+
+    def _next(self) -> None:
+        if self._ahead and not self.is_full:
+            data, self._ahead = self._ahead, b""
+            self._read_head(data)
+        if self.has_ended and self.is_idle and not self.is_full:
+            self.close()
+
+    # -- time limits ------------------------------------------------------------------------
+
+    @guarded
+    def look(self, now: float) -> None:
+        """Close what has waited for too long; called every now and then."""
+        limits, seconds = self._server.limits, now - self._since
+        if self.transport.is_closing():  # aiohttp may have done so
+            self._enter(_CLOSING)
+        if now >= self._write_due or now >= self._gone_due:
+            self.abort()
+            return
+        match self.state:
+            case State.IDLE if seconds >= limits.idle:
+                self.close()
+            case State.HEAD if seconds >= limits.head:
+                self.refuse_head(f"the head of the request took longer than {limits.head:g} s")
+            case State.LINGERING if seconds >= self._server.linger_seconds:
+                self.abort()
+            case State.CLOSING if seconds >= limits.answer:
+                self.abort()
+            case State.FAST | State.APPLICATION:
+                self._look_at_request(now)
+
+    def _look_at_request(self, now: float) -> None:
+        if self._arrival is not None and not self._is_whole():
+            error = self._arrival.look(now, is_reading=self.transport.is_reading())
+            if error is not None:
+                self._fail(error)
+
+    def _is_whole(self) -> bool:
+        return self._application.is_whole() if self._application.is_for_good else not self.left
+
+    def _fail(self, error: AdapterError) -> None:
+        """The rest of the body will not come."""
+        if self.state is _FAST:
+            self._inference.failed(error)
+        elif self.state is _APPLICATION:
+            self._application.failed(error)
+
+    def refuse(self, why: str) -> None:
+        """The request in hand, if its body has not come yet."""
+        if self.state in {_FAST, _APPLICATION} and not self._is_whole():
+            self._fail(NotStarted(f"{why}; the body of this request had not come yet"))
+
+    def bug(self, error: Exception) -> None:
+        """An error that nobody expected, of a callback of this connection."""
+        self._inference.bug(error)
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def refuse_head(self, why: str) -> None:
+        """Nobody knows where the next request would begin."""
+        self.transport.write(self._server.malformed(InvalidRequest(why)))
+        self.end(gently=True)
+
+    def _enter(self, state: State) -> None:
+        if self.state is not state:
+            self.state = state
+            self._since = self._loop.time()
+
+    def end(self, *, gently: bool) -> None:
+        """`gently`: bytes that were not read would reset the connection, maybe before the caller
+        has seen the answer; so they are read for a while, for nothing.
+        """
+        if self.has_ended or not gently:
+            self.close()
+            return
+        self._ahead = b""
+        self._enter(_LINGERING)
+        self.transport.write_eof()
+        self.transport.resume_reading()
+
+    def stop(self) -> None:
+        """The server closes: at once where nothing is in hand, else behind the answer."""
+        if self.is_idle:
+            self.close()
+
+    def close(self) -> None:
+        """When what was written is out."""
+        self._enter(_CLOSING)
+        self._gone_due = math.inf
+        self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()

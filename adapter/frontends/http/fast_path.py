@@ -1,0 +1,485 @@
+"""Plain inferences, from the caller's connection to Triton's and back, by callbacks alone.
+
+A small body is gathered before anything else is taken; a larger one goes on as it comes. What
+cannot be begun here goes to aiohttp, which says why. Nothing is parsed but the head of the answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import wraps
+from http import HTTPStatus
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from adapter.control import Lease, ModelControl
+from adapter.control.lease import LeaseState
+from adapter.core.infer import Check, FastDataPlane, Upstream
+from adapter.core.inflight import Claim, InflightBytes
+from adapter.errors import AdapterError, BackendError, CapacityError, NotStarted
+from adapter.frontends import binary
+from adapter.frontends.edge import (
+    INTERNAL_ERROR,
+    NOT_STARTED,
+    OF_THE_CONNECTION,
+    Clock,
+    Observer,
+    encoded,
+    error_body,
+    head_of,
+    json_answer,
+)
+from adapter.frontends.http.head import Plain, headers_of
+
+if TYPE_CHECKING:
+    from adapter.frontends.http.connection import Connection
+
+# Bodies up to this size are gathered, and answers up to this are; others are passed on, and all
+# are while so many bytes are held.
+_GATHERED_BYTES = 256 * 2**10
+_WHOLE_BYTES = 2**20
+_ALL_HELD_BYTES = 64 * 2**20
+# One write of so much costs less than one of its pieces.
+_JOINED_BYTES = 2**14
+
+_OK = 200
+_HEADER_LENGTH = b"inference-header-content-length"
+_DROPPED = frozenset(name.encode() for name in OF_THE_CONNECTION)
+_JSON = [(b"Content-Type", b"application/json")]
+_BINARY = binary.content_type(0).removesuffix("0").encode()
+
+
+class Stage(Enum):
+    NONE = auto()
+    GATHERING = auto()
+    WAITING_ITS_TURN = auto()  # until there is less on its way to Triton
+    CONNECTING = auto()
+    SENDING = auto()
+    WAITING = auto()  # Triton has the request
+    ANSWERING = auto()
+    REFUSING = auto()
+
+
+# Python 3.11 looks long for a member of an enumeration.
+_HELD = LeaseState.HELD
+_NONE, _GATHERING, _WAITING_ITS_TURN, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING = Stage
+
+
+log = logging.getLogger(__name__)
+
+
+class Guarded(Protocol):
+    """`bug` is told what a callback did not expect; it must not raise."""
+
+    def bug(self, error: Exception) -> None: ...
+
+
+_Self = TypeVar("_Self", bound=Guarded)
+_Given = ParamSpec("_Given")
+
+
+def guarded(
+    act: Callable[Concatenate[_Self, _Given], None],
+) -> Callable[Concatenate[_Self, _Given], None]:
+    """A callback after which nothing hangs and nothing leaks, whatever it raises."""
+
+    @wraps(act)
+    def run(self: _Self, *args: _Given.args, **kwargs: _Given.kwargs) -> None:
+        try:
+            act(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
+
+    return run  # type: ignore[return-value] # of the same parameters
+
+
+@dataclass(slots=True)
+class FastPath:
+    """What all plain inferences share. `held`: bytes of bodies that wait for the rest of them, and
+    of answers. `inflight`: of bodies that are not gathered.
+    """
+
+    control: ModelControl
+    dataplane: FastDataPlane
+    observer: Observer
+    clock: Clock
+    inflight: InflightBytes
+    held: int = 0
+
+
+class Inference:
+    """The plain inference that a connection has in hand, one after the other. It is what both
+    connections tell of: the caller's by `begin`, `feed` and `left`, Triton's as its Receiver.
+    """
+
+    def __init__(self, front: "Connection", path: FastPath) -> None:
+        self._front = front
+        self._path = path
+        self._stage = _NONE
+        self._plain: Plain
+        self._upstream: Upstream | None = None
+        self._lease: Lease | None = None
+        self._claim: Claim | None = None
+        self._check: Check | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._pieces: list[bytes] = []
+        self._held = 0
+
+    # -- the caller's side ------------------------------------------------------------------
+
+    def begin(self, plain: Plain, raw: bytes, body: bytes, length: int) -> bool:
+        """Take the request, of whose body of `length` bytes some is there; False: it is not for
+        here.
+        """
+        if not self._front.takes_more:
+            return False
+        self._plain, self._raw = plain, raw
+        self._begun = monotonic()
+        self._waited: float | None = None
+        self._is_whole = len(body) == length
+        self._status = 0
+        self._check = None
+        self._stage = _GATHERING
+        plain.served.flight.count += 1
+        if self._is_whole:
+            is_taken = self._serve(body)
+        elif self._hold(length, _GATHERED_BYTES):
+            is_taken = self._gather(body)
+        else:
+            is_taken = self._stream(body, length)
+        if not is_taken:
+            self._over()
+        return is_taken
+
+    def feed(self, piece: bytes, *, is_last: bool) -> None:
+        self._is_whole = is_last
+        if self._stage is _SENDING:
+            self._pass_on(piece)
+        elif self._stage is _CONNECTING or self._stage is _WAITING_ITS_TURN:
+            self._pieces.append(piece)
+        elif self._stage is _GATHERING:
+            self._pieces.append(piece)
+            if is_last:
+                self._gathered()
+
+    def left(self) -> None:
+        """The caller has. What Triton works on it goes on with."""
+        if self._stage is not _NONE:
+            self._let_go(None)
+            self._over()
+
+    def caller_is_full(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause_reading()
+
+    def caller_takes_more(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume_reading()
+
+    # -- to Triton --------------------------------------------------------------------------
+
+    def _hold(self, size: int, most: int) -> bool:
+        """So many bytes, until `_let_go_of_held`, where there may be so many."""
+        path = self._path
+        if size > most or path.held + size > _ALL_HELD_BYTES:
+            return False
+        self._held = size
+        path.held += size
+        return True
+
+    def _let_go_of_held(self) -> None:
+        self._path.held -= self._held
+        self._held = 0
+
+    def _gather(self, body: bytes) -> bool:
+        if self._find_lease() is None:
+            self._let_go_of_held()
+            return False
+        self._pieces = [body]
+        return True
+
+    def _gathered(self) -> None:
+        body, self._pieces = b"".join(self._pieces), []
+        self._let_go_of_held()
+        if not self._serve(body):
+            self._over()
+            self._front.serve_by_application(self._raw + body)
+
+    def _serve(self, body: bytes) -> bool:
+        """With the whole body."""
+        try:
+            self._path.dataplane.check(body, self._plain.json_bytes)
+        except AdapterError:
+            return False
+        if self._take_lease() is None:
+            return False
+        self._to_triton(body)
+        return True
+
+    def _stream(self, body: bytes, length: int) -> bool:
+        if (lease := self._take_lease()) is None:
+            return False
+        lease.arrives(lambda: self._front.refuse("the model is being unloaded"))
+        self._check = self._path.dataplane.checking(self._plain.json_bytes, length)
+        inflight = self._path.inflight
+        if inflight.has_room_for(length):
+            self._claim = inflight.claim(length, _at_once)
+            self._to_triton(body)
+        else:
+            self._stage = _WAITING_ITS_TURN
+            self._pieces = [body]
+            self._front.transport.pause_reading()
+            self._claim = inflight.claim(length, self._take_turn)
+        return True
+
+    @guarded
+    def _take_turn(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        self._front.transport.resume_reading()
+        self._to_triton(b"".join(pieces))
+
+    def _to_triton(self, body: bytes) -> None:
+        """`body` is all of it, or the first of a stream."""
+        upstream = self._path.dataplane.idle()
+        if upstream is None:
+            self._stage = _CONNECTING
+            self._pieces = [body]
+            if not self._is_whole:
+                self._front.transport.pause_reading()
+            self._task = asyncio.get_running_loop().create_task(self._connect())
+        else:
+            self._send(upstream, body)
+
+    def _find_lease(self) -> Lease | None:
+        """None where it is aiohttp that answers."""
+        try:
+            lease = self._path.control.lease(self._plain.model_id)
+        except AdapterError:
+            return None
+        return None if lease.record.is_renamed else lease
+
+    def _take_lease(self) -> Lease | None:
+        lease = self._find_lease()
+        if lease is not None:
+            self._lease = lease
+            lease.begin()
+        return lease
+
+    async def _connect(self) -> None:
+        try:
+            upstream = await self._path.dataplane.connected(self._plain.model_id)
+        except AdapterError as error:
+            self.failed(error)
+        except Exception as error:  # noqa: BLE001 - a bug
+            self.bug(error)
+        else:
+            self._connected(upstream)
+
+    @guarded
+    def _connected(self, upstream: Upstream) -> None:
+        self._task = None
+        body, self._pieces = b"".join(self._pieces), []
+        self._send(upstream, body)
+        if not self._is_whole:
+            self._front.transport.resume_reading()
+
+    def _send(self, upstream: Upstream, body: bytes) -> None:
+        assert self._lease is not None  # noqa: S101 - it is taken before
+        self._upstream = upstream
+        upstream.begin(self, self._lease.record)
+        self._asked = monotonic()
+        if self._check is None:
+            self._stage = _WAITING
+            upstream.send(self._plain.onward, body)
+        else:
+            self._stage = _SENDING
+            upstream.write(self._plain.onward)
+            self._pass_on(body)
+
+    def _pass_on(self, piece: bytes) -> None:
+        assert self._check is not None  # noqa: S101 - it is a stream
+        assert self._upstream is not None  # noqa: S101
+        try:
+            self._check.feed(piece)
+        except AdapterError as error:
+            self.failed(error)
+            return
+        self._upstream.write(piece)
+        if self._is_whole:
+            self._stage = _WAITING
+            self._end_claim()
+            self._upstream.sent()
+
+    # -- Receiver ---------------------------------------------------------------------------
+
+    @guarded
+    def answered(self) -> None:
+        upstream = self._upstream
+        assert upstream is not None  # noqa: S101 - it tells this
+        length = upstream.length
+        self._waited = monotonic() - self._asked
+        self._stage = _ANSWERING
+        self._is_last = not (self._is_whole and self._front.takes_more)
+        self._is_chunked = length is None
+        frame = b"Transfer-Encoding: chunked\r\n"
+        if length is not None:
+            frame = b"Content-Length: %d\r\n" % length
+            self._hold(length, _WHOLE_BYTES)
+        fields = self._fields(upstream)
+        rest = frame + self._plain.echoed
+        self._head = head_of(_OK, fields, rest, self._path.clock, is_last=self._is_last)
+
+    def _fields(self, upstream: Upstream) -> list[tuple[bytes, bytes]]:
+        if self._plain.route.frontend == "v2":
+            return [pair for pair in upstream.headers if pair[0].lower() not in _DROPPED]
+        fields = _JSON
+        for name, value in upstream.headers:
+            key = name.lower()
+            if key == _HEADER_LENGTH:
+                fields = [(b"Content-Type", _BINARY + value), *fields[1:]]
+            elif key == b"content-encoding":
+                fields = [*fields, (name, value)]
+        return fields
+
+    @guarded
+    def received(self, piece: bytes) -> None:
+        """An answer that is held is written when it is whole: until then it may still fail."""
+        if self._is_chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self._pieces.append(piece)
+        if not self._held:
+            self._write()
+
+    def _write(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        front = self._front
+        if not self._status:
+            self._status = _OK
+            pieces.insert(0, self._head)
+        if self._held <= _JOINED_BYTES:
+            front.transport.write(b"".join(pieces))
+        else:
+            front.transport.writelines(pieces)
+        if front.is_full:
+            self.caller_is_full()
+
+    @guarded
+    def ended(self) -> None:
+        if self._is_chunked:
+            self._pieces.append(b"0\r\n\r\n")
+        if self._pieces or not self._status:
+            self._write()
+        self._let_go(None)
+        self._over()
+        self._front.answered(is_last=self._is_last)
+
+    @guarded
+    def failed(self, error: AdapterError) -> None:
+        """By Triton, or by a body that will not come."""
+        if self._stage is _NONE or self._stage is _REFUSING:
+            return
+        if self._status:
+            self._front.abort()  # that is all that can be said of an answer that broke off
+            return
+        self._let_go(error)
+        self._stage = _REFUSING
+        if isinstance(error, BackendError | CapacityError):
+            self._task = asyncio.get_running_loop().create_task(self._judge(error))
+        else:
+            self._refuse(error)
+
+    def pause_writing(self) -> None:
+        if self._stage is _SENDING:
+            self._front.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._stage is _SENDING:
+            self._front.transport.resume_reading()
+
+    # -- how it ends ------------------------------------------------------------------------
+
+    async def _judge(self, error: AdapterError) -> None:
+        try:
+            said = await self._path.control.judged(error, self._plain.model_id)
+            self._task = None
+            self._refuse(said)
+        except Exception as bug:  # noqa: BLE001 - all of them
+            self.bug(bug)
+
+    def _refuse(self, error: AdapterError) -> None:
+        path, plain = self._path, self._plain
+        status, body = error_body(error, plain.model_id)
+        target, headers = headers_of(self._raw)
+        path.observer.refused(error, headers, target, plain.route.operation, plain.model_id)
+        fields = [(NOT_STARTED.encode(), b"1")] if isinstance(error, NotStarted) else []
+        self._say(status, body, fields)
+
+    def _say(
+        self, status: int, body: dict[str, Any], fields: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        self._status = status
+        is_last = not (self._is_whole and self._front.takes_more)
+        answer = json_answer(
+            *(status, encoded(body), self._path.clock, fields),
+            echoed=self._plain.echoed,
+            is_last=is_last,
+        )
+        self._front.transport.write(answer)
+        self._over()
+        self._front.answered(is_last=is_last)
+
+    def bug(self, error: Exception) -> None:
+        """An error that nobody expected: 500, or where an answer has begun its end."""
+        fields = {"path": "", "model_id": None}
+        if self._stage is not _NONE:
+            fields = {"path": headers_of(self._raw)[0][:500], "model_id": self._plain.model_id}
+        log.error("request.failed", exc_info=error, extra=fields)
+        try:
+            upstream = self._upstream
+            if upstream is not None:
+                upstream.leave(self, None)
+                upstream.abort()
+            self._let_go(None)
+            if self._stage is _NONE or self._status:
+                self._front.abort()
+            else:
+                self._say(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)
+        except Exception:
+            log.exception("request.failed", extra=fields)
+            self._front.abort()
+
+    def _end_claim(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.end()
+
+    def _let_go(self, error: AdapterError | None) -> None:
+        """Of all that the request has."""
+        upstream, lease = self._upstream, self._lease
+        self._upstream = self._lease = None
+        if lease is not None:
+            if upstream is not None:
+                upstream.leave(self, lease)
+            if lease.state is _HELD:
+                lease.end(error)
+        if self._held:
+            self._let_go_of_held()
+        if self._claim is not None:
+            self._end_claim()
+        self._pieces = []
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    def _over(self) -> None:
+        served = self._plain.served
+        self._stage = _NONE
+        served.flight.count -= 1
+        if self._status:
+            seconds = monotonic() - self._begun
+            served.count(self._status, seconds, self._waited, is_fast=True)
+
+
+def _at_once() -> None: ...

@@ -1,0 +1,167 @@
+"""The http listener: aiohttp serves, and a fast path of callbacks in front of it."""
+
+import asyncio
+from typing import NoReturn
+
+from aiohttp import web
+
+from adapter import lasting
+from adapter.errors import InvalidRequest, TooManyConnections
+from adapter.frontends.drain import Drain
+from adapter.frontends.edge import Observer, encoded, error_body, json_answer
+from adapter.frontends.http.application import (
+    Application,
+    Handler,
+    Request,
+    application_of,
+    why_misread,
+)
+from adapter.frontends.http.connection import Connection, Limits
+from adapter.frontends.http.connections import Connections
+from adapter.frontends.http.fast_path import FastPath
+from adapter.frontends.http.head import Heads
+from adapter.frontends.http.middleware import Serve
+from adapter.settings import Door
+
+# Callers may come all at once; what does not fit waits a second for its connection.
+_BACKLOG = 1024
+
+_TOO_MANY, _TOO_MANY_BODY = error_body(TooManyConnections("too many connections"), None)
+_RETRY = [(b"Retry-After", b"1")]
+
+
+class HttpListener:
+    """`serve` answers what is not plain.
+
+    `look_seconds`: how often time limits are looked at; one timer for all connections costs a
+    request nothing.
+    """
+
+    def __init__(
+        self,
+        serve: Serve,
+        fast: FastPath,
+        heads: Heads,
+        observer: Observer,
+        *,
+        drain: Drain,
+        limits: Limits | None = None,
+        look_seconds: float = 1,
+        connections: Connections | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.fast = fast
+        self.heads = heads
+        self._serve = serve
+        self._observer = observer
+        self._drain = drain
+        self._is_closing = False
+        self._is_refusing = False
+        self._look_seconds = look_seconds
+        drain.then_refuse(self._refuse_arriving)
+        self._connections = Connections() if connections is None else connections
+        self._all_lost: asyncio.Future[None] | None = None
+        self._server: asyncio.Server
+        self._aiohttp: web.Server
+        self._looking: asyncio.Task[NoReturn]
+
+    async def open(self, door: Door) -> int:
+        """The port, 0 for a socket of unix."""
+        loop = asyncio.get_running_loop()
+        # who hangs up is not computed for any more; operations of control outlive their callers
+        self._aiohttp = web.Server(
+            self._answer,
+            request_factory=lambda *given: Request(*given, loop),  # type: ignore[call-arg,arg-type]
+            handler_cancellation=True,
+        )
+        if door.kind == "unix":
+            self._server = await loop.create_unix_server(self._accept, door.path, backlog=_BACKLOG)
+        else:
+            self._server = await loop.create_server(
+                self._accept, door.host, door.port, backlog=_BACKLOG
+            )
+        self._looking = lasting.begin(
+            "http-looks", lasting.forever(self._look, seconds=self._look_seconds)
+        )
+        return 0 if door.kind == "unix" else int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self, patience_seconds: float) -> None:
+        """Take nothing new; what is in hand has its time to be answered."""
+        self._server.close()
+        self._is_closing = True
+        for connection in self._connections:
+            connection.stop()
+        if not await self._are_lost(patience_seconds):
+            for connection in self._connections:
+                connection.abort()
+            await self._are_lost(patience_seconds)
+        lasting.end(self._looking)
+
+    async def _are_lost(self, seconds: float) -> bool:
+        if self._connections:
+            self._all_lost = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._all_lost], timeout=seconds)
+        return not self._connections
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The whole answer is written here, so that it is known when the next request may come."""
+        application = application_of(request)
+        application.begins(request)
+        if (why := why_misread(request)) is not None:
+            return application.refuse(why)
+        response = await self._serve(request)
+        if not application.may_be_kept(request):
+            response.force_close()
+        await response.prepare(request)
+        await response.write_eof()
+        await request.writer.drain()
+        await application.has_answered(request, response)
+        return response
+
+    # -- for connections --------------------------------------------------------------------
+
+    def _accept(self) -> asyncio.Protocol:
+        refusal = json_answer(
+            _TOO_MANY, encoded(_TOO_MANY_BODY), self.fast.clock, _RETRY, is_last=True
+        )
+        return self._connections.accept(lambda: Connection(self), refusal)
+
+    def handler(self, application: Application) -> Handler:
+        return Handler(self._aiohttp, application)
+
+    def opened(self, connection: Connection) -> None:
+        self._connections.add(connection)
+
+    def lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._all_lost is not None and not self._all_lost.done():
+            self._all_lost.set_result(None)
+
+    def malformed(self, error: InvalidRequest) -> bytes:
+        self._observer.malformed(error)
+        status, body = error_body(error, None)
+        return json_answer(status, encoded(body), self.fast.clock, is_last=True)
+
+    @property
+    def takes_more(self) -> bool:
+        """Callers are not told to go elsewhere with their next request."""
+        return not (self._drain.is_on or self._is_closing)
+
+    @property
+    def linger_seconds(self) -> float:
+        limits = self.limits
+        return limits.linger if self.takes_more else min(limits.linger, limits.hurry)
+
+    async def _look(self) -> None:
+        self.fast.clock.tick()
+        now = asyncio.get_running_loop().time()
+        for connection in self._connections:
+            connection.look(now)
+        if self._is_refusing:
+            self._refuse_arriving()
+
+    def _refuse_arriving(self) -> None:
+        """Bodies that have not wholly come, and whoever begins one now."""
+        self._is_refusing = True
+        for connection in list(self._connections):
+            connection.refuse("the adapter is stopping")
