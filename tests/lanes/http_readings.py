@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -150,10 +151,14 @@ class Reading:
 
 
 def read_by_h11(data: bytes) -> Reading:
-    found, connection = Reading(), h11.Connection(h11.SERVER, max_incomplete_event_size=2**26)
-    connection.receive_data(data)
+    found = Reading()
     try:
-        while (head := connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+        while data := _usual(data):
+            connection = h11.Connection(h11.SERVER, max_incomplete_event_size=2**26)
+            connection.receive_data(data)
+            if (head := connection.next_event()) in (h11.NEED_DATA, h11.PAUSED):
+                found.verdict = "cut"
+                return found
             assert isinstance(head, h11.Request)
             body = b""
             while isinstance(event := connection.next_event(), h11.Data):
@@ -167,12 +172,18 @@ def read_by_h11(data: bytes) -> Reading:
             if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                 found.verdict = "closed"
                 return found
-            connection.start_next_cycle()
+            data = connection.trailing_data[0]
     except h11.RemoteProtocolError:
         found.verdict = "refused"
-        return found
-    found.verdict = "cut" if connection.trailing_data[0] else "open"
     return found
+
+
+def _usual(data: bytes) -> bytes:
+    """Without what h11 refuses and servers take: empty lines before a request, and spaces more than
+    one in its first line.
+    """
+    line, end, rest = data.lstrip(b"\r\n").partition(b"\r\n")
+    return re.sub(b" +", b" ", line) + end + rest
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,8 @@ class Streams:
         before = b"".join(parts)
         bad = strictly = self._bad()
         if (kind := self._chance.random()) < 0.25:
-            bad = strictly = self._spoilt(bad)
+            bad = self._spoilt(bad)
+            strictly = bad
         elif kind < 0.3:
             strictly = self._good()
             bad = self._leniently(strictly)

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adapter.frontends.http.connection import Limits
@@ -108,6 +108,9 @@ async def talk(pieces: list[bytes], *, is_reset: bool) -> None:
             assert (await other.ask(request(path))).status == 200
 
 
+_PLAIN = b"POST /app HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -115,6 +118,7 @@ async def talk(pieces: list[bytes], *, is_reset: bool) -> None:
     print_blob=True,
 )
 @given(pieces=streams(), is_reset=st.booleans())
+@example(pieces=[_PLAIN[:-2], _PLAIN[-2:] + _PLAIN], is_reset=True)
 def test_whatever_comes_is_answered_or_closed_and_nothing_of_it_stays(pieces, is_reset):
     seen: list[logging.LogRecord] = []
     handler = logging.Handler()

@@ -147,7 +147,17 @@ class Application:
             self.front.abort()
         is_gentle = "Upgrade" in request.headers or not request.content.is_eof()
         self.front.end(gently=is_gentle)
-        await asyncio.get_running_loop().create_future()  # which the connection's end cancels
+        await _until_cancelled()
+
+    async def caller_has_left(self) -> None:
+        """Amid an answer; aiohttp would call that an error of the handler."""
+        self.front.abort()
+        await _until_cancelled()
+
+
+async def _until_cancelled() -> None:
+    """By the end of the connection."""
+    await asyncio.get_running_loop().create_future()
 
 
 class Handler(web.RequestHandler):

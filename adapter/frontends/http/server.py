@@ -112,9 +112,12 @@ class HttpListener:
         response = await self._serve(request)
         if not application.may_be_kept(request):
             response.force_close()
-        await response.prepare(request)
-        await response.write_eof()
-        await request.writer.drain()
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+            await request.writer.drain()
+        except ConnectionResetError:
+            await application.caller_has_left()
         await application.has_answered(request, response)
         return response
 
