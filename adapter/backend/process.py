@@ -69,7 +69,7 @@ class ServerProcess:
                     f"tritonserver cannot be started: {error}", delivered=False
                 ) from error
             if (server := await report.pid) is None:
-                await process.wait()
+                await _heard_out(process, output)
                 raise NotStarted(
                     f"tritonserver cannot be started: {output.complaint()}", delivered=False
                 )
@@ -93,12 +93,7 @@ class ServerProcess:
         if code is None:  # somebody killed the keeper, so the kernel kills the server; not the rest
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.server, signal.SIGKILL)
-        # What even SIGKILL does not end keeps its keeper and the pipe of its output.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_REST_SECONDS):
-                await self._keeper.wait()
-                while not self._output.is_over:  # noqa: ASYNC110 - a thread
-                    await asyncio.sleep(_POLL_SECONDS)
+        await _heard_out(self._keeper, self._output)
         self._output.close()
         self._report.close()
         if code is None:
@@ -126,6 +121,17 @@ class ServerProcess:
     def complaint(self) -> str:
         """Its last words."""
         return self._output.complaint()
+
+
+async def _heard_out(keeper: asyncio.subprocess.Process, output: Output) -> None:
+    """Until both have ended. What even SIGKILL does not end keeps its keeper and the pipe of its
+    output: that is waited for only so long.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_REST_SECONDS):
+            await keeper.wait()
+            while not output.is_over:  # noqa: ASYNC110 - a thread
+                await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _start(

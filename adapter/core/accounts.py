@@ -97,7 +97,7 @@ class Accounts:
         for account in self._models.values():
             account.is_due = False  # whatever was not measured never will be
         self._window.open(reading and reading.shared)
-        self._growth.reset()
+        self._growth.end(reading)
         self._requests_before = requests
 
     def loaded(
@@ -137,6 +137,7 @@ class Accounts:
             own = self.in_processes(part.model_id, reading)
             taken = plus(part.bytes, {HOST: own}) if own else part.bytes
             found.append(self._measured(part.model_id, taken, exact=part.exact))
+        self._growth.begin(reading)
         return found
 
     # -- in between -------------------------------------------------------------------------

@@ -112,9 +112,17 @@ class Growth:
     def forget(self, model_id: ModelId) -> None:
         self._least.pop(model_id, None)
 
-    def reset(self) -> None:
-        """An operation ran: what changed since the last tick is not traffic alone."""
-        self._before = None
+    def begin(self, reading: MemoryReading | None) -> None:
+        """No operation is under way any more: what changes from here is traffic alone."""
+        self._before = reading
+
+    def end(self, reading: MemoryReading | None) -> None:
+        """An operation begins: what changes from here is not traffic alone. What was given back
+        since the last tick is, or it would seem to be taken once more by whoever takes it again.
+        """
+        before, self._before = self._before, None
+        if before is not None and reading is not None and _alike(before, reading):
+            self._lower(minus(before.used, reading.used))
 
     def tick(
         self, reading: MemoryReading | None, active: Collection[ModelId], baseline: Bytes

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from adapter.core.accounts import Accounts
@@ -123,6 +123,16 @@ def test_no_size_is_larger_than_what_was_taken_where_processes_are_told_apart(st
 
 
 @given(steps=STEPS, sole=st.booleans())
+@example(
+    steps=[
+        ("load", A, 30 * MIB),
+        ("give back", A, 30 * MIB),
+        ("load", B, 20 * MIB),
+        ("look", A, MIB),
+        ("take", A, 20 * MIB),
+    ],
+    sole=False,
+)
 @settings(max_examples=300, deadline=None)
 def test_no_size_is_larger_than_what_was_taken_where_only_totals_are_read(steps, sole):
     """What is taken and what is given back lie in different looks, and nothing is given back while

@@ -298,7 +298,7 @@ def test_of_a_model_that_was_not_measured_no_growth_is_told():
 
 def test_growth_over_an_operation_is_no_ones():
     growth = grown(a=5)
-    growth.reset()
+    growth.end(seen(5))
     assert growth.tick(seen(20), [A], {}) is None
     assert growth.tick(seen(23), [A], {}) == (A, {ONE: 8, TWO: 0})
 
