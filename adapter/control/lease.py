@@ -28,14 +28,14 @@ _NEW, _HELD, _ABANDONED, _ENDED = LeaseState
 
 
 class Leases:
-    """`failed` is told of each lease that ended with an error.
+    """`failed` is told of each lease that ended with an error, and says what its caller is told.
 
     `abandoned`: how many are at this moment, also of models that are gone. `max_abandoned`: how
     many a model may have and still get new requests.
     """
 
     def __init__(
-        self, max_abandoned: int, failed: Callable[[ModelRecord, BaseException], None]
+        self, max_abandoned: int, failed: Callable[[ModelRecord, BaseException], BaseException]
     ) -> None:
         self.abandoned = 0
         self.failed = failed
@@ -141,20 +141,21 @@ class Lease:
             self.record.abandoned += 1
             self._leases.abandoned += 1
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Triton is done with it. `error`: what became of it. No-op when it has ended already."""
+    def end(self, error: BaseException | None = None) -> BaseException | None:
+        """Triton is done with it. `error`: what became of it; what its caller is to be told of that
+        is returned. No-op when it has ended already.
+        """
         if self.state is _ABANDONED:
             self.record.abandoned -= 1
             self._leases.abandoned -= 1
         elif self.state is not _HELD:
-            return
+            return error
         self.state = _ENDED
         self.record.in_flight -= 1
         self._leases.has_ended(self)
         if self.record.in_flight == 0:
             self._leases.was_last(self.record)
-        if error is not None:
-            self._leases.failed(self.record, error)
+        return None if error is None else self._leases.failed(self.record, error)
 
     def __enter__(self) -> ModelRecord:
         self.begin()
@@ -164,4 +165,6 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if self.state is _HELD:
-            self.end(error)
+            told = self.end(error)
+            if told is not None and told is not error:
+                raise told

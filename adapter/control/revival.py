@@ -137,14 +137,19 @@ class Revival:
             if (look := self._suspects.get(record)) is not None:
                 await asyncio.shield(look)
 
-    def call_failed(self, record: ModelRecord, error: BaseException) -> None:
+    def call_failed(self, record: ModelRecord, error: BaseException) -> BaseException:
+        """An inference did. Returns what its caller is to be told."""
         # what looked like a lack of memory may be a death as well, and then says so by its cause
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self._suspect(record)
         elif isinstance(error, ModelNotFound):
             if self._reconciling is None or self._reconciling.done():
                 self._reconciling = self._start("reconcile", None, self.reconcile())
-            self.refuse_returning(record.id, record)
+            try:
+                self.refuse_returning(record.id, record)
+            except ModelNotReady as not_ready:
+                return not_ready
+        return error
 
     def _suspect(self, record: ModelRecord) -> None:
         """Triton's words say that a python process of the model has died. With a Triton of our own

@@ -162,6 +162,8 @@ class _Passage:
         error.model_id = error.model_id or self._record.id
         try:
             error = await self._judged(error)
+            if is_over and isinstance(told := self._lease.end(error), AdapterError):
+                error = told
             self._gate.edge.note(_METHOD, error)
             code, text = grpc_status(error)
         except Exception:

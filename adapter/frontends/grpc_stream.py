@@ -100,9 +100,10 @@ class _Held:
         for model in self._models.values():
             model.lease.abandon()
 
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None = None) -> BaseException | None:
         for model in self._models.values():
             model.lease.end(error)
+        return error
 
     async def take(self, model_id: ModelId, wait_seconds: float) -> ModelRecord:
         lease = await self._control.serving(model_id, wait_seconds)

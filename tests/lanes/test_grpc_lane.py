@@ -7,6 +7,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.core.state import ModelState
 from adapter.dataplane.relay import frames
 from adapter.dataplane.relay.frames import Code
 from adapter.dataplane.relay.headers import encoded
@@ -22,6 +23,7 @@ from tests.lanes.grpc_lane_door import (
     wire_to,
 )
 from tests.lanes.grpc_lane_triton import scripted_triton
+from tests.lanes.http_door import until
 
 MIB = 2**20
 
@@ -52,6 +54,27 @@ async def test_a_renamed_model_takes_the_slow_way_and_keeps_its_name():
         answer = await channel.unary_unary(INFER)(request_of("team/a"))
         assert pb.ModelInferResponse.FromString(answer).model_name == "team/a"
         assert door.counted("OK") is None
+
+
+async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
+    has_lost = True
+
+    async def act(message, context):
+        if has_lost:
+            text = "Request for unknown model: 'm' is not found"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        return await echo(message, context)
+
+    async with relay_before(act) as door, channel_to(door.address) as channel:
+        door.house.control.presence._loads_again = True
+        door.house.triton.models.clear()
+        call = channel.unary_unary(INFER)
+        code, text = await refusal(call(request_of("m")))
+        assert (code, text) == ("UNAVAILABLE", "ModelNotReady: model 'm' is being loaded again")
+        has_lost = False
+        await until(lambda: "m" in door.house.triton.models)
+        await door.house.until_state("m", ModelState.READY)
+        await call(request_of("m"))
 
 
 @pytest.mark.parametrize(

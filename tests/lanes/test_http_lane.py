@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from adapter.core.state import ModelState
 from tests.lanes.http_door import APP, LANE, MIB, PATHS, head, opened, request, until
 from tests.lanes.http_upstream import OK, reads_itself, says
 
@@ -353,3 +354,21 @@ async def test_a_bug_is_500_and_in_the_log(way, caplog):
         found = await caller.ask(request(LANE, b"{}", way))
         assert (found.status, json.loads(found.body)["code"]) == (500, "InternalError")
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
+
+
+async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
+    async with opened() as door:
+        door.house.control.presence._loads_again = True
+        lost = b'{"error":"Request for unknown model: \'m\' is not found"}'
+        asked = door.upstream.script
+        door.upstream.script = says(
+            b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(lost) + lost
+        )
+        door.house.triton.models.clear()
+        caller = await door.connect()
+        found = await caller.ask(request(LANE))
+        assert (found.status, found.json()["code"]) == (503, "ModelNotReady")
+        await until(lambda: "m" in door.house.triton.models)
+        await door.house.until_state("m", ModelState.READY)
+        door.upstream.script = asked
+        assert (await caller.ask(request(LANE))).status == 200

@@ -383,7 +383,8 @@ class Inference:
         if self._status:
             self._front.abort()  # that is all that can be said of an answer that broke off
             return
-        self._let_go(error)
+        told = self._let_go(error)
+        error = told if isinstance(told, AdapterError) else error
         self._stage = _REFUSING
         if isinstance(error, BackendError | CapacityError):
             self._task = asyncio.get_running_loop().create_task(self._judge(error))
@@ -455,15 +456,16 @@ class Inference:
         if claim is not None:
             claim.end()
 
-    def _let_go(self, error: AdapterError | None) -> None:
-        """Of all that the request has."""
+    def _let_go(self, error: AdapterError | None) -> BaseException | None:
+        """Of all that the request has. Returns what its caller is told of `error`."""
+        told: BaseException | None = error
         upstream, lease = self._upstream, self._lease
         self._upstream = self._lease = None
         if lease is not None:
             if upstream is not None:
                 upstream.leave(self, lease)
             if lease.state is _HELD:
-                lease.end(error)
+                told = lease.end(error)
         if self._held:
             self._let_go_of_held()
         if self._claim is not None:
@@ -472,6 +474,7 @@ class Inference:
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
+        return told
 
     def _over(self) -> None:
         served = self._plain.served
