@@ -9,7 +9,6 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from adapter import lasting
 from adapter.assembly import (
     about,
     build_connections,
@@ -28,31 +27,31 @@ from adapter.assembly import (
 )
 from adapter.backend.liveness import HangWatch
 from adapter.backend.tritonserver import RunFolder
+from adapter.core.calls import RpcDataPlane, V2DataPlane
 from adapter.core.faults import Faults
-from adapter.core.infer import V2DataPlane
 from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.oom import Classifier
-from adapter.core.rpc import RpcDataPlane
 from adapter.errors import AdapterError
 from adapter.frontends.admin import Admin
-from adapter.frontends.doors import Doors
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Clock, Observer, path_segments
-from adapter.frontends.grpc_limits import message_limits
-from adapter.frontends.grpc_services import GrpcServices
+from adapter.frontends.grpc.limits import message_limits
+from adapter.frontends.grpc.services import GrpcServices
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.middleware import HttpEdge, Serve
+from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.middleware import HttpMiddleware, Serve
+from adapter.frontends.http.observer import Clock, Observer, path_segments
+from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import HttpListener
-from adapter.frontends.inference import Inferences
-from adapter.frontends.sagemaker import SageMaker
+from adapter.frontends.http.v2 import V2
+from adapter.frontends.listeners import Doors
 from adapter.frontends.traced import TracedCalls, traced
-from adapter.frontends.v2 import V2
-from adapter.metrics import Metrics
+from adapter.runtime import background
+from adapter.runtime.threads import REPOSITORY
 from adapter.settings import Loaded, for_programs
-from adapter.threads import REPOSITORY
-from adapter.tracing import Tracing
+from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class Adapter:
 
     def _build_http(self) -> HttpListener:
         observer = Observer(self._metrics)
-        serve: Serve = HttpEdge(self._route, observer).serve
+        serve: Serve = HttpMiddleware(self._route, observer).serve
         if self._tracing is not None:
             serve = traced(serve, self._tracing)
         return HttpListener(
@@ -207,14 +206,14 @@ class Adapter:
         self._connect(http, grpc)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
         watching = self._triton.watch(self._triton_came_back)
-        self._watches.append(lasting.begin("triton-watch", watching))
+        self._watches.append(background.begin("triton-watch", watching))
         if self._embedded is not None and (seconds := self._settings.triton_hang_seconds):
             hangs = HangWatch(self._embedded, seconds, self._answers)
             self._watches.append(
-                lasting.begin("triton-hang-watch", lasting.forever(hangs.look, seconds=0))
+                background.begin("triton-hang-watch", background.forever(hangs.look, seconds=0))
             )
         await self._control.open()
-        self._watches.append(lasting.begin("control-watch", self._control.watch()))
+        self._watches.append(background.begin("control-watch", self._control.watch()))
         if self._single is not None:
             self._phase = f"starting: loading {self._single!r}"
             await self._control.load(self._single, ModelSource(str(self._settings.single_model)))
@@ -251,7 +250,7 @@ class Adapter:
         closing = asyncio.gather(self._control.drain(patience), self._doors.close())
         await asyncio.wait([closing], timeout=patience)
         for watch in self._watches:
-            lasting.end(watch)
+            background.end(watch)
         await self._memory.close()
         # what is in flight even now gets its 503 while there still are connections to send it on
         await self._dataplane.close()
@@ -279,7 +278,7 @@ class Adapter:
             return self._phase or "Triton does not answer"
         if self._drain.is_on:
             return "draining"
-        return lasting.why_ended() or self._control.why_stuck()
+        return background.why_ended() or self._control.why_stuck()
 
     def _is_well(self) -> bool:
         return self._why_not_ready() is None
@@ -298,7 +297,7 @@ class Adapter:
         admin = Admin(
             self._control,
             self._metrics,
-            why_not_live=lasting.why_ended,
+            why_not_live=background.why_ended,
             why_not_started=self._why_not_started,
             why_not_ready=self._why_not_ready,
             drain=self._drain,

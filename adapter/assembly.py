@@ -16,8 +16,10 @@ from adapter.backend.memory import (
     TritonMetrics,
     host_limit_bytes,
 )
+from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
-from adapter.control import ModelControl, TimeLimits
+from adapter.control.models import ModelControl
+from adapter.control.ports import TimeLimits
 from adapter.core.faults import Faults
 from adapter.core.inflight import InflightBytes
 from adapter.core.ledger import Ledger
@@ -25,22 +27,21 @@ from adapter.core.registry import Registry
 from adapter.core.sizing import Sizes
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
-from adapter.dataplane.relay.server import RelayServer
-from adapter.dataplane.relay.site import Site, connect_to
+from adapter.dataplane.proxy.context import ProxyContext, connect_to
+from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.dataplane.traced import TracedHttp, TracedRpc
-from adapter.examples import examples_folder
 from adapter.frontends.drain import Drain
-from adapter.frontends.grpc_limits import message_limits
-from adapter.frontends.grpc_services import Served
+from adapter.frontends.grpc.limits import message_limits
+from adapter.frontends.grpc.services import Served
 from adapter.frontends.http.connections import Connections
-from adapter.log_stream import LogStream
-from adapter.metrics import Metrics, State
-from adapter.packages.learned import FILE_NAME, LearnedFile
-from adapter.packages.staging import Packages
-from adapter.packages.unpacking import Limits
-from adapter.packages.uploads import payload
+from adapter.packages.repository.staging import Packages
+from adapter.packages.repository.uploads import payload
+from adapter.packages.source.unpacking import Limits
 from adapter.settings import Door, Settings
-from adapter.tracing import Tracing
+from adapter.settings.examples import examples_folder
+from adapter.telemetry.log_stream import LogStream
+from adapter.telemetry.metrics import Metrics, State
+from adapter.telemetry.tracing import Tracing
 
 # Triton's own default of --model-load-thread-count
 TRITON_LOAD_THREADS = 4
@@ -213,10 +214,10 @@ def build_relay(
     metrics: Metrics,
     drain: Drain,
     inflight: InflightBytes,
-) -> RelayServer:
+) -> ProxyListener:
     """`triton` tells where that is, once it is known; `server` is where all else is served."""
-    relay = RelayServer(
-        Site(
+    relay = ProxyListener(
+        ProxyContext(
             served.gate,
             connect_to(triton),
             connect_to(lambda: server),

@@ -186,7 +186,7 @@ class BackendTimeout(BackendError):
 class ModelFailed(BackendError):
     """`suspected` is the phrase of the failure text that may mean out of memory, where one may.
 
-    The text cannot tell; an observation of the memory at that time can (core/witness.py): with
+    The text cannot tell; an observation of the memory at that time can (core/evidence.py): with
     `of_shm` one of /dev/shm alone.
     """
 

@@ -13,12 +13,12 @@ from adapter.assembly import about
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.state import TRANSITIONS, ModelState
-from adapter.dataplane.http1 import NEXT
-from adapter.dataplane.relay.exchange import FOLLOWS
+from adapter.dataplane.http_connection import NEXT
+from adapter.dataplane.proxy.exchange import FOLLOWS
 from adapter.frontends.status import GRPC, HTTP
-from adapter.log import EVENTS
-from adapter.metrics import Metrics, State
 from adapter.settings import Settings, as_text, flag_of, variable_of
+from adapter.telemetry.log import EVENTS
+from adapter.telemetry.metrics import Metrics, State
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WRITTEN_BY = "<!-- written by scripts/gen_docs.py: change the code, then run it -->\n\n"
@@ -408,13 +408,16 @@ def states_page() -> str:
             ],
         )
         + "\n## A connection to Triton's HTTP port\n\n"
-        "Of `adapter/dataplane/http1.py`; one call at a time. BROKEN follows on any state, and the "
-        "connection is closed: by bytes that nobody asked for, by what is no HTTP, by a caller or "
-        "a time limit that ends a call of which Triton has not got all, and by the loss of the "
-        "connection. So is one closed after its answer if that said so, or began before the "
-        "request was sent to its end.\n\n" + drawing(connection) + "## A request over gRPC\n\n"
-        "In the HTTP/2 proxy, of `adapter/dataplane/relay/exchange.py`. The streams that it "
-        "has at either end have the states of RFC 9113 section 5.1 (`relay/states.py`).\n\n"
+        "Of `adapter/dataplane/http_connection.py`; one call at a time. BROKEN follows on any "
+        "state, and the connection is closed: by bytes that nobody asked for, by what is no HTTP, "
+        "by a caller or a time limit that ends a call of which Triton has not got all, and by the "
+        "loss of the connection. So is one closed after its answer if that said so, or began "
+        "before the request was sent to its end.\n\n"
+        + drawing(connection)
+        + "## A request over gRPC\n\n"
+        "In the HTTP/2 proxy, of `adapter/dataplane/proxy/exchange.py`. The streams that it "
+        "has at either end have the states of RFC 9113 section 5.1, in "
+        "`adapter/protocols/http2/states.py`.\n\n"
         + drawing(request)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in FOLLOWS])
     )

@@ -1,6 +1,6 @@
 """Write adapter/_proto from protos/, or with --check say which files are stale.
 
-Message classes alone: the service is registered by hand in frontends/modelmesh.py, because a
+Message classes alone: the service is registered by hand in frontends/grpc/modelmesh.py, because a
 generated one refuses every grpcio older than its generator.
 """
 

@@ -1,17 +1,19 @@
 """The rules of the code that `make check` does not see."""
 
 import ast
+import collections
 import functools
 import itertools
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
-from adapter.log import EVENTS
+from adapter.telemetry.log import EVENTS
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(
     path
-    for path in (ROOT / "adapter").rglob("*.py")
+    for path in (*(ROOT / "adapter").rglob("*.py"), *(ROOT / "bench").rglob("*.py"))
     if "_proto" not in path.relative_to(ROOT).parts
 )
 
@@ -47,15 +49,44 @@ def test_a_function_has_at_most_40_lines():
     assert [long for path in SOURCES if (long := long_functions(path))] == []
 
 
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, modules: set[str]) -> set[str]:
+    """Which of these, also where it is for types alone."""
+    found: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= whole & modules or {node.module or ""}
+    return (found & modules) - {module_of(path)}
+
+
+def test_no_two_modules_import_each_other():
+    modules = {module_of(path) for path in SOURCES}
+    graph = {module_of(path): imported(path, modules) for path in SOURCES}
+    assert sum(map(len, graph.values())) > len(graph)
+    TopologicalSorter(graph).prepare()  # CycleError names those that do
+
+
+def test_a_folder_has_at_most_20_modules():
+    counts = collections.Counter(path.parent for path in SOURCES if "adapter" in path.parts)
+    assert {name(folder): count for folder, count in counts.items() if count > 20} == {}
+
+
 def test_nobody_uses_the_threads_that_all_share():
-    """adapter/threads.py has some for each kind of work; the bench has nobody to wait for."""
+    """adapter/runtime/threads.py has some for each kind of work; the bench has nobody to wait."""
     shared = {
         f"{name(path)}:{node.lineno}"
         for path in SOURCES
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr in {"to_thread", "run_in_executor"}
     }
-    assert {place for place in shared if not place.startswith("adapter/bench/")} == set()
+    assert shared == set()
 
 
 def test_nobody_parses_python_code():
@@ -85,7 +116,7 @@ def waits(path: Path) -> list[int]:
     """The lines that wait, but for the shapes of what others do asynchronously."""
     module = tree(path)
     shapes = {node for shape in protocols(module) for node in ast.walk(shape)}
-    assert path.name in {"infer.py", "rpc.py"} or not shapes
+    assert path.name == "calls.py" or not shapes
     return [
         node.lineno
         for node in ast.walk(module)

@@ -4,7 +4,7 @@ import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from adapter.core.rpc import ChannelOptions, keepalive
+from adapter.core.calls import ChannelOptions, keepalive
 
 _CHANNEL = [
     # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata

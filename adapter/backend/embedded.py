@@ -12,7 +12,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from adapter import lasting
 from adapter.backend import processes
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
@@ -20,7 +19,8 @@ from adapter.backend.stubs import ModelProcesses, Stub
 from adapter.backend.tritonserver import RunFolder, prepare, take_port
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
-from adapter.threads import PROCESSES, REPOSITORY
+from adapter.runtime import background
+from adapter.runtime.threads import PROCESSES, REPOSITORY
 
 _log = logging.getLogger("adapter.triton")
 
@@ -104,14 +104,14 @@ class EmbeddedTriton:
         except BaseException:
             await self.stop()
             raise
-        self._supervisor = lasting.begin(
-            "triton-supervisor", lasting.forever(self._supervise, seconds=_RETRY_SECONDS)
+        self._supervisor = background.begin(
+            "triton-supervisor", background.forever(self._supervise, seconds=_RETRY_SECONDS)
         )
 
     async def stop(self, seconds: float = _STOP_SECONDS) -> None:
         """It has `seconds` to end in good order; none where it does not even answer."""
         if self._supervisor is not None:
-            lasting.end(self._supervisor)
+            background.end(self._supervisor)
             await asyncio.wait([self._supervisor])
         if self._server is not None:
             is_well = self.up is not None and await answers(self, _ANSWER_SECONDS)

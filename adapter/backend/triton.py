@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from adapter import lasting
 from adapter.backend.control_client import ControlClient
 from adapter.backend.index import in_state
 from adapter.backend.outage import Outage
@@ -28,9 +27,10 @@ from adapter.errors import (
     InvalidRequest,
     LoadFailed,
 )
-from adapter.packages.uploads import Payload
-from adapter.threads import UNPACKS
-from adapter.tracing import Tracing
+from adapter.packages.repository.uploads import Payload
+from adapter.runtime import background
+from adapter.runtime.threads import UNPACKS
+from adapter.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ class TritonControl:
                 await on_back()
                 is_told = True
 
-        await lasting.forever(look, seconds=_WATCH_SECONDS)
+        await background.forever(look, seconds=_WATCH_SECONDS)
 
     async def _look(self) -> bool:
         is_live = False

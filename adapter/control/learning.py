@@ -5,7 +5,7 @@ from adapter.core.measuring import Measured
 from adapter.core.memory import Bytes, total
 from adapter.core.model import ModelId, Package
 from adapter.core.sizing import Basis, Estimate, Sizes
-from adapter.metrics import Metrics
+from adapter.telemetry.metrics import Metrics
 
 
 class Learning:

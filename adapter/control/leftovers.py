@@ -8,7 +8,7 @@ from adapter.control.ports import Server
 from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.errors import AdapterError
-from adapter.metrics import Metrics
+from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

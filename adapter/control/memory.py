@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
-from adapter.control.admission_gate import AdmissionGate
-from adapter.control.gauge import Gauge
+from adapter.control.admission_queue import AdmissionQueue
 from adapter.control.learning import Learning
 from adapter.control.limit import Limit
 from adapter.control.ports import MemoryReader, TimeLimits
+from adapter.control.sensor import MemorySensor
 from adapter.core.accounts import Accounts
 from adapter.core.admission import Answer, Outlook, decide, waits_its_turn
 from adapter.core.ledger import Ledger
@@ -22,7 +22,7 @@ from adapter.core.measuring import Measured
 from adapter.core.memory import Bytes, MemoryReading
 from adapter.core.model import ModelId, Package
 from adapter.core.sizing import Basis, Estimate, Sizes
-from adapter.metrics import Metrics
+from adapter.telemetry.metrics import Metrics
 
 # How often a load that waits looks again when nobody tells it of a change.
 _LOOK_SECONDS = 0.25
@@ -51,12 +51,12 @@ class Memory:
         self.ledger = ledger
         self.sizes = sizes
         self.learning = Learning(ledger, sizes, metrics)
-        self._gauge = Gauge(reader, ledger, is_shared)
+        self._gauge = MemorySensor(reader, ledger, is_shared)
         self.samples = self._gauge.samples
         self.ended_unloads = 0
         self.unloads: set[ModelId] = set()
         self._limits = limits
-        self._gate = AdmissionGate(limits.alone, metrics)
+        self._gate = AdmissionQueue(limits.alone, metrics)
         self._changed = asyncio.Event()
         self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
         self._supposed: set[ModelId] = set()  # of no known size, and not measured: need not be seen

@@ -17,7 +17,7 @@ from adapter.errors import (
     Overloaded,
     was_refused,
 )
-from adapter.metrics import Metrics
+from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -9,16 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from adapter.core.measuring import Growth, Measured, Window
-from adapter.core.memory import (
-    HOST,
-    NO_BYTES,
-    Bytes,
-    MemoryReading,
-    minus,
-    most_of,
-    plus,
-    total,
-)
+from adapter.core.memory import HOST, NO_BYTES, Bytes, MemoryReading, minus, most_of, plus, total
 from adapter.core.model import ModelId
 
 # Growth below this is noise.

@@ -8,7 +8,7 @@ what is known, and a 507 that can help nobody is not given again and again.
 import re
 from collections.abc import Mapping
 
-from adapter.core.guard import LoopGuard
+from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.memory import HOST, Device
 from adapter.errors import InferenceFailed, OutOfMemory
 
@@ -25,7 +25,7 @@ class Doubt:
     """By key, one for each package."""
 
     def __init__(self) -> None:
-        self._guard = LoopGuard()
+        self._guard = EvictionLoopBreaker()
         self._failed: dict[str, None] = {}
 
     def judged(

@@ -4,15 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from adapter.core.memory import (
-    NO_BYTES,
-    Bytes,
-    Device,
-    MemoryReading,
-    at_least_zero,
-    minus,
-    plus,
-)
+from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
 from adapter.core.model import ModelId
 
 

@@ -9,13 +9,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
+from adapter.core.calls import ChannelOptions, Hold, RpcAnswer, RpcCall, RpcMetadata, keepalive
 from adapter.core.faults import Faults
-from adapter.core.infer import Hold
 from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.core.rpc import ChannelOptions, RpcAnswer, RpcCall, RpcMetadata, keepalive
-from adapter.core.waiting import add_waited
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
+from adapter.telemetry.waiting import add_waited
 
 SERVICE = "/inference.GRPCInferenceService"
 

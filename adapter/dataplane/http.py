@@ -9,19 +9,14 @@ from types import TracebackType
 
 from multidict import CIMultiDict
 
+from adapter.core.calls import Check, Hold, Upstream, V2Call
 from adapter.core.faults import Faults
-from adapter.core.infer import Check, Hold, Upstream, V2Call
 from adapter.core.model import ModelId
-from adapter.core.waiting import add_waited
-from adapter.dataplane.http1 import Connection
+from adapter.dataplane.http_connection import Connection
 from adapter.dataplane.http_pool import Pool
-from adapter.dataplane.json_limits import (
-    Limits,
-    check_whole,
-    checked,
-    json_bytes,
-)
+from adapter.dataplane.json_limits import Limits, check_whole, checked, json_bytes
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
+from adapter.telemetry.waiting import add_waited
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _LENGTH = "Content-Length"

@@ -5,7 +5,7 @@ from time import monotonic
 
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
-from adapter.dataplane.http1 import Connection, State
+from adapter.dataplane.http_connection import Connection, State
 from adapter.errors import BackendUnavailable
 
 _CONNECT_SECONDS = 5

@@ -4,11 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from adapter.core.infer import Hold, V2Call
-from adapter.core.rpc import RpcAnswer, RpcCall
+from adapter.core.calls import Hold, RpcAnswer, RpcCall, V2Call
 from adapter.dataplane.grpc import SERVICE, GrpcDataPlane, GrpcStream
 from adapter.dataplane.http import HttpAnswer, HttpDataPlane
-from adapter.tracing import CONTEXT_HEADERS, Tracing
+from adapter.telemetry.tracing import CONTEXT_HEADERS, Tracing
 
 
 class TracedHttp:

@@ -14,11 +14,11 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from adapter.control import ModelControl
+from adapter.control.models import ModelControl
 from adapter.core.memory import MemoryReading
 from adapter.core.registry import ModelRecord
 from adapter.frontends.drain import Drain
-from adapter.metrics import Metrics
+from adapter.telemetry.metrics import Metrics
 
 _FRESH_SECONDS = 2.0  # what a scrape shows of memory is no older
 _AT_ONCE = 20  # models: a tenth of a millisecond

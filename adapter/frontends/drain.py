@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from adapter.control import ModelControl
-from adapter.traffic import Traffic
+from adapter.control.models import ModelControl
+from adapter.telemetry.traffic import Traffic
 
 _POLL_SECONDS = 0.02
 

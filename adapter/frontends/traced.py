@@ -8,10 +8,10 @@ import grpc
 from aiohttp import web
 
 from adapter.errors import InvalidRequest
-from adapter.frontends.edge import path_segments
-from adapter.frontends.grpc_edge import Context
+from adapter.frontends.grpc.middleware import Context
 from adapter.frontends.http.middleware import Serve
-from adapter.tracing import MODEL, Tracing
+from adapter.frontends.http.observer import path_segments
+from adapter.telemetry.tracing import MODEL, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -13,8 +13,8 @@ import grpc
 from aiohttp import web
 from tritonclient.grpc import service_pb2
 
-from adapter.bench.command import add_arguments, run
 from adapter.errors import AdapterError, InvalidSettings
+from bench.command import add_arguments, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

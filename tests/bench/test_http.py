@@ -16,7 +16,7 @@ from tests.bench.servers import HttpServer
 LAUNCHER = """
 import sys
 from tests.bench.servers import parse
-from adapter.bench.command import run
+from bench.command import run
 sys.exit(run(parse(*sys.argv[1:])))
 """
 

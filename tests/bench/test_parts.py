@@ -7,13 +7,13 @@ import struct
 import hpack
 import pytest
 
-from adapter.bench.extra import needed
-from adapter.bench.histogram import Histogram, merged
-from adapter.bench.hpacking import Blocks
-from adapter.bench.payload import Shape, from_file, from_metadata, raw
-from adapter.bench.process import usage
-from adapter.bench.schedule import arrivals
 from adapter.errors import InvalidRequest, InvalidSettings
+from bench.extra import needed
+from bench.histogram import Histogram, merged
+from bench.hpacking import Blocks
+from bench.payload import Shape, from_file, from_metadata, raw
+from bench.process import usage
+from bench.schedule import arrivals
 
 
 def test_percentiles_are_within_a_thousandth():

@@ -60,14 +60,19 @@ def number(value: float, unit: str) -> str:
 
 # measure: its title on the page, and the code that it measures
 _INFERENCE = (
-    *("adapter/frontends", "adapter/dataplane", "adapter/core", "adapter/metrics.py"),
-    *("adapter/traffic.py", "adapter/tracing.py", "adapter/assembly.py", "adapter/serving.py"),
+    *("adapter/frontends", "adapter/dataplane", "adapter/core", "adapter/telemetry/metrics.py"),
+    *(
+        "adapter/telemetry/traffic.py",
+        "adapter/telemetry/tracing.py",
+        "adapter/assembly.py",
+        "adapter/cli/serving.py",
+    ),
     *("adapter/app.py", "adapter/control/lease.py"),
 )
-_ALL = ("adapter", ":(exclude)adapter/bench")
+_ALL = ("adapter", ":(exclude)bench")
 MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "rest": ("REST invoke, small JSON", (*_INFERENCE, "adapter/bench")),
-    "grpc": ("gRPC ModelInfer, small tensor", (*_INFERENCE, "adapter/bench")),
+    "rest": ("REST invoke, small JSON", (*_INFERENCE, "bench")),
+    "grpc": ("gRPC ModelInfer, small tensor", (*_INFERENCE, "bench")),
     "sizes": ("Large binary tensors, 4 at once", _INFERENCE),
     "memory": ("32 callers with 25 MiB at once", _INFERENCE),
     "clients": ("Requests that the fast path takes, by client", _INFERENCE),

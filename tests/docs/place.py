@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapter.backend.tritonserver import RunFolder, prepare
-from adapter.probe import why_not_ready
+from adapter.cli.probe import why_not_ready
 from tests.docs.pages import ROOT, Block, blocks
 from tests.running import wait_until
 

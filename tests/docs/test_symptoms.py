@@ -2,8 +2,8 @@
 
 import re
 
-from adapter.log import EVENTS
 from adapter.settings import Settings, variable_of
+from adapter.telemetry.log import EVENTS
 from tests.docs.pages import ROOT
 
 SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "adapter").rglob("*.py")]

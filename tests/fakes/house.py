@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from adapter.control import ModelControl, TimeLimits
+from adapter.control.models import ModelControl
+from adapter.control.ports import TimeLimits
 from adapter.core.ledger import Ledger
 from adapter.core.memory import total
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
-from adapter.metrics import Metrics
+from adapter.telemetry.metrics import Metrics
 from tests.fakes.memory import FakeMemory
 from tests.fakes.packages import FakePackages, FakeStore
 from tests.fakes.steps import Steps

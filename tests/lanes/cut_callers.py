@@ -12,7 +12,7 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.frontends.binary import MEDIA_TYPE
+from adapter.frontends.http.binary import MEDIA_TYPE
 from tests.lanes.cutting import Relay
 
 MODEL = "echo"

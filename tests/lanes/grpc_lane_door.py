@@ -14,13 +14,13 @@ from adapter.core.faults import Faults
 from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.headers import encoded
-from adapter.dataplane.relay.server import RelayServer
-from adapter.dataplane.relay.site import Site, connect_to
-from adapter.frontends.grpc_lane import FRONTEND, LaneGate
-from adapter.frontends.grpc_limits import MessageLimits
-from adapter.frontends.grpc_v2 import V2Service
+from adapter.dataplane.proxy.context import ProxyContext, connect_to
+from adapter.dataplane.proxy.listener import ProxyListener
+from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
+from adapter.frontends.grpc.limits import MessageLimits
+from adapter.frontends.grpc.v2 import V2Service
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.headers import encoded
 from tests.fakes.house import House
 from tests.v2.grpc_calls import SERVICE, infer_request
 from tests.v2.grpc_upstream import _Echo
@@ -36,7 +36,7 @@ class RelayDoor:
     """`triton` is where its upstream is; a test may point it elsewhere before the first call."""
 
     house: House
-    server: RelayServer
+    server: ProxyListener
     address: str
     triton: str
     methods: set[str] = field(default_factory=set)  # that Triton was asked for
@@ -71,7 +71,7 @@ class RelayDoor:
     async def until_linkless(self) -> None:
         """No connection goes on from any caller's; bounded."""
         async with asyncio.timeout(SECONDS):
-            while any(relay.links for relay in self.server._relays):  # noqa: ASYNC110
+            while any(relay.upstreams for relay in self.server._sessions):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def until_at_rest(self) -> None:
@@ -79,13 +79,13 @@ class RelayDoor:
         for name in ("m", "team/a"):
             await self.until_free(name)
         async with asyncio.timeout(SECONDS):
-            for relay in list(self.server._relays):
+            for relay in list(self.server._sessions):
                 await relay.ended.wait()
-                assert relay.caller.streams == {}
-                assert relay.links == []
-                assert relay.caller.held == 0
-            assert self.server._site.held == 0
-            while self.server._site.tasks:  # noqa: ASYNC110
+                assert relay.downstream.streams == {}
+                assert relay.upstreams == []
+                assert relay.downstream.held == 0
+            assert self.server._context.held.held == 0
+            while self.server._context.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
@@ -140,15 +140,15 @@ async def relay_before(
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
     door = RelayDoor(house, None, "", f"127.0.0.1:{port}", echo.methods)
-    site = Site(
-        LaneGate(house.control, faults, house.metrics, limits),
+    context = ProxyContext(
+        GrpcFastPath(house.control, faults, house.metrics, limits),
         connect_to(lambda: door.triton),
         connect_to(lambda: f"unix:{folder}/s"),
         timeout_seconds=timeout_seconds,
         max_message_bytes=max_message_bytes,
         inflight=InflightBytes(max_inflight_bytes),
     )
-    door.server = RelayServer(site)
+    door.server = ProxyListener(context)
     door.address = f"127.0.0.1:{await door.server.listen('127.0.0.1', 0, None)}"
     try:
         yield door

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.headers import encoded
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.headers import encoded
 from tests.lanes.grpc_lane_door import SECONDS, RelayDoor, Wire, frame
 
 HEAD = encoded([(b":status", b"200"), (b"content-type", b"application/grpc")])

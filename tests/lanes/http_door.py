@@ -13,13 +13,13 @@ from aiohttp import web
 from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Clock, Observer
 from adapter.frontends.http.connection import Limits
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.middleware import HttpEdge, answer, whole_body
+from adapter.frontends.http.inference import Inferences, route_of
+from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
+from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
-from adapter.frontends.inference import Inferences, route_of
 from adapter.settings.values import parse_door
 from tests.fakes.house import House
 from tests.lanes.http_upstream import Script, Upstream, served
@@ -230,7 +230,7 @@ async def opened(
         )
         heads.host = plane.host
         lane = HttpListener(
-            HttpEdge(application, observer).serve,
+            HttpMiddleware(application, observer).serve,
             FastPath(house.control, plane, observer, Clock(), inflight),
             heads,
             observer,

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from adapter.core.calls import V2Call
 from adapter.core.faults import Faults
-from adapter.core.infer import V2Call
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
 

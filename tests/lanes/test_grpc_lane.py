@@ -8,9 +8,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.state import ModelState
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.frames import Code
-from adapter.dataplane.relay.headers import encoded
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import Code
+from adapter.protocols.http2.headers import encoded
 from tests.lanes.grpc_lane_door import (
     INFER,
     STREAM,
@@ -499,7 +499,7 @@ async def test_more_than_the_window_of_the_connection_ends_it():
         wire_to(door.address) as wire,
     ):
         wire.greet()
-        door.server._site.max_held_bytes = 0
+        door.server._context.held.most = 0
         await wire.until(frames.SETTINGS)
         message = prefixed(
             pb.ModelInferRequest(
@@ -596,7 +596,7 @@ async def test_cuts_at_random_moments_leave_nothing_behind():
             await door.until_free(name)
         # the channel's own has ended too
         async with asyncio.timeout(5):
-            for relay in list(door.server._relays):
+            for relay in list(door.server._sessions):
                 await relay.ended.wait()
 
 

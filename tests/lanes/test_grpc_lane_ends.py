@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.frames import Code
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import Code
 from tests.lanes.grpc_lane_door import (
     INFER,
     channel_to,
@@ -260,9 +260,9 @@ async def test_a_slow_reader_gets_all_of_its_answer_though_the_door_closes():
         wire.reader._transport.pause_reading()
         whole = b"\0" + (2**23).to_bytes(4, "big") + bytes(2**23)
         pouring = asyncio.create_task(pour(triton, 1, whole))
-        (relay,) = door.server._relays
+        (relay,) = door.server._sessions
         async with asyncio.timeout(10):
-            while not relay.caller.is_paused:  # noqa: ASYNC110
+            while not relay.downstream.is_paused:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         closing = asyncio.create_task(door.server.close(10))
         await asyncio.sleep(0)
@@ -303,15 +303,15 @@ async def test_an_error_in_the_look_at_one_connection_keeps_no_other_from_its_ti
             wire.send(HEAD_OF_1)
             wire.send(frame(frames.PING, 0, 0, bytes(8)))
             await wire.until(frames.PING)
-        odd, _ = (relay for relay in door.server._relays if relay.caller.streams)
-        odd.caller.streams[1].exchange.deadline = None  # which no clock compares with
+        odd, _ = (relay for relay in door.server._sessions if relay.downstream.streams)
+        odd.downstream.streams[1].owner.deadline = None  # which no clock compares with
         told = asyncio.create_task(first.answer(1)), asyncio.create_task(second.answer(1))
         async with asyncio.timeout(10):
             await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
         (done,) = [task for task in told if task.done()]
         assert status(done.result()[1]) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         assert "request.failed" in {record.message for record in caplog.records}
-        odd.caller.streams[1].exchange.deadline = 0.0
+        odd.downstream.streams[1].owner.deadline = 0.0
         await asyncio.gather(*told)
 
 

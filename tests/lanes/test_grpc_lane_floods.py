@@ -6,8 +6,8 @@ from struct import pack
 
 import pytest
 
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.frames import Code
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import Code
 from tests.lanes.grpc_lane_door import frame, head_of, relay_before, wire_to
 from tests.lanes.grpc_lane_triton import answer, scripted_triton
 from tests.lanes.test_grpc_lane import echo
@@ -44,13 +44,13 @@ async def blocked_answers():
             await triton.until(frames.DATA, stream_id)
         triton.send(*(answer(stream_id, b"x" * 10) for stream_id in ids))
         await wire.until(frames.HEADERS, ids[-1])
-        (relay,) = door.server._relays
-        yield wire, relay.caller
+        (relay,) = door.server._sessions
+        yield wire, relay.downstream
 
 
 async def cost_of(wire, caller, flood: bytes) -> float:
     """Seconds that the adapter alone takes to read that, or until it closes."""
-    caller.chores, spent, receive = 0, [], type(caller).data_received
+    caller.glitches, spent, receive = 0, [], type(caller).data_received
 
     def timed(data: bytes) -> None:
         begun = time.perf_counter()

@@ -10,12 +10,11 @@ from hpack import Encoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.frames import ConnectionFault
-from adapter.dataplane.relay.headers import HeaderReader, Meanings, encoded
-from adapter.dataplane.relay.message import MessageWatch, first_name, plain_name
 from adapter.errors import InvalidRequest
-from adapter.frontends.protobuf_field import read_field
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import ConnectionFault
+from adapter.protocols.http2.headers import HeaderBlockCache, HeaderReader, encoded
+from adapter.protocols.protobuf import NameScanner, first_name, plain_name, read_field
 from tests.lanes.grpc_lane_door import (
     INFER,
     MAX_MESSAGE,
@@ -159,7 +158,7 @@ def test_a_message_in_pieces_is_judged_as_in_one(data, message):
     pieces = [message[a:b] for a, b in zip([0, *cuts], [*cuts, len(message)], strict=True)]
 
     def judged(parts):
-        watch = MessageWatch(len(message))
+        watch = NameScanner(len(message))
         try:
             for part in parts:
                 watch.feed(part)
@@ -190,7 +189,7 @@ def test_a_name_that_is_read_in_one_pass_is_the_one_that_all_read(message, more,
     name = plain_name(framed, MAX_MESSAGE)
     if name is not None:
         assert (more, packed) == (0, 0) or len(message) + more < 0
-        watch = MessageWatch(len(message))
+        watch = NameScanner(len(message))
         watch.feed(message)
         watch.end()
         assert name == first_name(framed, MAX_MESSAGE) == read_field(message, 1)
@@ -220,12 +219,15 @@ def reading(read, block):
     st.booleans(),
 )
 def test_a_block_read_by_its_fields_means_what_it_means_as_a_whole(blocks, garbage, huffman):
-    meanings = Meanings(lambda headers: headers)
+    meanings = HeaderBlockCache(lambda headers: headers)
     encoder = Encoder()
     encoder.header_table_size = 0
     made = [encoder.encode(headers, huffman=huffman) for headers in blocks]
     for block in (*made, *map(encoded, blocks), garbage, *(block + garbage for block in made)):
-        reader, whole = HeaderReader(meanings, 200), HeaderReader(Meanings(lambda h: h), 200)
+        reader, whole = (
+            HeaderReader(meanings, 200),
+            HeaderReader(HeaderBlockCache(lambda h: h), 200),
+        )
         reader.no_table_from_here()
         whole.no_table_from_here()
         whole._fields = whole._decode

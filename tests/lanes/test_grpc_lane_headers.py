@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from adapter.dataplane.relay import frames
+from adapter.protocols.http2 import frames
 from tests.lanes.grpc_lane_door import (
     INFER,
     STREAM,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.frames import Code
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import Code
 from tests.lanes.grpc_lane_door import (
     Wire,
     frame,

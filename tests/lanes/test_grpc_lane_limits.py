@@ -6,10 +6,10 @@ import grpc
 import pytest
 
 from adapter.core.inflight import InflightBytes
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.flow import STREAM_WINDOW
-from adapter.dataplane.relay.frames import Code
-from adapter.frontends.grpc_limits import MessageLimits
+from adapter.frontends.grpc.limits import MessageLimits
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.flow_control import STREAM_WINDOW
+from adapter.protocols.http2.frames import Code
 from tests.lanes.grpc_lane_door import (
     INFER,
     channel_to,
@@ -164,7 +164,7 @@ async def test_large_requests_go_on_in_turn_and_small_ones_go_on_beside_them():
     """The first has claimed all there is, and its caller takes its time."""
     message = prefixed(big_request("m", MIB))
     async with relay_before(echo, max_inflight_bytes=MIB) as door:
-        inflight = door.server._site.inflight
+        inflight = door.server._context.inflight
         async with wire_to(door.address) as slow, channel_to(door.address) as channel:
             slow.greet({frames.INITIAL_WINDOW_SIZE: 2**31 - 1})
             slow.send(frames.window_update(0, 2**30))
@@ -198,7 +198,7 @@ async def test_who_leaves_while_it_waits_lets_others_go_on(end):
         wire_to(door.address) as first,
         wire_to(door.address) as second,
     ):
-        inflight = door.server._site.inflight
+        inflight = door.server._context.inflight
         for wire in (first, second):
             wire.greet()
             wire.send(begun)
@@ -227,7 +227,7 @@ async def test_the_deadline_of_what_waits_for_its_turn_is_kept():
     ):
         first.greet()
         first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
-        inflight = door.server._site.inflight
+        inflight = door.server._context.inflight
         await until(lambda: inflight.taken)
         call = channel.unary_unary(INFER)(message[5:], timeout=0.3)
         assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
@@ -242,8 +242,8 @@ async def test_what_waits_is_refused_where_too_much_is_held():
         wire_to(door.address) as first,
         wire_to(door.address) as second,
     ):
-        site = door.server._site
-        site.max_held_bytes = MIB
+        site = door.server._context
+        site.held.most = MIB
         first.greet()
         first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
         await until(lambda: site.inflight.taken)
@@ -255,4 +255,4 @@ async def test_what_waits_is_refused_where_too_much_is_held():
         for stream_id in streams:
             _, trailers = await second.answer(stream_id)
             assert b"too much is on its way to Triton" in trailers
-        assert site.held == 0
+        assert site.held.held == 0

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from adapter.core.model import ModelId
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.flow import STREAM_WINDOW
-from adapter.dataplane.relay.frames import Code
-from adapter.dataplane.relay.site import Patience
+from adapter.dataplane.proxy.context import CallerLimits
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.flow_control import STREAM_WINDOW
+from adapter.protocols.http2.frames import Code
 from tests.lanes.grpc_lane_door import (
     STREAM,
     frame,
@@ -32,12 +32,12 @@ from tests.v2.grpc_calls import write_decoupled_model
 MIB, SECONDS = 2**20, 10
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
-LONG = Patience()
-SHORT = Patience(slow=0.3, answer=0.3, hurry=0.1)
+LONG = CallerLimits()
+SHORT = CallerLimits(slow=0.3, answer=0.3, hurry=0.1)
 
 
 @asynccontextmanager
-async def opened(patience: Patience = LONG, window: int = 0):
+async def opened(patience: CallerLimits = LONG, window: int = 0):
     """The listener, the Triton behind it, and a caller who gives no window for answers."""
     async with (
         relay_before(echo) as door,
@@ -45,7 +45,7 @@ async def opened(patience: Patience = LONG, window: int = 0):
         wire_to(door.address) as wire,
         asyncio.timeout(SECONDS),
     ):
-        door.server._site.patience = patience
+        door.server._context.caller_limits = patience
         wire.greet({frames.INITIAL_WINDOW_SIZE: window})
         yield door, behind, wire
 
@@ -113,14 +113,14 @@ async def test_a_request_that_comes_slowly_is_refused(size):
     async with opened(SHORT) as (door, _, wire):
         wire.send(begun(size))
         if size > 2**18:
-            door.server._site.patience = Patience(slow=0.3, rate=2**24)
+            door.server._context.caller_limits = CallerLimits(slow=0.3, rate=2**24)
         _, trailers = await wire.answer(1)
         assert (status(trailers), b"SlowBody" in trailers) == (INVALID_ARGUMENT, True)
         await door.until_free("m")
 
 
 async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
-    async with opened(Patience(slow=0.3, rate=2**24)) as (door, behind, wire):
+    async with opened(CallerLimits(slow=0.3, rate=2**24)) as (door, behind, wire):
         wire.send(begun(STREAM_WINDOW))
         triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 0})
         await triton.until(frames.HEADERS, 1)
@@ -129,7 +129,7 @@ async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
 
 
 @asynccontextmanager
-async def unread(patience: Patience):
+async def unread(patience: CallerLimits):
     """An answer of 2 MiB that its caller takes nothing of."""
     async with opened(patience) as (door, behind, wire):
         wire.send(request(1))
@@ -149,14 +149,14 @@ async def unread(patience: Patience):
 
 
 async def test_an_unload_takes_from_triton_an_answer_that_its_caller_does_not_read():
-    async with unread(Patience(hurry=0.1)) as (door, wire, _):
+    async with unread(CallerLimits(hurry=0.1)) as (door, wire, _):
         await (await unloading(door))
         _, _, code = await wire.until(frames.RST_STREAM, 1)
         assert int.from_bytes(code) == Code.CANCEL
 
 
 async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun():
-    async with opened(Patience(hurry=0.1)) as (door, behind, wire):
+    async with opened(CallerLimits(hurry=0.1)) as (door, behind, wire):
         wire.send(request(1))
         triton = await behind.accepted()
         await triton.until(frames.DATA, 1)
@@ -169,7 +169,7 @@ async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun(
 
 
 async def test_a_drain_does_not_wait_for_a_caller_who_does_not_read():
-    async with unread(Patience(hurry=0.1)) as (door, wire, _):
+    async with unread(CallerLimits(hurry=0.1)) as (door, wire, _):
         door.server.hurry()
         await wire.until(frames.RST_STREAM, 1)
         await door.until_free("m")
@@ -193,7 +193,7 @@ async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_ha
 
 
 async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then():
-    async with unread(Patience(hurry=0.3)) as (door, wire, _):
+    async with unread(CallerLimits(hurry=0.3)) as (door, wire, _):
         task = await unloading(door)
         while not task.done():
             wire.send(frames.window_update(1, 1))

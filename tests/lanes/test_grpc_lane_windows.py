@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.dataplane.relay import frames
-from adapter.dataplane.relay.flow import CONNECTION_WINDOW, STREAM_WINDOW
-from adapter.dataplane.relay.frames import Code
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.flow_control import CONNECTION_WINDOW, STREAM_WINDOW
+from adapter.protocols.http2.frames import Code
 from tests.lanes.grpc_lane_door import (
     Wire,
     frame,
@@ -268,7 +268,7 @@ async def test_too_much_that_waits_for_its_rest_goes_on_and_all_is_answered():
     """Many requests whose ends come last, and together more than may be held."""
     message = prefixed(big_request("m", 200_000))
     async with relay_before(echo) as door, wire_to(door.address) as wire:
-        door.server._site.max_held_bytes = MIB
+        door.server._context.held.most = MIB
         wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
         wire.send(frames.window_update(0, ALL - 65_535))
         ids = range(1, 41, 2)
@@ -385,9 +385,9 @@ async def until(condition, seconds: float = 10) -> None:
 
 def held(door) -> int:
     """All that the listener has in its memory of what passes."""
-    total = door.server._site.held
-    for relay in door.server._relays:
-        for wire in (relay.caller, *relay.links):
+    total = door.server._context.held.held
+    for relay in door.server._sessions:
+        for wire in (relay.downstream, *relay.upstreams):
             total += sum(map(len, wire.out)) + len(wire._rest)
             if wire._transport is not None:
                 total += wire._transport.get_write_buffer_size()
@@ -420,8 +420,10 @@ async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more():
         async with AsyncExitStack() as stack:
             wires = [await stack.enter_async_context(wire_to(door.address)) for _ in range(callers)]
             sending = [asyncio.create_task(send(wire)) for wire in wires]
-            await until(lambda: all(r.links and r.links[0].is_paused for r in door.server._relays))
-            await until(lambda: len(door.server._relays) == callers)
+            await until(
+                lambda: all(r.upstreams and r.upstreams[0].is_paused for r in door.server._sessions)
+            )
+            await until(lambda: len(door.server._sessions) == callers)
             assert 0 < held(door) < callers * MIB
             for writer in behind.writers:
                 writer.transport.resume_reading()
@@ -450,8 +452,10 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
         wire.reader._transport.pause_reading()
         whole = prefixed(bytes(32 * MIB - 5))
         pouring = asyncio.create_task(pour(triton, 1, whole))
-        (relay,) = door.server._relays
-        await until(lambda: relay.caller.is_paused and relay.links[0].held > STREAM_WINDOW // 2)
+        (relay,) = door.server._sessions
+        await until(
+            lambda: relay.downstream.is_paused and relay.upstreams[0].held > STREAM_WINDOW // 2
+        )
         assert 0 < held(door) < 2 * MIB
         wire.reader._transport.resume_reading()
         read = 0
@@ -465,13 +469,13 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
 async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
     async with relay_before(echo) as door, wire_to(door.address) as wire:
         wire.greet()
-        await until(lambda: door.server._relays)
-        (relay,) = door.server._relays
+        await until(lambda: door.server._sessions)
+        (relay,) = door.server._sessions
         wire.reader._transport.pause_reading()
         async with asyncio.timeout(10):
             while not relay.ended.is_set():
                 wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
-                relay.caller.chores = 0  # that limit is not what this is about
+                relay.downstream.glitches = 0  # that limit is not what this is about
                 await asyncio.sleep(0)
         assert held(door) < 4 * MIB
 

@@ -4,7 +4,7 @@ nothing hangs, leaks or is counted for ever.
 
 import pytest
 
-from adapter.dataplane.http1 import Connection
+from adapter.dataplane.http_connection import Connection
 from adapter.frontends.http import fast_path
 from adapter.frontends.http.fast_path import Inference
 from tests.lanes.http_door import LANE, MIB, head, opened, request

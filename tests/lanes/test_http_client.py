@@ -5,7 +5,7 @@ import gzip
 
 import pytest
 
-from adapter.core.infer import V2Call
+from adapter.core.calls import V2Call
 from adapter.errors import BackendUnavailable, InferenceFailed, InvalidRequest
 from tests.lanes.http_upstream import (
     OK,

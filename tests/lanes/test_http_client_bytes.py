@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.http1 import NEXT, Connection, Event, State
+from adapter.dataplane.http_connection import NEXT, Connection, Event, State
 from adapter.errors import BackendTimeout, BackendUnavailable
 
 

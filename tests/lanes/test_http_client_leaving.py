@@ -8,7 +8,7 @@ import pytest
 from adapter.control.lease import Lease, Leases, LeaseState
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
-from adapter.dataplane.http1 import State
+from adapter.dataplane.http_connection import State
 from adapter.errors import BackendTimeout, StubDied
 from tests.lanes.http_door import until
 from tests.lanes.http_upstream import connections, post, reads_itself, served

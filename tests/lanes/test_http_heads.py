@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.frontends.http.head import Heads
-from adapter.traffic import Traffic
+from adapter.telemetry.traffic import Traffic
 from tests.lanes.http_door import LANE, head, opened, request
 
 LENGTH = "Content-Length: 2"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapter.packages.learned import FILE_NAME
+from adapter.backend.sizes_file import FILE_NAME
 from tests.memory.models import MIB, check_agreement, counted, write_eater
 from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.sagemaker.asking import model_names, quoted, triton_index

@@ -15,11 +15,11 @@ from adapter.backend.triton import TritonControl
 from adapter.core.faults import Faults
 from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
-from adapter.dataplane.relay.server import RelayServer
-from adapter.dataplane.relay.site import Site, connect_to
-from adapter.frontends.doors import Doors
-from adapter.frontends.grpc_lane import LaneGate
-from adapter.frontends.grpc_limits import MessageLimits
+from adapter.dataplane.proxy.context import ProxyContext, connect_to
+from adapter.dataplane.proxy.listener import ProxyListener
+from adapter.frontends.grpc.fast_path import GrpcFastPath
+from adapter.frontends.grpc.limits import MessageLimits
+from adapter.frontends.listeners import Doors
 from adapter.settings import parse_door
 from tests.fakes.house import House
 from tests.running import EXAMPLES
@@ -46,7 +46,7 @@ class Waiting:
 
 @pytest.fixture
 async def doors() -> AsyncIterator[Doors]:
-    doors = Doors(patience_seconds=5, max_message_bytes=1000)
+    doors = Doors(grace_seconds=5, max_message_bytes=1000)
     yield doors
     await doors.close()
 
@@ -59,15 +59,15 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def relay() -> AsyncIterator[Callable[[str], RelayServer]]:
+async def relay() -> AsyncIterator[Callable[[str], ProxyListener]]:
     """With no Triton behind it."""
     house = await House().open()
-    gate = LaneGate(
+    gate = GrpcFastPath(
         house.control, Faults(Classifier()), house.metrics, MessageLimits(unary=500, stream=1000)
     )
 
-    def make(server: str) -> RelayServer:
-        site = Site(
+    def make(server: str) -> ProxyListener:
+        context = ProxyContext(
             gate,
             connect_to(lambda: None),
             connect_to(lambda: server),
@@ -75,7 +75,7 @@ async def relay() -> AsyncIterator[Callable[[str], RelayServer]]:
             max_message_bytes=2000,
             inflight=InflightBytes(2**20),
         )
-        return RelayServer(site)
+        return ProxyListener(context)
 
     yield make
     await house.close()

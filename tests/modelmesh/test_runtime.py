@@ -20,10 +20,10 @@ from adapter.errors import (
     LoadFailed,
     ModelNotFound,
 )
-from adapter.frontends.modelmesh import ModelRuntime
-from adapter.frontends.modelmesh_sizes import MeshSizes, look
+from adapter.frontends.grpc.modelmesh import ModelRuntime
+from adapter.frontends.grpc.modelmesh_sizes import MeshSizes, look
+from adapter.runtime.threads import LOOKUPS
 from adapter.settings import load_settings
-from adapter.threads import LOOKUPS
 from tests.fakes.house import House
 from tests.trees import CONFIG
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import InvalidSettings
-from adapter.frontends.grpc_limits import MessageLimits, message_limits
+from adapter.frontends.grpc.limits import MessageLimits, message_limits
 from adapter.settings import load_settings
 from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
 

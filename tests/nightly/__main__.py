@@ -42,7 +42,18 @@ def seconds_of(parts: list[str], minutes: float) -> dict[str, float]:
 
 def run(part: str, seconds: float, seed: int) -> bool:
     """Whether all of its tests passed."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "nightly", SHARES[part][0]]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-q",
+        "-s",
+        "-m",
+        "nightly",
+        SHARES[part][0],
+    ]
     environment = {"NIGHTLY_SECONDS": f"{seconds:.0f}", "NIGHTLY_SEED": str(seed)}
     return (
         subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode == 0

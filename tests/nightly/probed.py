@@ -16,7 +16,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from adapter import cli, serving
+from adapter import cli
+from adapter.cli import serving
 from adapter.settings import Loaded
 
 FIGURES = "LOOP_PROBE"  # names the file that gets, a line each, when and for how long: seconds

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from adapter.errors import InvalidSettings
-from adapter.tracing import tracing_of
+from adapter.telemetry.tracing import tracing_of
 from tests.observability.collector import Collector, Span, collector
 from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from adapter.control import TimeLimits
+from adapter.control.ports import TimeLimits
 from adapter.core.model import ModelId, Placement, TritonName
 from adapter.core.state import ModelState
 from adapter.errors import (

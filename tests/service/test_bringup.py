@@ -7,16 +7,10 @@ import time
 import pytest
 import pytest_asyncio
 
-from adapter.control import TimeLimits
+from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.state import ModelState
-from adapter.errors import (
-    BackendTimeout,
-    LoadFailed,
-    MemoryFigures,
-    ModelTooLarge,
-    OutOfMemory,
-)
+from adapter.errors import BackendTimeout, LoadFailed, MemoryFigures, ModelTooLarge, OutOfMemory
 from tests.fakes.house import House
 
 MIB = 2**20

@@ -8,7 +8,7 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import LoadFailed
-from adapter.threads import PROCESSES
+from adapter.runtime.threads import PROCESSES
 from tests.fakes.house import House
 
 # more turns of the loop than any operation here takes; the last test makes sure

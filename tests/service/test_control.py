@@ -7,8 +7,8 @@ import time
 import pytest
 import pytest_asyncio
 
-from adapter.control import TimeLimits
 from adapter.control import operations as control_operations
+from adapter.control.ports import TimeLimits
 from adapter.core.model import ModelId, Placement, StagedModel, TritonName
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -24,7 +24,7 @@ from adapter.errors import (
     Overloaded,
     StubDied,
 )
-from adapter.log import EVENTS
+from adapter.telemetry.log import EVENTS
 from tests.fakes.house import House
 
 MIB = 2**20

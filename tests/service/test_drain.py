@@ -9,10 +9,10 @@ from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Clock, Observer
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.middleware import HttpEdge, answer
+from adapter.frontends.http.middleware import HttpMiddleware, answer
+from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.settings import parse_door
 from tests.fakes.house import House
@@ -42,7 +42,7 @@ class Door:
         self.go_on = asyncio.Event()
         observer = Observer(house.metrics)
         self._lane = HttpListener(
-            HttpEdge(self._handle, observer).serve,
+            HttpMiddleware(self._handle, observer).serve,
             FastPath(house.control, NoTriton(), observer, Clock(), InflightBytes(2**30)),
             Heads(house.metrics.traffic.served, default_model=None, max_body_bytes=1000),
             observer,

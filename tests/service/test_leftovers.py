@@ -6,8 +6,8 @@ import logging
 import pytest
 import pytest_asyncio
 
-from adapter.control import TimeLimits
 from adapter.control.leftovers import Leftovers
+from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ProcessId
 from adapter.core.state import ModelState

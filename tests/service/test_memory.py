@@ -6,16 +6,10 @@ import time
 import pytest
 import pytest_asyncio
 
-from adapter.control import TimeLimits
+from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId
-from adapter.errors import (
-    InsufficientMemory,
-    LoadFailed,
-    MemoryFigures,
-    ModelTooLarge,
-    OutOfMemory,
-)
+from adapter.errors import InsufficientMemory, LoadFailed, MemoryFigures, ModelTooLarge, OutOfMemory
 from tests.fakes.house import House
 
 MIB = 2**20
@@ -765,19 +759,19 @@ async def test_out_of_memory_is_told_with_what_ledger_and_reader_know(house):
 
 async def test_figures_that_the_failure_itself_named_are_kept(house):
     failure = OutOfMemory("full", figures=MemoryFigures(7, 8, 9, "GPU-1"))
-    found = await house.control.recovery.judged(failure, M)
+    found = await house.control.diagnosis.judged(failure, M)
     assert found.figures == MemoryFigures(7, 8, 9, "GPU-1")
 
 
 async def test_a_failure_that_says_zero_bytes_are_free_is_believed(house):
     failure = OutOfMemory("full", figures=MemoryFigures(free_bytes=0))
-    found = await house.control.recovery.judged(failure, M)
+    found = await house.control.diagnosis.judged(failure, M)
     assert found.figures == MemoryFigures(None, 0, 1000 * MIB, HOST)
 
 
 async def test_where_nothing_is_known_the_figures_say_so():
     house = await House().open()
-    found = await house.control.recovery.judged(OutOfMemory("full"), M)
+    found = await house.control.diagnosis.judged(OutOfMemory("full"), M)
     assert found.figures == MemoryFigures()
     assert await house.control.memory.read() is None
     await house.close()

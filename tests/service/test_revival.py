@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from adapter.control import TimeLimits
+from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.core.state import ModelState

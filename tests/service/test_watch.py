@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import pytest_asyncio
 
-from adapter.control import TimeLimits
+from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, Placement, StagedModel, TritonName
 from adapter.errors import BackendError, BackendUnavailable

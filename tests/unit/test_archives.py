@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapter.errors import BackendError, InvalidModel
-from adapter.packages import archives, unpacking
-from adapter.packages.archives import is_archive, unpack
-from adapter.packages.unpacking import Limits
+from adapter.packages.source import archives, unpacking
+from adapter.packages.source.archives import is_archive, unpack
+from adapter.packages.source.unpacking import Limits
 
 TIME = 1_600_000_000  # even: zips keep two seconds
 LIMITS = Limits()

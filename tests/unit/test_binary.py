@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapter.errors import InvalidRequest
-from adapter.frontends.binary import content_type, json_header_bytes, put_name_back
+from adapter.frontends.http.binary import content_type, json_header_bytes, put_name_back
 
 TYPE = "application/vnd.sagemaker-triton.binary+json"
 

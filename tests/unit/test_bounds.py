@@ -2,19 +2,19 @@
 
 import pytest
 
+from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.doubt import Doubt
-from adapter.core.guard import LoopGuard
 from adapter.core.memory import HOST
 from adapter.core.overrun import Oversize
-from adapter.dataplane.relay.headers import Meanings
 from adapter.errors import OutOfMemory
-from adapter.frontends import request_ids
+from adapter.protocols.http2.headers import HeaderBlockCache
+from adapter.telemetry import request_ids
 
 MANY = 10_100
 
 
 def test_packages_that_ran_out_of_memory():
-    guard = LoopGuard()
+    guard = EvictionLoopBreaker()
     for number in range(MANY):
         guard.out_of_memory(str(number), alone=True, requested_bytes=None, limit_bytes=None)
     assert repr(guard) == "<LoopGuard [10000 keys]>"
@@ -37,7 +37,7 @@ def test_packages_that_seem_too_large():
 
 
 def test_header_blocks_and_fields_over_grpc():
-    meanings = Meanings(len)
+    meanings = HeaderBlockCache(len)
     for number in range(MANY):
         meanings.keep(b"%d" % number, number)
         meanings.keep_field(b"%d" % number, (b"name", b"value"))

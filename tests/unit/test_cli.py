@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from adapter import cli
-from adapter.commands import COMMANDS
+from adapter.cli.commands import COMMANDS
 from adapter.settings import Settings, flag_of, masked, variable_of
 
 

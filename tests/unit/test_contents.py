@@ -12,8 +12,8 @@ import pytest
 
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
-from adapter.packages.contents import MAX_ENTRIES
-from adapter.packages.inspection import inspect
+from adapter.packages.source.contents import MAX_ENTRIES
+from adapter.packages.source.inspection import inspect
 
 PYTHON = 'backend: "python"\n'
 
@@ -169,7 +169,7 @@ import os, sys
 from pathlib import Path
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
-from adapter.packages.inspection import inspect
+from adapter.packages.source.inspection import inspect
 if os.geteuid() == 0:
     os.setgroups([])
     os.setegid(65534)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.formats import Layout, layout
+from adapter.packages.source.formats import Layout, layout
 
 
 def folder(*paths):

@@ -10,8 +10,8 @@ import pytest
 
 from adapter.core.model import Link, ModelSource, Role
 from adapter.errors import InvalidModel
-from adapter.packages.config_check import MAX_CONFIG_BYTES
-from adapter.packages.inspection import inspect
+from adapter.packages.config.check import MAX_CONFIG_BYTES
+from adapter.packages.source.inspection import inspect
 
 PYTHON = 'backend: "python"\n'
 
@@ -232,7 +232,7 @@ def test_a_schema_that_is_a_pipe_is_refused_and_not_waited_for(root):
     os.mkfifo(root / "pipe")
     code = (
         "import sys; from pathlib import Path; from adapter.core.model import ModelSource;"
-        " from adapter.packages.inspection import inspect; p = sys.argv[1:];"
+        " from adapter.packages.source.inspection import inspect; p = sys.argv[1:];"
         " inspect(ModelSource(p[0], schema=p[2]), Path(p[0]), [p[1]])"
     )
     command = [sys.executable, "-c", code, folder, root, root / "pipe"]

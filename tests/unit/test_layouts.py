@@ -7,8 +7,8 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import InvalidModel
-from adapter.packages.files import MARKER
-from adapter.packages.staging import Packages
+from adapter.packages.repository.staging import Packages
+from adapter.packages.source.backends import MARKER
 
 PYTORCH = 'backend: "pytorch"\n'
 SAVED = ("saved_model.pb", "variables/index")

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from adapter.packages.learned import FILE_NAME, LearnedFile
+from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 
 DATA = {"packages": {"k": {"GPU-1": 7}}, "urls": ["ü \ud800"]}
 

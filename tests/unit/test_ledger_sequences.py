@@ -113,7 +113,7 @@ class AnySequence(RuleBasedStateMachine):
             assert 0 <= free <= book.limit_bytes - book.headroom_bytes
         assert (snapshot.free_bytes(None) is None) == (not snapshot.devices)
 
-    def teardown(self):
+    def unloader(self):
         if hasattr(self, "ledger"):
             for name in map(ModelId, "abcd"):
                 self.ledger.release(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import adapter
-from adapter.log import EVENTS, setup_logging
+from adapter.telemetry.log import EVENTS, setup_logging
 
 
 class Terminal(io.StringIO):

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from adapter.log import setup_logging
-from adapter.log_stream import LogStream
+from adapter.telemetry.log import setup_logging
+from adapter.telemetry.log_stream import LogStream
 
 LINE = "x" * 999 + "\n"
 

@@ -6,7 +6,7 @@ from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import Registry
-from adapter.metrics import Metrics, State
+from adapter.telemetry.metrics import Metrics, State
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:

@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Device
 from adapter.core.model import Package
-from adapter.core.sizing import (
-    MAX_REMEMBERED,
-    Basis,
-    Estimate,
-    Sizes,
-    format_size,
-    parse_size,
-)
+from adapter.core.sizing import MAX_REMEMBERED, Basis, Estimate, Sizes, format_size, parse_size
 
 ONE, TWO = Device("GPU-1"), Device("GPU-2")
 GPUS = {ONE: 0, TWO: 1}

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from adapter.errors import BackendUnavailable
-from adapter.threads import Threads
+from adapter.runtime.threads import Threads
 
 
 async def test_what_is_run_gives_its_result_or_error():
@@ -80,7 +80,7 @@ async def test_context_variables_go_along():
 def test_a_thread_that_never_ends_does_not_keep_the_process():
     code = (
         "import asyncio, threading\n"
-        "from adapter.threads import Threads\n"
+        "from adapter.runtime.threads import Threads\n"
         "async def main():\n"
         "    begun = threading.Event()\n"
         "    def hang():\n"

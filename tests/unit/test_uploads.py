@@ -7,8 +7,13 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import InvalidModel, InvalidRequest, InvalidSettings
-from adapter.packages.staging import Packages
-from adapter.packages.uploads import MAX_UPLOAD_BYTES, config_text, payload, write_package
+from adapter.packages.repository.staging import Packages
+from adapter.packages.repository.uploads import (
+    MAX_UPLOAD_BYTES,
+    config_text,
+    payload,
+    write_package,
+)
 from adapter.settings import load_settings
 from tests.trees import write_python_model
 

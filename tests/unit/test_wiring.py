@@ -12,8 +12,8 @@ import pytest
 
 from adapter.app import Adapter
 from adapter.assembly import model_roots
-from adapter.examples import examples_folder
 from adapter.settings import Loaded, Settings, load_settings
+from adapter.settings.examples import examples_folder
 
 TESTS = Path(__file__).parents[1]
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from adapter.core.evidence import DeviceSeen, Seen, View, second_opinion, seen, view_of, view_of_shm
 from adapter.core.faults import Faults
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, NO_BYTES, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
-from adapter.core.witness import DeviceSeen, Seen, View, second_opinion, seen, view_of, view_of_shm
 from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,

@@ -8,12 +8,12 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.core.calls import RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.core.rpc import RpcDataPlane
-from adapter.frontends.grpc_health import Health
-from adapter.frontends.grpc_limits import MessageLimits
-from adapter.frontends.grpc_v2 import V2Service
+from adapter.frontends.grpc.health import Health
+from adapter.frontends.grpc.limits import MessageLimits
+from adapter.frontends.grpc.v2 import V2Service
 from tests.fakes.house import House
 from tests.v2.grpc_calls import SERVICE, infer_request
 from tests.v2.grpc_upstream import Act, dataplane_to

@@ -8,11 +8,11 @@ import grpc
 import pytest
 
 from adapter.control.lease import Lease, Leases, LeaseState
+from adapter.core.calls import RpcCall
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.oom import Classifier
 from adapter.core.registry import ModelRecord
-from adapter.core.rpc import RpcCall
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.errors import (
     BackendTimeout,
@@ -22,7 +22,7 @@ from adapter.errors import (
     ModelNotFound,
     Overloaded,
 )
-from adapter.frontends.grpc_naming import passed_on
+from adapter.frontends.grpc.naming import passed_on
 from tests.lanes.http_door import until
 from tests.v2.grpc_upstream import Act, dataplane_to
 

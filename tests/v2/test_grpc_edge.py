@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from adapter.frontends.grpc_edge import Context, GrpcEdge
-from adapter.metrics import Metrics
+from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
+from adapter.telemetry.metrics import Metrics
 from tests.lanes.http_door import until
 
 METHOD = "ModelStreamInfer"
@@ -16,7 +16,7 @@ METHOD = "ModelStreamInfer"
 
 @asynccontextmanager
 async def serving(metrics: Metrics, act) -> AsyncIterator[str]:
-    edge = GrpcEdge(metrics, "grpc")
+    edge = GrpcMiddleware(metrics, "grpc")
     handlers = {METHOD: edge.stream(METHOD, act)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", handlers),))

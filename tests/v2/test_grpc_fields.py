@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.errors import InvalidRequest
-from adapter.frontends.protobuf_field import read_field, read_repeated, with_field
+from adapter.protocols.protobuf import read_field, read_repeated, with_field
 
 PARAMETERS = st.dictionaries(
     st.text(max_size=8),

@@ -11,9 +11,9 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from adapter.backend.control_client import ControlClient
+from adapter.core.calls import RpcCall, keepalive
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.core.rpc import RpcCall, keepalive
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.errors import BackendUnavailable
 from tests.fakes.house import House

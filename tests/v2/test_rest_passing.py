@@ -18,13 +18,13 @@ from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Clock, Observer
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.middleware import HttpEdge
+from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.middleware import HttpMiddleware
+from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
-from adapter.frontends.inference import Inferences
-from adapter.frontends.v2 import V2
+from adapter.frontends.http.v2 import V2
 from adapter.settings.values import parse_door
 from tests.fakes.house import House
 
@@ -100,7 +100,7 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
     heads = Heads(house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB)
     heads.host = dataplane.host
     lane = HttpListener(
-        HttpEdge(v2.handle, observer).serve,
+        HttpMiddleware(v2.handle, observer).serve,
         FastPath(house.control, dataplane, observer, Clock(), inflight),
         heads,
         observer,

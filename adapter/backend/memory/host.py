@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
-from adapter.threads import PROCESSES
+from adapter.runtime.threads import PROCESSES
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STALE_SECONDS = 5.0

@@ -10,15 +10,12 @@ import math
 import socket
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from adapter.errors import AdapterError, InvalidRequest, NotStarted, SlowBody
-from adapter.frontends.http.application import HEAD_BYTES, Application
-from adapter.frontends.http.fast_path import Inference, guarded
-from adapter.frontends.http.head import END, Head
-
-if TYPE_CHECKING:
-    from adapter.frontends.http.server import HttpListener
+from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
+from adapter.frontends.http.fast_path import FastPath, Inference, guarded
+from adapter.frontends.http.head import END, Head, Heads
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
@@ -88,12 +85,29 @@ class State(Enum):
 _IDLE, _HEAD, _FAST, _APPLICATION, _LINGERING, _CLOSING = State
 
 
+class Listener(Protocol):
+    """What accepted the connection, and what all of its connections share."""
+
+    limits: Limits
+    fast: FastPath
+    heads: Heads
+
+    @property
+    def takes_more(self) -> bool: ...
+    @property
+    def linger_seconds(self) -> float: ...
+    def handler(self, application: Application) -> Handler: ...
+    def opened(self, connection: "Connection") -> None: ...
+    def lost(self, connection: "Connection") -> None: ...
+    def malformed(self, error: InvalidRequest) -> bytes: ...
+
+
 class Connection(asyncio.Protocol):
     """`is_full`: the caller does not take what is written. `has_ended`: nothing more will come of
     it. `left`: of the body of the request in hand.
     """
 
-    def __init__(self, server: "HttpListener") -> None:
+    def __init__(self, server: Listener) -> None:
         self.transport: asyncio.Transport
         self.state = _IDLE
         self.is_full = self.has_ended = self.had_request = False

@@ -12,15 +12,16 @@ from enum import Enum, auto
 from functools import wraps
 from http import HTTPStatus
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from adapter.control import Lease, ModelControl
-from adapter.control.lease import LeaseState
-from adapter.core.infer import Check, FastDataPlane, Upstream
+from adapter.control.lease import Lease, LeaseState
+from adapter.control.models import ModelControl
+from adapter.core.calls import Check, FastDataPlane, Upstream
 from adapter.core.inflight import Claim, InflightBytes
 from adapter.errors import AdapterError, BackendError, CapacityError, NotStarted
-from adapter.frontends import binary
-from adapter.frontends.edge import (
+from adapter.frontends.http import binary
+from adapter.frontends.http.head import Plain, headers_of
+from adapter.frontends.http.observer import (
     INTERNAL_ERROR,
     NOT_STARTED,
     OF_THE_CONNECTION,
@@ -31,10 +32,6 @@ from adapter.frontends.edge import (
     head_of,
     json_answer,
 )
-from adapter.frontends.http.head import Plain, headers_of
-
-if TYPE_CHECKING:
-    from adapter.frontends.http.connection import Connection
 
 # Bodies up to this size are gathered, and answers up to this are; others are passed on, and all
 # are while so many bytes are held.
@@ -109,12 +106,26 @@ class FastPath:
     held: int = 0
 
 
+class Front(Protocol):
+    """The caller's connection. `is_full`: the caller does not take what is written."""
+
+    transport: asyncio.Transport
+    is_full: bool
+
+    @property
+    def takes_more(self) -> bool: ...
+    def serve_by_application(self, data: bytes) -> None: ...
+    def answered(self, *, is_last: bool) -> None: ...
+    def refuse(self, why: str) -> None: ...
+    def abort(self) -> None: ...
+
+
 class Inference:
     """The plain inference that a connection has in hand, one after the other. It is what both
     connections tell of: the caller's by `begin`, `feed` and `left`, Triton's as its Receiver.
     """
 
-    def __init__(self, front: "Connection", path: FastPath) -> None:
+    def __init__(self, front: Front, path: FastPath) -> None:
         self._front = front
         self._path = path
         self._stage = _NONE

@@ -15,10 +15,10 @@ from multidict import CIMultiDict
 
 from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
-from adapter.frontends import binary
-from adapter.frontends.edge import ECHOED
-from adapter.frontends.inference import Route, route_of
-from adapter.traffic import Served
+from adapter.frontends.http import binary
+from adapter.frontends.http.inference import Route, route_of
+from adapter.frontends.http.observer import ECHOED
+from adapter.telemetry.traffic import Served
 
 END = b"\r\n\r\n"
 

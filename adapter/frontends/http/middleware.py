@@ -10,7 +10,6 @@ from typing import Any
 from aiohttp import ClientError, HttpVersion11, web
 
 from adapter.core.model import ModelId
-from adapter.core.waiting import WAITED, Waited
 from adapter.errors import (
     AdapterError,
     InvalidRequest,
@@ -18,8 +17,7 @@ from adapter.errors import (
     NotStarted,
     PayloadTooLarge,
 )
-from adapter.frontends import request_ids
-from adapter.frontends.edge import (
+from adapter.frontends.http.observer import (
     INTERNAL_ERROR,
     NOT_STARTED,
     Observer,
@@ -27,6 +25,8 @@ from adapter.frontends.edge import (
     encoded,
     error_body,
 )
+from adapter.telemetry import request_ids
+from adapter.telemetry.waiting import WAITED, Waited
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Route:
         return await handler(request)
 
 
-class HttpEdge:
+class HttpMiddleware:
     """Wraps one handler for everything: errors, counts, headers that go back."""
 
     def __init__(self, handle: Serve, observer: Observer) -> None:

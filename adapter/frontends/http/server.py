@@ -5,10 +5,8 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from adapter import lasting
 from adapter.errors import InvalidRequest, TooManyConnections
 from adapter.frontends.drain import Drain
-from adapter.frontends.edge import Observer, encoded, error_body, json_answer
 from adapter.frontends.http.application import (
     Application,
     Handler,
@@ -21,6 +19,8 @@ from adapter.frontends.http.connections import Connections
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import Serve
+from adapter.frontends.http.observer import Observer, encoded, error_body, json_answer
+from adapter.runtime import background
 from adapter.settings import Door
 
 # Callers may come all at once; what does not fit waits a second for its connection.
@@ -80,22 +80,22 @@ class HttpListener:
             self._server = await loop.create_server(
                 self._accept, door.host, door.port, backlog=_BACKLOG
             )
-        self._looking = lasting.begin(
-            "http-looks", lasting.forever(self._look, seconds=self._look_seconds)
+        self._looking = background.begin(
+            "http-looks", background.forever(self._look, seconds=self._look_seconds)
         )
         return 0 if door.kind == "unix" else int(self._server.sockets[0].getsockname()[1])
 
-    async def close(self, patience_seconds: float) -> None:
+    async def close(self, grace_seconds: float) -> None:
         """Take nothing new; what is in hand has its time to be answered."""
         self._server.close()
         self._is_closing = True
         for connection in self._connections:
             connection.stop()
-        if not await self._are_lost(patience_seconds):
+        if not await self._are_lost(grace_seconds):
             for connection in self._connections:
                 connection.abort()
-            await self._are_lost(patience_seconds)
-        lasting.end(self._looking)
+            await self._are_lost(grace_seconds)
+        background.end(self._looking)
 
     async def _are_lost(self, seconds: float) -> bool:
         if self._connections:

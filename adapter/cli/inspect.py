@@ -1,0 +1,272 @@
+"""What a load would make of a package: the code of the load, a repository of its own, no Triton."""
+
+import argparse
+import asyncio
+import difflib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from adapter.core.model import (
+    ModelId,
+    ModelPart,
+    ModelSource,
+    Package,
+    Placement,
+    Role,
+    TritonName,
+    parse_model_id,
+)
+from adapter.core.names import triton_name
+from adapter.core.sizing import format_size
+from adapter.errors import AdapterError, InvalidRequest
+from adapter.frontends.status import HTTP, lookup
+from adapter.packages.config.check import parse, read_config
+from adapter.packages.repository.staging import Packages
+from adapter.packages.source.backends import MARKER, backend_of, is_ensemble, is_version
+from adapter.packages.source.contents import Contents, is_within, shown
+from adapter.packages.source.formats import layout
+from adapter.packages.source.inspection import CONFIG, SCHEMA
+
+Origin = Literal["file", "changed", "made", "triton"]
+_ORIGINS: dict[Origin, str] = {
+    "file": "the caller's file, as it is",
+    "changed": "the caller's file, changed as below",
+    "made": "made by the adapter, as below",
+    "triton": "none: Triton completes it from the model file",
+}
+_ROLES = {
+    "entry": "entry: answers to the caller",
+    "step": "step: Triton loads it along with the ensemble",
+    "helper": "helper: loaded before the entry",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`name` is Triton's. `staged` has what its folder holds, by path: the target of a link,
+    relative to the package where it lies in it, and None for what is made; folders end in a slash.
+    `config_diff` leads from the caller's config.pbtxt to the staged one.
+    """
+
+    name: str
+    own_name: str
+    role: str
+    is_ensemble: bool
+    backend: str | None
+    versions: tuple[str, ...]
+    config_from: Origin
+    config_text: str | None
+    config_diff: tuple[str, ...]
+    staged: dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    path: str
+    model_name: str
+    is_archive: bool
+    size_bytes: int
+    declared_bytes: int | None
+    backends: tuple[str, ...]
+    warnings: tuple[str, ...]
+    models: tuple[Model, ...]
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", type=Path, metavar="PATH", help="folder, model file or archive")
+    command.add_argument("--model-type", metavar="TYPE", help="as in the load: onnx, pytorch ...")
+    command.add_argument(
+        "--entry", metavar="NAME", help="which of several models answers, as in the load"
+    )
+    command.add_argument(
+        "--schema", type=Path, metavar="FILE", help="inputs and outputs as JSON, of ModelMesh"
+    )
+    command.add_argument(
+        "--name", type=_model_id, help="model_name of the load (default: the last part of PATH)"
+    )
+    command.add_argument(
+        "--model-roots",
+        action="append",
+        type=Path,
+        metavar="FOLDER",
+        help="where the package and what it links to must lie, as in serve; repeatable"
+        " (default: the folders that hold PATH and FILE)",
+    )
+    command.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0, or 1 when the load would be refused. Nothing is left behind, and PATH is as it was."""
+    path = args.path.absolute()
+    source = ModelSource(
+        path.as_uri(),  # holds any bytes, as paths may
+        args.model_type,
+        str(args.schema.absolute()) if args.schema else None,
+        args.entry,
+    )
+    near = [Path(os.path.realpath(p)).parent for p in (path, args.schema) if p is not None]
+    with tempfile.TemporaryDirectory(prefix="triton-adapter-inspect-") as folder:
+        repository = Path(os.path.realpath(folder))
+        try:
+            name = args.name or parse_model_id(shown(os.path.basename(os.path.abspath(path))))  # noqa: PTH100, PTH119 - pathlib keeps ".."
+            packages = Packages(repository, args.model_roots or near)
+            report = asyncio.run(_inspect(packages, repository, name, source, path))
+        except (AdapterError, OSError) as error:
+            found = lookup(HTTP, error)
+            failure = {"error": str(error), "code": found[1] if found else "InternalError"}
+            text = json.dumps(failure) if args.json else f"triton-adapter: {error}"
+            code, out = 1, sys.stdout if args.json else sys.stderr
+        else:
+            text = json.dumps(asdict(report), indent=2) if args.json else "\n".join(_lines(report))
+            code, out = 0, sys.stdout
+    out.write(text.replace(f"{repository}/", "") + "\n")  # the folder is gone
+    return code
+
+
+def _model_id(text: str) -> ModelId:
+    try:
+        return parse_model_id(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+async def _inspect(
+    packages: Packages, repository: Path, model_id: ModelId, source: ModelSource, path: Path
+) -> Report:
+    name = triton_name(model_id)
+    package = await packages.prepare(name, model_id, source)
+    placement = await packages.place(name, model_id, package)
+    return Report(
+        path=shown(path),
+        model_name=model_id,
+        is_archive=is_within(package.root, str(repository)),
+        size_bytes=package.size_bytes,
+        declared_bytes=package.declared_bytes,
+        backends=tuple(sorted(package.backends)),
+        warnings=package.warnings,
+        models=tuple(
+            _model(repository / given, part, package)
+            for given, part in _named(placement, package.parts)
+        ),
+    )
+
+
+def _named(
+    placement: Placement, parts: tuple[ModelPart, ...]
+) -> Iterator[tuple[TritonName, ModelPart]]:
+    """Either tuple of a placement has its names in the order of the parts."""
+    load, along = iter(placement.load), iter(placement.along)
+    for part in parts:
+        yield next(along if part.role is Role.STEP else load), part
+
+
+def _model(folder: Path, part: ModelPart, package: Package) -> Model:
+    root = Path(package.root)
+    staged = dict(_staged(folder, str(root if root.is_dir() else root.parent)))
+    text = read_config(folder / CONFIG) if CONFIG in staged else None
+    config = parse(text, folder / CONFIG).config if text is not None else None
+    if config is not None:
+        backend = backend_of(config)
+    elif len(package.parts) == 1:
+        backend = next(iter(package.backends), None)
+    else:
+        backend = layout(folder.name, Contents(str(folder), ["/"]).tree, None).backend
+    origin, diff = _origin(text, folder.name, part, package)
+    tops = {path.partition("/")[0] for path in staged}
+    return Model(
+        name=folder.name,
+        own_name=shown(part.own_name),
+        role=part.role.value,
+        is_ensemble=config is not None and is_ensemble(config),
+        backend=backend,
+        versions=tuple(sorted(filter(is_version, tops), key=int)),
+        config_from=origin,
+        config_text=text,
+        config_diff=diff,
+        staged=staged,
+    )
+
+
+def _staged(folder: Path, root: str, above: str = "") -> Iterator[tuple[str, str | None]]:
+    for path in sorted(folder.iterdir()):
+        name = above + shown(path.name)
+        if path.is_symlink():
+            target = os.path.realpath(path)
+            inside = is_within(target, root)
+            yield name, shown(os.path.relpath(target, root) if inside else target)
+        elif not path.is_dir():
+            if path.name != MARKER:
+                yield name, None
+        elif str(path) != root:  # what was unpacked lies in the staged folder
+            yield name + "/", None
+            yield from _staged(path, root, name + "/")
+
+
+def _origin(
+    text: str | None, name: str, part: ModelPart, package: Package
+) -> tuple[Origin, tuple[str, ...]]:
+    if text is None:
+        return "triton", ()
+    file = _callers_config(part, Path(package.root))
+    if file is None:
+        return "made", ()
+    before = read_config(file)
+    if before == text:
+        return "file", ()
+    names = shown(file.relative_to(package.root)), f"{name}/{CONFIG}"
+    lines = before.splitlines(), text.splitlines()
+    return "changed", tuple(difflib.unified_diff(*lines, *names, lineterm=""))
+
+
+def _callers_config(part: ModelPart, root: Path) -> Path | None:
+    """The config.pbtxt that lies beside what the part shows; None when it shows a part of that."""
+    for depth in ("", "*/", "*/*/"):
+        for file in sorted(root.glob(depth + CONFIG)):
+            folder = file.parent
+            beside = {
+                entry: os.path.realpath(folder / entry)
+                for entry in {path.name for path in folder.iterdir()} - {CONFIG, SCHEMA, MARKER}
+            }
+            is_its = part.own_name in {"", folder.name}
+            if is_its and beside == {link.path: link.target for link in part.links}:
+                return file
+    return None
+
+
+def _lines(report: Report) -> Iterator[str]:
+    declared = report.declared_bytes
+    yield f"package   {report.path}{' (archive, unpacked)' if report.is_archive else ''}"
+    yield f"name      {report.model_name}"
+    yield f"disk      {format_size(report.size_bytes)}"
+    yield f"declared  {'no size' if declared is None else format_size(declared)}"
+    yield f"backends  {', '.join(report.backends) or 'not known'}"
+    for warning in report.warnings:
+        yield f"warning   {warning}"
+    for model in report.models:
+        yield ""
+        yield from _model_lines(model)
+
+
+def _model_lines(model: Model) -> Iterator[str]:
+    own = f" ({model.own_name} in the package)" if model.own_name else ""
+    backend = "none, an ensemble" if model.is_ensemble else model.backend or "not known"
+    yield f"{model.name}{own}"
+    yield f"  {_ROLES[model.role]}"
+    yield f"  backend   {backend}"
+    yield f"  versions  {', '.join(model.versions) or 'none'}"
+    yield f"  config    {_ORIGINS[model.config_from]}"
+    yield "  staged"
+    for path, target in model.staged.items():
+        above, slash, name = path.rstrip("/").rpartition("/")
+        indent = "  " * (above + slash).count("/")
+        folder = "/" if path.endswith("/") else ""
+        yield f"    {indent}{name}{folder}{f' -> {target}' if target is not None else ''}"
+    made = (model.config_text or "").splitlines() if model.config_from == "made" else ()
+    for line in (*model.config_diff, *made):
+        yield f"  | {line}"

@@ -1,0 +1,133 @@
+"""What has to be looked at now and then, whether or not anybody asks."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from adapter.control.leftovers import Leftovers
+from adapter.control.memory import Memory
+from adapter.control.ports import Packages, SizeStore
+from adapter.control.reconciler import Reconciler
+from adapter.core.model import ModelId
+from adapter.core.registry import Registry
+from adapter.core.state import ModelState
+from adapter.errors import AdapterError
+from adapter.runtime import background
+
+_TICK_SECONDS = 0.5
+# A look at memory costs milliseconds for each process; traffic alone changes little.
+_PEAK_SECONDS = 2.0
+_RECONCILE_SECONDS = 2.0
+_LEFTOVERS_SECONDS = 10.0
+# Triton's index takes time in proportion to its models.
+_RECONCILE_SECONDS_PER_MODEL = 0.001
+
+
+class Housekeeping:
+    """`turn` gives the lock of a model."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        memory: Memory,
+        leftovers: Leftovers,
+        packages: Packages,
+        reconciler: Reconciler,
+        *,
+        turn: Callable[[ModelId], asyncio.Lock],
+        store: SizeStore | None,
+    ) -> None:
+        self._registry = registry
+        self._leftovers = leftovers
+        self._memory = memory
+        self._packages = packages
+        self._reconciler = reconciler
+        self._turn = turn
+        self._unnoted: set[ModelId] = set()
+        self._store = store
+        self._were_active: set[ModelId] = set()
+        self._peaks_at = self._reconciled_at = self._left_at = time.monotonic()
+
+    async def run(self) -> NoReturn:
+        """For ever. What fails here is no caller's fault, and is tried again."""
+        await asyncio.sleep(_TICK_SECONDS)
+        await background.forever(
+            self._look_at_memory,
+            self.save,
+            self._reconciler.restart_if_stuck,
+            self._look_at_triton,
+            self._look_for_leftovers,
+            seconds=_TICK_SECONDS,
+            expected=AdapterError,  # the disk refuses, or Triton cannot be reached
+        )
+
+    async def save(self) -> None:
+        """Keep what was learned of sizes, for the next run."""
+        learning = self._memory.learning
+        learned, learning.relearned = learning.relearned, set()
+        self._unnoted |= learned
+        if learned and self._store is not None:
+            try:
+                await self._store.save(self._memory.sizes.as_dict())
+            except AdapterError:
+                learning.relearned |= learned
+                raise
+        for model_id in [*self._unnoted]:
+            await self._note(model_id)
+
+    async def _note(self, model_id: ModelId) -> None:
+        """In the model's own turn, or a model that is half gone could be noted as loaded. One that
+        is busy has its note later.
+        """
+        turn = self._turn(model_id)
+        if turn.locked():
+            return
+        self._unnoted.discard(model_id)
+        async with turn:
+            record = self._registry.get(model_id)
+            if record is None or record.state is not ModelState.READY or not record.package_key:
+                return
+            held = self._memory.ledger.of(model_id)
+            try:
+                await self._packages.confirm(record.name, record.source, record.package_key, held)
+            except AdapterError:
+                self._unnoted.add(model_id)
+                raise
+
+    async def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        lag = self._memory.lag_seconds
+        if self._memory.is_busy:
+            await self._memory.tick(())
+        elif now - self._peaks_at >= max(_PEAK_SECONDS, lag):
+            self._peaks_at = now
+            before, self._were_active = self._were_active, self._active()
+            # a gauge that lags shows only now what those of before have taken
+            await self._memory.tick(self._were_active | before if lag else self._were_active)
+
+    def _active(self) -> set[ModelId]:
+        """Models with requests since the last time."""
+        active = set()
+        for record in self._registry.records():
+            ended = record.served - record.in_flight
+            if record.in_flight or ended != record.ended_before:
+                active.add(record.id)
+                record.ended_before = ended
+        return active
+
+    async def _look_at_triton(self) -> None:
+        now, models = time.monotonic(), len(self._registry)
+        pause = max(_RECONCILE_SECONDS, models * _RECONCILE_SECONDS_PER_MODEL)
+        if now - self._reconciled_at >= pause:
+            self._reconciled_at = now
+            await self._reconciler.reconcile()
+            await self._reconciler.free_stuck(restarted=False)
+
+    async def _look_for_leftovers(self) -> None:
+        """Say so, though nothing is measured just now, and end what can be ended."""
+        now = time.monotonic()
+        if now - self._left_at >= _LEFTOVERS_SECONDS:
+            self._left_at = now
+            await self._leftovers.end_abandoned()
+            await self._leftovers.are_there()

@@ -1,0 +1,221 @@
+"""Gets a staged model into Triton: watched, bounded, and tried again when memory came back."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+
+from adapter.control.diagnosis import Diagnosis, Left
+from adapter.control.memory import Memory
+from adapter.control.ports import Server, TimeLimits, Triton
+from adapter.control.unloader import Unloader
+from adapter.core.breaker import EvictionLoopBreaker
+from adapter.core.model import ModelId, Package, TritonName
+from adapter.core.registry import ModelRecord
+from adapter.core.sizing import Estimate
+from adapter.errors import AdapterError, InsufficientMemory, LoadFailed, ModelTooLarge, OutOfMemory
+from adapter.runtime.threads import PROCESSES
+from adapter.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.25
+# Denser at first: a process that dies of its first line lives for a few tenths of a second.
+_FIRST_LOOK_SECONDS, _FIRST_SECONDS = 0.1, 3.0
+
+
+class Loader:
+    def __init__(
+        self,
+        *,
+        triton: Triton,
+        server: Server | None,
+        unloader: Unloader,
+        memory: Memory,
+        diagnosis: Diagnosis,
+        metrics: Metrics,
+        limits: TimeLimits,
+    ) -> None:
+        self._triton = triton
+        self._server = server
+        self._unloader = unloader
+        self._memory = memory
+        self._diagnosis = diagnosis
+        self._metrics = metrics
+        self._limits = limits
+        self._guard = EvictionLoopBreaker()
+        self._undone: dict[ModelId, Left] = {}
+
+    async def bring_up(
+        self, record: ModelRecord, package: Package, estimate: Estimate
+    ) -> int | None:
+        """Return when Triton serves every model of the package, and what it takes is measured as
+        far as it can be by then; returns the process that serves them, None where it is not ours.
+        A load that has taken more than there is is refused after all.
+
+        A load that ran out of memory is undone and, when memory came back, tried once more
+        (memory.md section 7, policy 5), unless Triton is stuck with it. What is raised is the last
+        word.
+        """
+        ended, before = self._memory.ended_unloads, await self._memory.read()
+        error = await self._try(record, estimate)
+        if isinstance(error, OutOfMemory) and record.name not in self._unloader.stuck:
+            await self._unloader.bring_down(record)
+            if await self._diagnosis.came_back(before, ended):
+                self._metrics.load_retries.inc()
+                log.info("model.load_retried", extra={"model_id": record.id, "reason": str(error)})
+                error = await self._try(record, estimate)
+        if error is not None:
+            raise self._last_word(error, package) from error.__cause__
+        process = self._server.pid if self._server else None
+        await self._memory.loaded(record.id)
+        if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
+            raise self._exceeded(record, refusal)
+        record.instances = await self._instances(record)
+        record.used_at = time.monotonic()
+        self._guard.succeeded(package.content_key)
+        return process
+
+    async def let_go(self, record: ModelRecord) -> None:
+        """The load is undone in Triton. What it took beyond the limit is waited for."""
+        undone = self._undone.pop(record.id, None)
+        await self._memory.not_loaded(record.id)
+        if undone is not None:
+            await self._diagnosis.given_back(undone)
+
+    def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
+        held, booked = self._memory.ledger.of(record.id), self._memory.ledger.snapshot()
+        apart = self._memory.accounts.apart(record.id)
+        self._undone[record.id] = Left(held, self._memory.last, booked, apart)
+        return refusal
+
+    async def _instances(self, record: ModelRecord) -> frozenset[str]:
+        if (server := self._server) is None:
+            return frozenset()
+        found = await PROCESSES.run(
+            lambda: [server.live_instances(name) for name in record.placement.names]
+        )
+        return frozenset().union(*(each or () for each in found))
+
+    async def _try(self, record: ModelRecord, estimate: Estimate) -> AdapterError | None:
+        """The failure as text and memory together show it; None when all went well."""
+        begun = time.monotonic()
+        try:
+            for name in record.placement.load:
+                await self._load(record, name)
+        except (InsufficientMemory, ModelTooLarge) as refusal:
+            return refusal
+        except AdapterError as error:
+            judged = await self._diagnosis.judged(
+                error, record.id, since=begun, predicted=estimate.needs
+            )
+            if judged.__cause__ is None:
+                judged.__cause__ = error.__cause__
+            return judged
+        return None
+
+    def _last_word(self, error: AdapterError, package: Package) -> AdapterError:
+        """A model that can never fit must not have all others evicted for it, for ever."""
+        if isinstance(error, LoadFailed) and package.warnings:
+            # Triton names neither file nor line: what was found odd may be the reason
+            found = "; ".join([str(error), *package.warnings])
+            return LoadFailed(found, model_id=error.model_id)
+        if not isinstance(error, OutOfMemory):
+            return error
+        hopeless = self._guard.out_of_memory(
+            package.content_key,
+            alone=self._memory.ledger.snapshot().models <= 1,
+            requested_bytes=error.figures.needed_bytes,
+            limit_bytes=error.figures.limit_bytes,
+        )
+        if hopeless is None:
+            return error
+        return ModelTooLarge(
+            f"model {error.model_id!r} {hopeless.value}; other models need not go for it: {error}",
+            model_id=error.model_id,
+            figures=error.figures,
+            matched=error.matched,
+            pattern=error.pattern,
+            was_tried=True,
+        )
+
+    async def _load(self, record: ModelRecord, name: TritonName) -> None:
+        """One model. Triton never answers when its python process was killed at the wrong moment
+        (memory.md section 6): that is seen here, and the load is given up.
+        """
+        load = asyncio.ensure_future(self._triton.load(name, record.id))
+        watch = _StubMonitor({name, *record.placement.along}, self._limits)
+        begun, refusal = time.monotonic(), None
+        try:
+            while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
+                if self._server is None:
+                    continue
+                refusal = refusal or await self._end_overrun(record, self._server)
+                if (lost := await self._look(watch)) is None:
+                    continue
+                self._unloader.give_up(record)
+                raise refusal or LoadFailed(
+                    f"the python process of {lost!r} ended while the model was being loaded",
+                    model_id=record.id,
+                    suspected="python process ended",
+                )
+            if refusal is not None:
+                raise refusal
+            await load
+        finally:
+            load.cancel()
+
+    async def _end_overrun(self, record: ModelRecord, server: Server) -> AdapterError | None:
+        """A load that has passed the limit by more than the reserve is ended: what it takes next
+        the kernel may get by killing others.
+        """
+        last = self._memory.last
+        if last is None or last.of_models is None:
+            return None
+        refusal = self._memory.limit.overrun(record.id, await self._memory.read())
+        if refusal is None:
+            return None
+        log.warning("model.load_ended", extra={"model_id": record.id, "reason": str(refusal)})
+        for name in record.placement.names:
+            await PROCESSES.run(server.end_stubs, name)
+        return self._exceeded(record, refusal)
+
+    async def _look(self, watch: "_StubMonitor") -> str | None:
+        server = self._server
+        assert server is not None  # noqa: S101 - asked only where there is one
+        lives = await PROCESSES.run(
+            lambda: {name: server.has_live_stub(TritonName(name)) for name in watch.names}
+        )
+        return watch.lost(lives, time.monotonic(), may_queue=self._memory.loads > 1)
+
+
+def _pause(begun: float) -> float:
+    is_first = time.monotonic() - begun < _FIRST_SECONDS
+    return _FIRST_LOOK_SECONDS if is_first else _LOOK_SECONDS
+
+
+class _StubMonitor:
+    """Triton starts a python process twice: to complete the configuration, and to serve. In
+    between there is none, for less than a second. Before, while the load waits in Triton's queue.
+    """
+
+    def __init__(self, names: Collection[str], limits: TimeLimits) -> None:
+        self.names = frozenset(names)
+        self._limits = limits
+        self._seen: set[str] = set()
+        self._lived: dict[str, float] = {}
+
+    def lost(self, lives: dict[str, bool | None], now: float, *, may_queue: bool) -> str | None:
+        """The name of a model whose process has been missing for too long. None in `lives` is a
+        model without one.
+        """
+        for name, alive in lives.items():
+            if alive:
+                self._seen.add(name)
+            seen = name in self._seen
+            if alive is not False or (may_queue and not seen):
+                self._lived[name] = now
+            patience = self._limits.stub_gone if seen else self._limits.stub_unseen
+            if now - self._lived.setdefault(name, now) > patience:
+                return name
+        return None

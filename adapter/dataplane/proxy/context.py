@@ -1,0 +1,95 @@
+"""What all connections of the door share."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from adapter.core.inflight import InflightBytes
+from adapter.dataplane.proxy.routing import Answer, Call, RoutingPolicy, read_answer, read_call
+from adapter.protocols.http2.flow_control import HeldBytes
+from adapter.protocols.http2.headers import HeaderBlockCache
+
+MAX_HELD_BYTES = 2**26
+_IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3
+
+Connect = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimits:
+    """With callers; seconds. A request has to come at `rate` bytes a second, averaged, after
+    `slow`. Of an answer something has to be taken every `answer`; when its model or the adapter
+    has to go, all of it at `rate`, after `hurry`.
+    """
+
+    slow: float = 10
+    rate: float = 64 * 2**10
+    answer: float = 60
+    hurry: float = 2
+
+
+class ProxyContext:
+    """`is_leaving`: the adapter stops, and waits for callers no more than it has to.
+
+    `connect_*` raise OSError. `held`: what was received and cannot go on yet.
+    """
+
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        connect_triton: Connect,
+        connect_server: Connect,
+        *,
+        timeout_seconds: float,
+        max_message_bytes: int,
+        inflight: InflightBytes,
+        max_held_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
+        self.policy = policy
+        self.connect_triton = connect_triton
+        self.connect_server = connect_server
+        self.timeout_seconds = timeout_seconds
+        self.max_message_bytes = max_message_bytes
+        self.inflight = inflight
+        self.held = HeldBytes(max_held_bytes)
+        self.caller_limits = CallerLimits()
+        self.is_leaving = False
+        self.calls: HeaderBlockCache[Call] = HeaderBlockCache(partial(read_call, policy))
+        self.answers: HeaderBlockCache[Answer] = HeaderBlockCache(read_answer)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+def connect_to(address: Callable[[], str | None]) -> Connect:
+    """`host:port` or `unix:/path`, None while there is none; OSError when nobody is there."""
+
+    async def connect(protocol: asyncio.Protocol) -> None:
+        found = address()
+        if found is None:
+            raise ConnectionRefusedError("not up yet")
+        loop = asyncio.get_running_loop()
+        if found.startswith("unix:"):
+            await loop.create_unix_connection(lambda: protocol, found.removeprefix("unix:"))
+        else:
+            host, _, port = found.rpartition(":")
+            made, _ = await loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
+            _keep_alive(made)
+
+    return connect
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    """So that a host that is gone does not hold what it was asked for ever."""
+    own = transport.get_extra_info("socket")
+    if own is not None:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

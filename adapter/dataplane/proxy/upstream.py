@@ -1,0 +1,189 @@
+"""The end that calls: a connection to Triton, or to the server beside us.
+
+Streams get their numbers here, as their heads go out.
+"""
+
+from typing import Protocol
+
+from adapter.dataplane.proxy.context import ProxyContext
+from adapter.dataplane.proxy.downstream import Downstream
+from adapter.dataplane.proxy.exchange import Exchange, Stage
+from adapter.dataplane.proxy.routing import Answer
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.connection import Endpoint
+from adapter.protocols.http2.flow_control import Receiver, Stream
+from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
+from adapter.protocols.http2.headers import HeaderReader
+from adapter.protocols.http2.states import AFTER_OUR_END, AFTER_PEERS_END
+from adapter.protocols.http2.transport import Piece
+
+_HEADER_BYTES = 4 * 2**20  # texts of Triton's errors may be long
+_LAST_ID = frames.MAX_STREAM - 2
+
+
+class Answers(Protocol):
+    """What becomes of the answers that come in on an upstream connection."""
+
+    downstream: Downstream
+
+    def answer_head(self, exchange: Exchange, answer: Answer, *, end: bool) -> None: ...
+    def answer_data(self, exchange: Exchange, piece: Piece) -> None: ...
+    def odd_answer(self, exchange: Exchange, why: str) -> None: ...
+    def upstream_reset(self, exchange: Exchange, code: int) -> None: ...
+    def upstream_gave_up(self, exchange: Exchange, why: str, *, delivered: bool) -> None: ...
+    def upstream_lost(self, upstream: "Upstream") -> None: ...
+    def flush(self) -> None: ...
+    def end_if_done(self) -> None: ...
+
+
+class Upstream(Endpoint[Exchange]):
+    """`is_triton`: what it has wholly is neither reset nor closed, for Triton 2.51 may die of it;
+    the answer is read and dropped.
+    """
+
+    def __init__(self, session: Answers, context: ProxyContext, *, is_triton: bool) -> None:
+        super().__init__(context.held, HeaderReader(context.answers, _HEADER_BYTES), _HEADER_BYTES)
+        self.session = session
+        self.is_triton = is_triton
+        self.was_connected = self.is_going = False
+        self._next_id = 1
+        self.out.append(frames.PREFACE)
+        self.greet({frames.ENABLE_PUSH: 0})
+
+    @property
+    def takes_more(self) -> bool:
+        is_full = len(self.streams) >= self.max_streams or self._next_id > _LAST_ID
+        return not (self.is_going or self.is_lost or is_full)
+
+    # -- of the connection ------------------------------------------------------------------
+
+    def connected(self) -> None:
+        self.was_connected = True
+
+    def flush_all(self) -> None:
+        self.session.flush()
+
+    def lost(self) -> None:
+        self.session.upstream_lost(self)
+
+    def gone(self) -> None:
+        self.session.end_if_done()
+
+    def last_stream(self) -> int:
+        return 0
+
+    def going(self, last_stream_id: int) -> None:
+        """What it will not answer has failed; what it has goes on."""
+        self.is_going = True
+        for stream in [one for one in self.streams.values() if one.id > last_stream_id]:
+            self.forget(stream)
+            self.session.upstream_gave_up(stream.owner, "Triton is going away", delivered=False)
+        self.close_if_done()
+
+    def close_if_done(self) -> None:
+        if (self.is_going or self.session.downstream.is_lost) and not self.streams:
+            self.close()
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def open(self, exchange: Exchange, block: bytes, *, end: bool) -> Stream[Exchange]:
+        stream = Stream(self._next_id, exchange, self.initial_window)
+        self.streams[stream.id] = stream
+        self._next_id += 2
+        self.out.append(frames.header_block(stream.id, block, end=end))
+        return stream
+
+    def has_room_for(self, size: int) -> bool:
+        """For a whole request of a new stream."""
+        is_room = (
+            size <= self.send_window and size <= self.initial_window and size <= self.max_frame_size
+        )
+        return is_room and not self.is_paused
+
+    def open_whole(self, exchange: Exchange, message: bytes) -> None:
+        """All of a request at once, for which there is room."""
+        size, call = len(message), exchange.call
+        stream = Stream(self._next_id, exchange, self.initial_window - size)
+        self.streams[stream.id] = exchange.far = stream
+        exchange.upstream = self
+        self._next_id += 2
+        self.send_window -= size
+        start, data = call.direct_start, frames.data_start(size, frames.END_STREAM)
+        self.out += (start, stream.number, call.direct or b"", data, stream.number, message)
+        self.finished(stream)
+
+    def cancel(self, stream: Stream[Exchange]) -> None:
+        """It has not all of the request, or may be told to give it up."""
+        self.forget(stream)
+        self.out.append(frames.reset(stream.id, Code.CANCEL))
+        self.close_if_done()
+
+    def forget(self, stream: Stream[Exchange]) -> None:
+        super().forget(stream)
+        stream.owner.far = None
+
+    def sent(self, stream: Stream[Exchange], size: int) -> None:
+        self.session.downstream.credit(stream.owner.near, size)
+
+    def finished(self, stream: Stream[Exchange]) -> None:
+        stream.state = AFTER_OUR_END[stream.state]
+        stream.owner.to(Stage.ASKED)
+
+    def other(self, _: Stream[Exchange]) -> Receiver:
+        return self.session.downstream
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:
+        exchange = stream.owner
+        if end:
+            self._ended(stream)
+            self.session.odd_answer(exchange, "it has no trailers")
+        elif exchange.is_told:
+            self.credit(stream, len(piece))
+        else:
+            self.session.answer_data(exchange, piece)
+
+    def block(self, flags: int, stream_id: int, block: bytes) -> None:
+        stream = self.streams.get(stream_id)
+        answer: Answer | None
+        try:
+            answer = self.reader.read(block)
+        except StreamFault as fault:
+            answer, why = None, str(fault)
+        else:
+            why = ""
+        if stream is None:
+            self.no_stream(stream_id, frames.HEADERS)
+            return
+        end = bool(flags & frames.END_STREAM)
+        if end:
+            self._ended(stream)
+        if answer is None:
+            self.session.odd_answer(stream.owner, why)
+        else:
+            self.session.answer_head(stream.owner, answer, end=end)
+
+    def _ended(self, stream: Stream[Exchange]) -> None:
+        """It answers no more; what it lacks of the request it does not need."""
+        stream.state = AFTER_PEERS_END[stream.state]
+        if stream.owner.stage is Stage.SENDING:
+            self.out.append(frames.reset(stream.id, Code.NO_ERROR))
+        self.forget(stream)
+        self.close_if_done()
+
+    def no_stream(self, stream_id: int, _: int) -> None:
+        """Of what is forgotten Triton may not have heard."""
+        if stream_id % 2 == 0 or stream_id >= self._next_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
+        self.glitch()
+
+    def was_reset(self, stream: Stream[Exchange], code: int) -> None:
+        self.session.upstream_reset(stream.owner, code)
+        self.close_if_done()
+
+    def stream_fault(self, stream: Stream[Exchange], code: Code) -> None:
+        self.forget(stream)
+        self.out.append(frames.reset(stream.id, code))
+        self.session.odd_answer(stream.owner, f"HTTP/2: {code.name}")
+        self.close_if_done()

@@ -1,0 +1,262 @@
+"""ModelMesh's runtime contract, mmesh.ModelRuntime; docs/modelmesh.md has it call by call."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from adapter._proto import model_runtime_pb2 as pb
+from adapter.control.models import ModelControl
+from adapter.core.model import ModelId, ModelSource, TritonName, parse_model_id
+from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    BackendUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+)
+from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, Unary, ids_of
+from adapter.frontends.grpc.modelmesh_sizes import MeshSizes, ModelKey, parse_key
+from adapter.settings import Settings
+from adapter.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SERVICE = "mmesh.ModelRuntime"
+
+_Act: TypeAlias = Callable[..., Awaitable[Any]]
+_OPERATIONS = (pb.LoadModelRequest, pb.UnloadModelRequest)
+
+# A mesh asks every 2 s; what takes longer it is told the next time.
+_PURGE_PATIENCE_SECONDS = 1.0
+_PRESENT = (ModelState.LOADING, ModelState.READY)
+# Calls that name a model, in field 1. A mesh refuses all others, and cannot carry streams.
+_METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelStatistics")
+
+
+class Triton(Protocol):
+    async def version(self) -> str: ...
+    async def instances(self, name: TritonName) -> int: ...
+
+
+class ModelRuntime:
+    """`is_well`: the adapter is ready for work."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        triton: Triton,
+        sizes: MeshSizes,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        is_well: Callable[[], bool],
+    ) -> None:
+        self._control = control
+        self._triton = triton
+        self._sizes = sizes
+        self._settings = settings
+        self._metrics = metrics
+        self._is_well = is_well
+        self._turns = asyncio.Semaphore(settings.load_concurrency)
+        # one at a time: what ended Triton is not to take the others with it once more
+        self._broken_off = asyncio.Lock()
+        self._loads: set[asyncio.Task[ModelRecord]] = set()
+        self._purging: asyncio.Task[None] | None = None
+
+    # -- loading ----------------------------------------------------------------------------
+
+    async def load(self, request: pb.LoadModelRequest, **seen: str) -> pb.LoadModelResponse:
+        """Idempotent: "a load may follow NOT_FOUND without an unload" (modelmesh.md section 2)."""
+        model_id = parse_model_id(request.modelId)
+        key = parse_key(request.modelKey)
+        source, seconds = _source(request, key), self._settings.load_timeout_seconds
+        record = await self._with_triton(
+            lambda: self._bring_up(model_id, source, seen), seconds, self._broken_off
+        )
+        limit = self._settings.modelmesh_model_concurrency
+        if isinstance(limit, str):
+            limit = await self._triton.instances(record.name)
+        size = self._sizes.after_load(model_id)
+        return pb.LoadModelResponse(sizeInBytes=size, maxConcurrency=limit)
+
+    async def _bring_up(
+        self, model_id: ModelId, source: ModelSource, seen: Mapping[str, str]
+    ) -> ModelRecord:
+        """A load of the same files that is under way is waited for; other files make way."""
+        while True:
+            known = self._control.registry.get(model_id)
+            if known is not None and known.state in _PRESENT:
+                if known.source.url == source.url:
+                    return await self._control.loaded(model_id)
+                await self._take_down(model_id, **seen)
+            try:
+                return await self._in_turn(model_id, source, seen)
+            except AlreadyLoaded:  # another door was faster
+                with suppress(AdapterError):
+                    await self._control.loaded(model_id)
+
+    async def _in_turn(
+        self, model_id: ModelId, source: ModelSource, seen: Mapping[str, str]
+    ) -> ModelRecord:
+        """Whoever goes away keeps the turn until the load has ended all the same."""
+        with self._metrics.waiting_load("turn"):
+            await self._turns.acquire()
+        work = self._control.load(model_id, source, frontend="modelmesh", **seen)
+        task = asyncio.create_task(work)
+        self._loads.add(task)
+        task.add_done_callback(self._turn_ended)
+        return await asyncio.shield(task)
+
+    def _turn_ended(self, task: asyncio.Task[ModelRecord]) -> None:
+        self._turns.release()
+        self._loads.discard(task)
+
+    async def _with_triton(
+        self,
+        act: Callable[[], Awaitable[T]],
+        seconds: float,
+        again: AbstractAsyncContextManager[object],
+    ) -> T:
+        """Do it when Triton is here, for which it waits so long: a mesh takes a failed load for the
+        model's own fault, and remembers it for minutes. What the end of Triton broke off is done
+        once more, within `again`, and no oftener: it may be what ended Triton.
+        """
+        deadline, was_broken_off = time.monotonic() + seconds, False
+        while True:
+            try:
+                async with again if was_broken_off else nullcontext():
+                    if self._control.is_open:
+                        await self._control.presence.wait_here(deadline)
+                    return await act()
+            except BackendUnavailable as error:
+                is_over = not self._control.is_open or time.monotonic() > deadline
+                if is_over or (error.delivered and was_broken_off):
+                    raise
+                if error.delivered:
+                    was_broken_off = True
+                    log.info("modelmesh.broken_off", extra={"reason": str(error)})
+
+    # -- unloading --------------------------------------------------------------------------
+
+    async def unload(self, request: pb.UnloadModelRequest, **seen: str) -> pb.UnloadModelResponse:
+        """Also of an id that no load would take: a mesh repeats what fails for a quarter hour."""
+        model_id, seconds = ModelId(request.modelId), self._settings.unload_timeout_seconds
+        if model_id not in self._control.registry:  # nothing that Triton would have to do
+            await self._take_down(model_id, **seen)
+        else:
+            act = partial(self._take_down, model_id, **seen)
+            await self._with_triton(act, seconds, nullcontext())
+        return pb.UnloadModelResponse()
+
+    async def _take_down(self, model_id: ModelId, **seen: str) -> None:
+        # "If the specified model is not found/loaded, ... return immediately (without error)"
+        with suppress(ModelNotFound):
+            await self._control.unload(model_id, frontend="modelmesh", **seen)
+
+    # -- sizes ------------------------------------------------------------------------------
+
+    async def predict_size(
+        self, request: pb.PredictModelSizeRequest
+    ) -> pb.PredictModelSizeResponse:
+        model_id, key = ModelId(request.modelId), parse_key(request.modelKey)
+        size = await self._sizes.predicted(model_id, request.modelPath, key)
+        return pb.PredictModelSizeResponse(sizeInBytes=size)
+
+    async def size(self, request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:
+        size = await self._sizes.of_loaded(ModelId(request.modelId))
+        return pb.ModelSizeResponse(sizeInBytes=size)
+
+    # -- the start of a mesh ----------------------------------------------------------------
+
+    async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
+        starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
+        if not self._is_well() or not await self._purged():
+            return starting
+        settings = self._settings
+        seconds = min(settings.load_timeout_seconds, settings.modelmesh_load_timeout_seconds)
+        return pb.RuntimeStatusResponse(
+            status=pb.RuntimeStatusResponse.READY,
+            capacityInBytes=self._sizes.capacity(),
+            maxLoadingConcurrency=settings.load_concurrency,
+            modelLoadingTimeoutMs=int(seconds * 1000),
+            defaultModelSizeInBytes=settings.modelmesh_default_size,
+            runtimeVersion=await self._triton.version() or settings.modelmesh_runtime_version,
+            methodInfos={
+                f"inference.GRPCInferenceService/{method}": pb.RuntimeStatusResponse.MethodInfo(
+                    idInjectionPath=[1]
+                )
+                for method in _METHODS
+            },
+            limitModelConcurrency=settings.modelmesh_model_concurrency != 0,
+        )
+
+    async def _purged(self) -> bool:
+        """Nothing is loaded. A mesh asks when it starts, and then takes all memory for free."""
+        task = self._purging = self._purging or asyncio.create_task(self._purge())
+        await asyncio.wait({task}, timeout=_PURGE_PATIENCE_SECONDS)
+        if not task.done():
+            return False
+        if self._purging is task:
+            self._purging = None
+        if (error := task.exception()) is not None:
+            log.warning("modelmesh.purge_failed", extra={"reason": str(error)})
+        return error is None
+
+    async def _purge(self) -> None:
+        """Unload whatever there is, through which door it may have come."""
+        while True:
+            if self._loads:
+                await asyncio.wait(self._loads)
+            ids = [record.id for record in self._control.registry.records()]
+            if not ids:
+                return
+            ended = await asyncio.gather(*map(self._take_down, ids), return_exceptions=True)
+            for error in ended:
+                if error is not None:
+                    raise error
+
+    # -- the service ------------------------------------------------------------------------
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        acts: dict[str, tuple[_Act, Any]] = {
+            "loadModel": (self.load, pb.LoadModelRequest),
+            "unloadModel": (self.unload, pb.UnloadModelRequest),
+            "predictModelSize": (self.predict_size, pb.PredictModelSizeRequest),
+            "modelSize": (self.size, pb.ModelSizeRequest),
+            "runtimeStatus": (self.status, pb.RuntimeStatusRequest),
+        }
+        edge = GrpcMiddleware(self._metrics, "modelmesh")
+        handlers = {name: edge.unary(name, _of_bytes(*act)) for name, act in acts.items()}
+        service = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        server.add_generic_rpc_handlers((service,))
+
+
+def _of_bytes(act: _Act, message: Any) -> Unary:
+    async def answer(raw: bytes, context: Context) -> bytes:
+        try:
+            request = message.FromString(raw)
+        except DecodeError as error:
+            raise InvalidRequest(f"this is no {message.DESCRIPTOR.name}: {error}") from error
+        seen = ids_of(context) if message in _OPERATIONS else {}
+        return bytes((await act(request, **seen)).SerializeToString())
+
+    return answer
+
+
+def _source(request: pb.LoadModelRequest, key: ModelKey) -> ModelSource:
+    if not request.modelPath:
+        raise InvalidRequest("modelPath is empty")
+    schema = key.schema_path or None
+    if not isinstance(schema, str | None):
+        raise InvalidRequest("schema_path of modelKey must be a string")
+    return ModelSource(request.modelPath, key.model_type or request.modelType or None, schema)

@@ -1,0 +1,168 @@
+"""What a mesh is told of bytes: of a model before its load, of a loaded one, of all together."""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapter.control.models import ModelControl
+from adapter.core.ledger import UNSEEN
+from adapter.core.memory import HOST, total
+from adapter.core.model import ModelId
+from adapter.errors import AdapterError, BackendError, CallerError, ModelNotFound
+from adapter.frontends.callers_json import parsed
+from adapter.packages.config.check import parse, read_config
+from adapter.packages.config.footprint import declared_bytes
+from adapter.packages.source.inspection import CONFIG
+from adapter.packages.source.location import resolve
+from adapter.runtime.threads import LOOKUPS
+from adapter.settings import Settings
+from adapter.settings.modelmesh import refuse_capacity
+
+# A mesh gives a prediction 500 ms, and holds up one of its loading threads with it.
+_LOOK_SECONDS = 0.03
+# A gauge that lags shows a model after seconds; a mesh waits 30 s for a size.
+_MEASURE_SECONDS = 20.0
+_MAX_BYTES = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKey:
+    """What is understood of a modelKey; the rest of it, and a key that is no JSON, is ignored."""
+
+    model_type: str | None = None
+    schema_path: object = None
+    disk_size_bytes: float = 0
+
+
+def parse_key(text: str) -> ModelKey:
+    try:
+        found = parsed(text, "modelKey")
+    except CallerError:
+        return ModelKey()
+    if not isinstance(found, dict):
+        return ModelKey()
+    return ModelKey(_type(found), found.get("schema_path"), _count(found.get("disk_size_bytes")))
+
+
+def _type(key: dict[str, Any]) -> str | None:
+    found = key.get("model_type")
+    if isinstance(found, dict):
+        found = found.get("name")
+    return found if isinstance(found, str) and found else None
+
+
+def _count(found: object) -> float:
+    return found if isinstance(found, int | float) and 0 < found < _MAX_BYTES else 0
+
+
+class MeshSizes:
+    """What is measured is told as it is, what is guessed never below the default: a mesh books
+    what it is told, and asks once.
+    """
+
+    def __init__(self, control: ModelControl, settings: Settings, roots: Sequence[Path]) -> None:
+        self._control = control
+        self._learned = control.memory.sizes
+        self._default = settings.modelmesh_default_size
+        self._factor = settings.size_factor
+        self._memory = settings.modelmesh_memory
+        self._buffer = settings.modelmesh_memory_buffer
+        self._roots = [os.path.realpath(root) for root in roots]
+
+    def capacity(self) -> int:
+        """What the ledger may hand out; without a GPU no more than what of the memory of Triton's
+        container is for models.
+
+        BackendError when nobody knows, or when a mesh would not start with it.
+        """
+        book = self._control.memory.ledger.snapshot()
+        bounds = []
+        if book.limit_bytes is not None:
+            bounds.append(book.limit_bytes - book.headroom_bytes - book.baseline_bytes)
+        if self._memory is not None and book.devices.keys() <= {HOST, UNSEEN}:
+            bounds.append(self._memory - self._buffer)
+        if not bounds:
+            names = "modelmesh_memory (CONTAINER_MEM_REQ_BYTES) or memory_limit"
+            raise BackendError(f"no memory is measured here: set {names}")
+        try:
+            refuse_capacity(min(bounds), self._default)
+        except ValueError as error:
+            raise BackendError(f"what there is of memory {error}") from error
+        return min(bounds)
+
+    async def predicted(self, model_id: ModelId, path: str, key: ModelKey) -> int:
+        """Before the load, at once: learned, else declared, else from the size on disk. A puller
+        asks with a path that nothing was loaded from: hence by the id as well.
+        """
+        if learned := self._learned.of_url(path) or self._learned.of_model(model_id):
+            return learned
+        end = time.monotonic() + _LOOK_SECONDS
+        seen = LOOKUPS.run(look, path, self._roots, end)
+        try:
+            declared, on_disk = await asyncio.wait_for(seen, _LOOK_SECONDS)
+        except TimeoutError:
+            declared, on_disk = None, 0
+        if declared is None:
+            declared = self._learned.declared_by(model_id)
+        return self._guess(declared, key.disk_size_bytes or on_disk)
+
+    def after_load(self, model_id: ModelId) -> int:
+        """What a loaded model takes; 0 while that is being measured: then `of_loaded` tells."""
+        return self._told(model_id) if self._control.memory.is_measured(model_id) else 0
+
+    async def of_loaded(self, model_id: ModelId) -> int:
+        """The same, after a measurement under way. ModelNotFound when it is not loaded."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MEASURE_SECONDS):
+                # once after a load, and over in seconds: no event is worth it
+                while not self._control.memory.is_measured(model_id):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+        return self._told(model_id)
+
+    def _told(self, model_id: ModelId) -> int:
+        record = self._control.registry.get(model_id)
+        if record is None:
+            raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
+        held = total(self._control.memory.ledger.of(model_id))
+        if held and self._learned.learned(record.package_key) is not None:
+            return held
+        return max(held, self._guess(record.declared_bytes, record.disk_bytes))
+
+    def _guess(self, declared: int | None, on_disk: float) -> int:
+        size_bytes = on_disk * self._factor if declared is None else declared
+        return max(self._default, min(int(size_bytes), _MAX_BYTES))
+
+
+def look(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
+    """What the configs declare together, None when they are silent, and the bytes of all files; 0
+    of those when they cannot be seen, or not all of them until `end` (time.monotonic).
+    """
+    configs: list[Path] = []
+    found = 0
+    try:
+        path = resolve(url, roots)
+        if path.is_file():
+            return None, path.stat().st_size
+        for folder, _, names in os.walk(path):
+            if time.monotonic() > end:
+                return None, 0
+            found += sum(Path(folder, name).stat().st_size for name in names)
+            configs += [Path(folder, CONFIG)] if CONFIG in names else []
+    except (AdapterError, OSError):
+        return None, 0
+    sizes = [size for config in configs if (size := _declared(config)) is not None]
+    return (sum(sizes) if sizes else None), found
+
+
+def _declared(config: Path) -> int | None:
+    try:
+        # a pipe of that name would be waited for without end
+        text = read_config(config) if config.is_file() else ""
+        return declared_bytes(parse(text, config).config, config)
+    except (AdapterError, OSError):  # the load will say what is wrong with it
+        return None

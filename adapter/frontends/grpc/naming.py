@@ -1,0 +1,68 @@
+"""Which model a message is about, and its name on the way in and out.
+
+A mesh names the model in metadata, everybody else in the message (modelmesh.md section 2).
+"""
+
+from collections.abc import Sequence
+
+from adapter.core.calls import RpcMetadata
+from adapter.core.model import ModelId, parse_model_id
+from adapter.core.registry import ModelRecord
+from adapter.errors import InvalidRequest
+from adapter.protocols.protobuf import read_field, with_field
+
+_ID_BIN, _ID = "mm-model-id-bin", "mm-model-id"
+
+# They concern one connection, or one hop's own business: grpc writes its own, a mesh's ends here.
+_OF_THE_HOP = frozenset(
+    {
+        *("connection", "content-length", "content-type", "host", "keep-alive", "te", "trailer"),
+        *("proxy-authenticate", "proxy-authorization", "proxy-connection", "transfer-encoding"),
+        *("upgrade", "user-agent"),
+    }
+)
+_PREFIXES_OF_THE_HOP = (":", "grpc-", "mm-")
+
+
+def passed_on(metadata: RpcMetadata) -> RpcMetadata:
+    return [
+        (key, value)
+        for key, value in metadata
+        if key not in _OF_THE_HOP and not key.startswith(_PREFIXES_OF_THE_HOP)
+    ]
+
+
+def id_of_mesh(metadata: RpcMetadata) -> ModelId | None:
+    """The binary form wins: the other cannot hold every id."""
+    found = {key: value for key, value in metadata if key in {_ID, _ID_BIN}}
+    value = found.get(_ID_BIN, found.get(_ID))
+    return None if value is None else _model_id(value, "the metadata")
+
+
+def id_in(message: bytes, metadata: RpcMetadata, field: int = 1) -> ModelId:
+    """InvalidRequest when there is none: neither in the metadata nor in the message."""
+    return id_of_mesh(metadata) or _model_id(read_field(message, field) or b"", "the message")
+
+
+def named_for_triton(message: bytes, record: ModelRecord, field: int = 1) -> bytes:
+    name = record.name.encode()
+    return message if read_field(message, field) == name else with_field(message, field, name)
+
+
+def named_for_caller(message: bytes, record: ModelRecord, path: Sequence[int]) -> bytes:
+    """`path`: the field that holds the name, after the fields of the messages around it."""
+    return _replaced(message, path, record.id.encode()) if record.is_renamed else message
+
+
+def _replaced(message: bytes, path: Sequence[int], value: bytes) -> bytes:
+    number, *rest = path
+    if rest:
+        value = _replaced(read_field(message, number) or b"", rest, value)
+    return with_field(message, number, value)
+
+
+def _model_id(value: str | bytes, where: str) -> ModelId:
+    try:
+        return parse_model_id(value if isinstance(value, str) else value.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the model's name in {where} is not UTF-8") from error

@@ -1,0 +1,140 @@
+"""SageMaker's multi-model container contract; docs/sagemaker.md has it call by call."""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from adapter.control.models import ModelControl
+from adapter.core.model import ModelId, ModelSource, parse_model_id
+from adapter.core.registry import ModelRecord
+from adapter.errors import InvalidRequest
+from adapter.frontends.callers_json import json_object
+from adapter.frontends.http.inference import Inferences, Route
+from adapter.frontends.http.middleware import Serve, answer, ids_of, method_not_allowed, whole_body
+from adapter.frontends.http.observer import path_segments
+
+_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+_LIMIT = re.compile(r"[0-9]{1,6}")
+
+
+class SageMaker:
+    def __init__(
+        self,
+        control: ModelControl,
+        inferences: Inferences,
+        *,
+        is_well: Callable[[], bool],
+        max_control_body_bytes: int,
+    ) -> None:
+        self._control = control
+        self._inferences = inferences
+        self._is_well = is_well
+        self._max_control_body = max_control_body_bytes
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        segments = path_segments(request.raw_path)
+        if len(segments) > 1 and segments[-1] == "":
+            segments.pop()  # one trailing slash means nothing
+        match segments:
+            case ["ping"]:
+                methods: dict[str, tuple[str, Serve]] = {"GET": ("pong", self._pong)}
+            case ["models"]:
+                methods = {"GET": ("list", self._list), "POST": ("load", self._load)}
+            case ["invocations"]:
+                methods = {"POST": self._inference("invocations", None)}
+            case ["models", name]:
+                request["model_id"] = parse_model_id(name)
+                methods = {"GET": ("get", self._get), "DELETE": ("unload", self._unload)}
+            case ["models", name, "invoke"]:
+                request["model_id"] = model_id = parse_model_id(name)
+                methods = {"POST": self._inference("invoke", model_id)}
+            case _:
+                raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
+        return await _dispatch(request, methods)
+
+    def _inference(self, operation: str, model_id: ModelId | None) -> tuple[str, Serve]:
+        route = Route("sagemaker", operation, model_id)
+        return operation, partial(self._inferences.serve, route)
+
+    async def _pong(self, _: web.BaseRequest) -> web.Response:
+        """From memory, in milliseconds: the platform gives it 2 s, whatever else goes on."""
+        return web.Response(status=200 if self._is_well() else 503)
+
+    # -- control ----------------------------------------------------------------------------
+
+    async def _load(self, request: web.BaseRequest) -> web.Response:
+        body = await self._control_body(request)
+        name, url = body.get("model_name"), body.get("url")
+        if not isinstance(name, str):
+            raise InvalidRequest("model_name must be a string")
+        request["model_id"] = model_id = parse_model_id(name)
+        if not isinstance(url, str) or not url:
+            raise InvalidRequest("url must be a string that is not empty", model_id=model_id)
+        source = ModelSource(url, _hint(body, "model_type"), entry=_hint(body, "entry"))
+        record = await self._control.load(model_id, source, **ids_of(request))
+        return answer(_described(record))
+
+    async def _list(self, request: web.BaseRequest) -> web.Response:
+        limit, after = _page_size(request), _page_start(request)
+        records, has_more = self._control.registry.page(after, limit)
+        body: dict[str, Any] = {"models": [_described(r) for r in records]}
+        if has_more:
+            body["nextPageToken"] = base64.urlsafe_b64encode(records[-1].id.encode()).decode()
+        return answer(body)
+
+    async def _get(self, request: web.BaseRequest) -> web.Response:
+        return answer(_described(self._control.registry.serving(request["model_id"])))
+
+    async def _unload(self, request: web.BaseRequest) -> web.Response:
+        model_id = request["model_id"]
+        await self._control.unload(model_id, **ids_of(request))
+        return answer({"modelName": model_id})
+
+    async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
+        raw = await whole_body(request, self._max_control_body)
+        return json_object(raw, "the body")
+
+
+async def _dispatch(
+    request: web.BaseRequest, methods: dict[str, tuple[str, Serve]]
+) -> web.StreamResponse:
+    """HEAD is GET without the body."""
+    found = methods.get("GET" if request.method == "HEAD" else request.method)
+    if found is None:
+        raise method_not_allowed(request, methods)
+    request["operation"], serve = found
+    return await serve(request)
+
+
+def _hint(body: dict[str, Any], field: str) -> str | None:
+    """A member beyond AWS's contract, for packages that leave a choice."""
+    value = body.get(field)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{field} must be a string")
+    return value
+
+
+def _described(record: ModelRecord) -> dict[str, str]:
+    return {"modelName": record.id, "modelUrl": record.source.url}
+
+
+def _page_size(request: web.BaseRequest) -> int:
+    text = request.query.get("limit", str(_DEFAULT_PAGE))
+    if _LIMIT.fullmatch(text) is None or not 1 <= int(text) <= _MAX_PAGE:
+        raise InvalidRequest(f"limit={text[:50]!r}; a number from 1 to {_MAX_PAGE} is accepted")
+    return int(text)
+
+
+def _page_start(request: web.BaseRequest) -> ModelId | None:
+    token = request.query.get("next_page_token")
+    if not token:
+        return None
+    try:
+        return ModelId(base64.b64decode(token, altchars=b"-_", validate=True).decode())
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"next_page_token {token[:200]!r} is none of ours") from error

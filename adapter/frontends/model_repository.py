@@ -1,0 +1,192 @@
+"""Triton's model repository extension, whatever the door: index, load and unload through control.
+
+It differs from Triton where a model is loaded already: a load that brings nothing new is done, and
+one that does is an unload and a load, since both would not fit into memory side by side.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from adapter.control.models import ModelControl
+from adapter.core.model import ModelId, ModelSource
+from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
+from adapter.errors import AlreadyLoaded, InvalidRequest, ModelNotFound, SourceMissing
+from adapter.frontends.callers_json import json_object
+from adapter.packages.repository.uploads import config_text
+from adapter.runtime.threads import LOOKUPS, UNPACKS
+
+_FILE = "file:"
+# Triton reads versions as 64-bit numbers and passes over those with leading zeros.
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_MAX_PART_BYTES, _MAX_PATH_BYTES = 255, 1024
+_POLL_SECONDS = 0.05
+
+_STATES = {state: state.value for state in ModelState} | {ModelState.DEAD: "UNAVAILABLE"}
+_REASONS = {ModelState.DEAD: "the model has lost its process; load it again"}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """`version` is empty where Triton's index has none."""
+
+    name: ModelId
+    version: str
+    state: str
+    reason: str
+
+
+class Repository:
+    """`versions` tells which versions of each model Triton's index has ready, by Triton's names.
+
+    `parameters` are those of the extension as the door decoded them: the contents of a `file:` are
+    bytes, or base64 text where the door has no bytes. `seen` goes into the log lines.
+    """
+
+    def __init__(
+        self,
+        control: ModelControl,
+        versions: Callable[[], Awaitable[Mapping[str, Sequence[str]]]],
+        model_roots: Sequence[Path],
+    ) -> None:
+        self._control = control
+        self._versions = versions
+        self._roots = model_roots
+
+    async def index(self, *, only_ready: bool) -> list[IndexEntry]:
+        """Of our models alone. One entry for each version that Triton lists, else one without."""
+        versions = await self._versions()
+        return [
+            _entry(record, version)
+            for record in sorted(self._control.registry.records(), key=lambda r: r.id)
+            if record.state is ModelState.READY or not only_ready
+            for version in versions.get(record.name) or [""]
+        ]
+
+    async def load(self, model_id: ModelId, parameters: Mapping[str, Any], **seen: str) -> None:
+        """Return when the model is loaded with what was given. A load under way is waited for."""
+        known = self._control.registry.get(model_id)
+        if not parameters and known is not None and known.state is ModelState.READY:
+            return
+        brings_files = any(name.startswith(_FILE) for name in parameters)
+        threads = UNPACKS if brings_files else LOOKUPS
+        source = await threads.run(_source, model_id, parameters, self._roots)
+        kept = replace(source, files=())
+        while True:
+            try:
+                await self._control.load(model_id, source, **seen)
+            except AlreadyLoaded:  # "or reloaded if the model is already loaded"
+                known = self._control.registry.get(model_id)
+                if known is None or known.state is not ModelState.READY:
+                    await asyncio.sleep(_POLL_SECONDS)
+                elif not parameters or known.source == kept:
+                    return
+                else:
+                    await self._take_down(model_id, seen)
+            else:
+                return
+
+    async def unload(self, model_id: ModelId, parameters: Mapping[str, Any], **seen: str) -> None:
+        """The models of a package always go together, whatever unload_dependents says."""
+        left = dict(parameters)
+        if not isinstance(left.pop("unload_dependents", False), bool):
+            raise InvalidRequest("parameter unload_dependents must be true or false")
+        _refuse_unknown(left)
+        await self._take_down(model_id, seen)
+
+    async def _take_down(self, model_id: ModelId, seen: dict[str, str]) -> None:
+        try:
+            await self._control.unload(model_id, **seen)
+        except ModelNotFound:
+            return  # Triton says OK to the unload of what it does not have
+
+
+def _entry(record: ModelRecord, version: str) -> IndexEntry:
+    return IndexEntry(record.id, version, _STATES[record.state], _REASONS.get(record.state, ""))
+
+
+def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
+    if parameters:
+        names = ", ".join(repr(name[:100]) for name in sorted(parameters)[:10])
+        raise InvalidRequest(f"no such parameter: {names}")
+
+
+def _source(model_id: ModelId, given: Mapping[str, Any], roots: Sequence[Path]) -> ModelSource:
+    left = dict(given)
+    found = left.pop("config", None)
+    config = None if found is None else config_text(_config(found))
+    files = {name: left.pop(name) for name in given if name.startswith(_FILE)}
+    _refuse_unknown(left)
+    if not files:
+        return ModelSource(_folder(model_id, roots), config=config)
+    if config is None:
+        raise InvalidRequest("file: parameters need the parameter config beside them")
+    contents = tuple(sorted(_file(name, content) for name, content in files.items()))
+    _refuse_nested([path for path, _ in contents])
+    digest = hashlib.sha256()
+    for path, content in contents:
+        digest.update(f"{path}\0{len(content)}\0".encode())
+        digest.update(content)
+    return ModelSource(f"request:{digest.hexdigest()}", config=config, files=contents)
+
+
+def _config(found: object) -> dict[str, Any]:
+    if isinstance(found, str):
+        return json_object(found, "parameter config")
+    if not isinstance(found, dict):
+        raise InvalidRequest("parameter config must be JSON text or an object")
+    return found
+
+
+def _file(parameter: str, content: object) -> tuple[str, bytes]:
+    path = parameter.removeprefix(_FILE)
+    version, *names = path.split("/")
+    parts = [len(name.encode("utf-8", "surrogatepass")) for name in names]
+    is_path = (
+        _VERSION.fullmatch(version) is not None
+        and bool(names)
+        and {"", ".", ".."}.isdisjoint(names)
+        and path.isprintable()
+        and max(parts) <= _MAX_PART_BYTES
+        and sum(parts) + len(parts) <= _MAX_PATH_BYTES
+    )
+    shown = repr(parameter[:200])
+    if not is_path:
+        raise InvalidRequest(f"parameter {shown} is not file:<version>/<file-name>")
+    if isinstance(content, bytes):
+        return path, content
+    if not isinstance(content, str):
+        raise InvalidRequest(f"parameter {shown} must be base64 text")
+    try:
+        return path, base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"parameter {shown} is not base64: {error}") from error
+
+
+def _refuse_nested(paths: Sequence[str]) -> None:
+    folders = {path[:i] for path in paths for i, c in enumerate(path) if c == "/"}
+    if both := sorted(folders.intersection(paths)):
+        raise InvalidRequest(f"{both[0][:200]!r} cannot be both a file and a folder")
+
+
+def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
+    """What Triton would look for in its repository: the folder of that name."""
+    if "/" in model_id or model_id in {".", ".."}:
+        raise InvalidRequest(
+            f"{model_id!r} names no folder in a model root; bring config and file: parameters"
+        )
+    for root in roots:
+        try:
+            if (root / model_id).exists():
+                return str(root / model_id)
+        except OSError:  # the name is too long for a file
+            continue
+    places = ", ".join(map(str, roots))
+    raise SourceMissing(f"no folder {model_id!r} in the model roots ({places})")

@@ -1,0 +1,138 @@
+"""Reads config.pbtxt and says what is wrong with it, by file, line and reason.
+
+Triton itself only answers "failed to poll from model repository" (sagemaker.md section 5).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from adapter.errors import InvalidModel
+from adapter.packages.config.text import BOM, Field, Tokens, fields_of, tokens_of
+from adapter.packages.source.contents import shown
+
+# Parsing takes a second a MiB, four if all is unknown, and other threads wait meanwhile.
+MAX_CONFIG_BYTES = 2**20
+
+# Of the text's own words a message repeats no more than this.
+_MAX_QUOTED = 300
+_MAX_WARNINGS = 10
+_MARKS = "{}<>[]:,;/"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`config` lacks the fields that `warnings` name."""
+
+    config: ModelConfig
+    warnings: tuple[str, ...]
+
+
+def read_config(path: Path) -> str:
+    """The text as it is, a byte order mark included. InvalidModel, or the OSError of reading."""
+    with path.open("rb") as file:
+        return decoded(file, path)
+
+
+def decoded(file: IO[bytes], path: Path) -> str:
+    """The same of a file that is open; `path` is for the messages."""
+    raw = file.read(MAX_CONFIG_BYTES + 1)
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise InvalidModel(f"{shown(path)} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start} is 0x{raw[error.start]:02x}"
+        raise InvalidModel(f"{shown(path)} is not valid UTF-8: {found}") from error
+    if not text.removeprefix(BOM).strip():
+        raise InvalidModel(f"{shown(path)} is empty")
+    return text
+
+
+def parse(text: str, path: Path) -> Checked:
+    """Fields that this schema does not know are no fault: newer Tritons have newer fields.
+
+    InvalidModel for anything else that is not a model's configuration. `path` is for the messages.
+    """
+    tokens = tokens_of(text.removeprefix(BOM))
+    config = ModelConfig()
+    try:
+        # One token a line: each guess at an unknown field's type quotes the line, and a long line
+        # with many of them would take minutes.
+        lines = "\n".join(token[0] for token in tokens)
+        text_format.Parse(lines, config, allow_unknown_field=True)
+    except text_format.ParseError as error:
+        raise InvalidModel(_reason(error, tokens, path)) from error
+    except RecursionError as error:
+        raise InvalidModel(f"{shown(path)} is nested too deeply") from error
+    _refuse_stray(tokens, path)
+    for name in (config.default_model_filename, *config.cc_model_filenames.values()):
+        if name.startswith("/") or ".." in name.split("/"):
+            file = repr(name[:_MAX_QUOTED])
+            raise InvalidModel(f"{shown(path)}: model file {file} leaves the version folder")
+    return Checked(config, _warnings(tokens, path))
+
+
+def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
+    """The parser puts place and line first, which are a token's number and the token."""
+    number, column = error.GetLine(), error.GetColumn()
+    if number is None or column is None:
+        return f"{shown(path)}: {str(error)[:_MAX_QUOTED]}"
+    reason = str(error).removeprefix(f"{number}:{column} : ")
+    token = tokens[number - 1]
+    # past the end of the text it quotes an empty line
+    for quoted in ("", token[0]):
+        reason = reason.removeprefix(f"'{quoted}': ")
+    line, start = _place(token)
+    return f"{shown(path)}:{line}:{start + column - 1}: {reason[:_MAX_QUOTED]}"
+
+
+def _refuse_stray(tokens: Tokens, path: Path) -> None:
+    """Python's parser passes over characters at which Triton's stops (seen on 2.51).
+
+    A no-break space pasted from a web page is such a one.
+    """
+    for token in tokens:
+        if token.lastgroup == "mark" and token[0] not in _MARKS:
+            line, column = _place(token)
+            raise InvalidModel(
+                f"{shown(path)}:{line}:{column}: character U+{ord(token[0]):04X} outside strings"
+                " and comments"
+            )
+
+
+def _place(token: re.Match[str]) -> tuple[int, int]:
+    """Where it begins: line and column, both from 1 on, the column in characters."""
+    text, start = token.string, token.start()
+    return text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+
+
+def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
+    unknown = _unknown(tokens)
+    warnings = [
+        f"{shown(path)}:{_place(tokens[field.position])[0]}: field"
+        f" {field.name[:_MAX_QUOTED]!r} is not known to this version's schema"
+        for field in unknown[:_MAX_WARNINGS]
+    ]
+    if (more := len(unknown) - _MAX_WARNINGS) > 0:
+        warnings.append(f"{shown(path)}: {more} more fields are not known to this version's schema")
+    return tuple(warnings)
+
+
+def _unknown(tokens: Tokens) -> list[Field]:
+    """What stands within an unknown field is not listed again."""
+    messages: dict[Field | None, Any] = {None: ModelConfig.DESCRIPTOR}
+    unknown = []
+    for field in fields_of(tokens):
+        message = messages.get(field.parent)
+        if message is None:
+            continue
+        if (known := message.fields_by_name.get(field.name)) is None:
+            unknown.append(field)
+        else:
+            messages[field] = known.message_type
+    return unknown

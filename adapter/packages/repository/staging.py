@@ -1,0 +1,300 @@
+"""A package's way into Triton's repository and out of it again."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from adapter.core.memory import Bytes
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    Package,
+    Placement,
+    Role,
+    StagedModel,
+    TritonName,
+)
+from adapter.core.names import is_safe
+from adapter.errors import BackendError, InvalidModel, InvalidRequest
+from adapter.packages.repository.filling import Staging, fill
+from adapter.packages.repository.folders import (
+    claim,
+    claim_entry,
+    clear,
+    clear_others,
+    disk_error,
+    note_unloaded,
+    sweep,
+)
+from adapter.packages.repository.ownership import Loaded, Ownership, note_ownership, ownership_of
+from adapter.packages.repository.uploads import write_package
+from adapter.packages.source.archives import archive_at, unpack
+from adapter.packages.source.backends import UNPACKED, refuse_missing_backends
+from adapter.packages.source.confined import Inside
+from adapter.packages.source.contents import is_within, shown
+from adapter.packages.source.ensemble import private_name
+from adapter.packages.source.inspection import inspect
+from adapter.packages.source.location import resolve
+from adapter.packages.source.unpacking import Limits
+from adapter.runtime.threads import LOOKUPS, REPOSITORY, UNPACKS, WALKS
+
+# By this parameter Python code learns the name in Triton of a model that could not keep its own.
+PARAMETER = "triton_adapter.model."
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A real path: of an archive, or of the package itself."""
+
+    path: Path
+    is_archive: bool
+
+
+class Packages:
+    """Model packages under `model_roots`, and their folders in `repository`.
+
+    All file work runs in threads: a slow disk must not hold up a ping. `backends` are those of
+    this Triton, None where that is not known.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        model_roots: Sequence[Path],
+        *,
+        staging: Staging = "symlink",
+        limits: Limits | None = None,
+        backends: Callable[[], frozenset[str] | None] = lambda: None,
+    ) -> None:
+        self._repository = repository
+        self._roots = [os.path.realpath(root) for root in model_roots]
+        self._staging = staging
+        self._limits = limits or Limits()
+        self._backends = backends
+        self._notes = threading.Lock()
+
+    async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
+        """Look at the package; unpack it first when it is an archive, write what a request brings.
+
+        SourceMissing, InvalidRequest (a path not allowed) or InvalidModel (file and reason).
+        After an error `remove` clears what was unpacked.
+        """
+        if source.schema is not None:
+            schema = await LOOKUPS.run(resolve, source.schema, self._roots)
+            source = replace(source, schema=str(schema))
+        found = None if source.files else await LOOKUPS.run(self._found, source)
+        is_light = found is not None and not found.is_archive and source.config is None
+        threads = WALKS if is_light else UNPACKS
+        path, roots, known_as = await threads.run(self._located, name, model_id, source, found)
+        return await WALKS.run(self._inspected, source, path, roots, known_as)
+
+    async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
+        """Stage every model of the package.
+
+        BackendError when the disk refuses, InvalidRequest when a name in the repository is
+        somebody else's; `remove` clears what there is then.
+        """
+        threads = REPOSITORY if self._staging == "symlink" else UNPACKS
+        return await threads.run(self._place, name, model_id, package)
+
+    async def confirm(
+        self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
+    ) -> None:
+        """Note that Triton serves the model now, for `staged` after a restart.
+
+        To be called again when `held` changes. BackendError when the disk refuses; nothing happens
+        when the model's folder has gone.
+        """
+        await REPOSITORY.run(self._confirm, name, source, content_key, held)
+
+    async def remove(self, name: TritonName) -> None:
+        """Remove the package's folders, if there are any. The caller's files stay."""
+        await REPOSITORY.run(self._remove, name)
+
+    async def staged(self) -> list[StagedModel]:
+        """What an earlier run left in the repository, by name. To be called before all else:
+        folders that a killed process was making or removing are swept away.
+        """
+        return await REPOSITORY.run(self._staged)
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def _inspected(
+        self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
+    ) -> Package:
+        try:
+            package = inspect(source, path, roots)
+        except InvalidModel as error:  # callers know the archive, not where it was unpacked
+            text = str(error).replace(str(path), known_as).replace(UNPACKED, Path(known_as).name)
+            raise InvalidModel(text) from error
+        refuse_missing_backends(package, self._backends())
+        return package
+
+    def _found(self, source: ModelSource) -> "_Found":
+        """What the url leads to, or why that is refused: nothing here takes long."""
+        path = resolve(source.url, self._roots)
+        self._refuse_repository(path)
+        archive = archive_at(path)
+        if archive is not None and source.config is not None:
+            raise InvalidRequest(f"config is for a folder; {shown(archive)} is an archive")
+        return _Found(archive or path, is_archive=archive is not None)
+
+    def _located(
+        self, name: TritonName, model_id: ModelId, source: ModelSource, found: "_Found | None"
+    ) -> tuple[Path, list[str], str]:
+        """Where the package lies, the roots that it must not leave, and what callers call it."""
+        if found is None:
+            return *self._written(name, model_id, source, None), "the request"
+        if found.is_archive:
+            target = self._claimed(name, model_id) / UNPACKED
+            with Inside(self._roots).at(str(found.path)) as archive:
+                content = Path(archive.by_descriptor)
+                unpack(found.path, target, self._limits, content=content)
+            real = os.path.realpath(target)
+            return Path(real), [real], shown(found.path)
+        if source.config is not None:
+            return *self._written(name, model_id, source, found.path), shown(found.path)
+        return found.path, self._roots, shown(found.path)
+
+    def _written(
+        self, name: TritonName, model_id: ModelId, source: ModelSource, package: Path | None
+    ) -> tuple[Path, list[str]]:
+        """A folder with what the request brought, besides what `package` has."""
+        target = self._claimed(name, model_id) / UNPACKED
+        try:
+            write_package(target, source, package)
+        except OSError as error:
+            raise disk_error(target, error) from error
+        real = os.path.realpath(target)
+        return Path(real), [real] if package is None else [*self._roots, real]
+
+    def _claimed(self, name: TritonName, model_id: ModelId) -> Path:
+        """The entry's folder, for what is to be unpacked there."""
+        with self._notes:
+            return claim_entry(self._repository, Ownership(name, model_id))
+
+    def _refuse_repository(self, path: Path) -> None:
+        """The repository may lie in a model root; its folders come and go with the models."""
+        repository, package = os.path.realpath(self._repository), str(path)
+        if is_within(package, repository) or is_within(repository, package):
+            raise InvalidRequest(
+                f"url {shown(package)} and Triton's repository {shown(repository)}"
+                " must not hold each other"
+            )
+
+    # -- staging ----------------------------------------------------------------------------
+
+    def _place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
+        folder = os.path.realpath(self._repository / name)
+        kept = UNPACKED if is_within(package.root, folder) else ""
+        with self._notes:  # two packages may want the same name for a helper
+            names = self._names(name, package)
+            along = tuple(names[p.own_name] for p in package.parts if p.role is Role.STEP)
+            load = tuple(names[p.own_name] for p in package.parts if p.role is not Role.STEP)
+            # the entry's own folder first: it says which others there will be
+            claim_entry(self._repository, Ownership(name, model_id, load, along), keep=kept)
+            for other in {*load, *along} - {name}:
+                claim(self._repository / other, Ownership(name, model_id))
+        renamed = {own: str(given) for own, given in names.items() if own != given}
+        helpers = {p.own_name for p in package.parts if p.role is Role.HELPER}
+        inside = Inside([*self._roots, folder])
+        try:
+            for part in package.parts:
+                # Python code asks by text: a folder's name that is none cannot be meant
+                asked = [own for own in sorted(helpers | part.mentions) if _is_text(own)]
+                told = {PARAMETER + own: renamed[own] for own in asked if own in renamed}
+                place = self._repository / names[part.own_name]
+                fill(place, part, renamed, told, staging=self._staging, inside=inside)
+        except OSError as error:
+            raise disk_error(self._repository / name, error) from error
+        return Placement(load, along)
+
+    def _names(self, name: TritonName, package: Package) -> dict[str, TritonName]:
+        """Own names to Triton's. A helper keeps its own where nobody has it yet."""
+        names: dict[str, TritonName] = {}
+        for part in package.parts:
+            if part.role is Role.ENTRY:
+                names[part.own_name] = name
+            elif (
+                part.role is Role.HELPER
+                and part.own_name not in {name, *names.values()}
+                and self._is_free(part.own_name)
+            ):
+                names[part.own_name] = TritonName(part.own_name)
+            else:
+                names[part.own_name] = private_name(name, part.own_name)
+        return names
+
+    def _is_free(self, own_name: str) -> bool:
+        return is_safe(own_name) and not os.path.lexists(self._repository / own_name)
+
+    # -- what is staged ---------------------------------------------------------------------
+
+    def _confirm(
+        self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
+    ) -> None:
+        entry = self._repository / name
+        with self._notes:
+            known = ownership_of(entry)
+            if known is None or known.owner != name:
+                return
+            # a source that came from a note lacks the same things as that note
+            is_whole = known.loaded is None or known.loaded.can_load_again
+            can_load_again = is_whole and source.config is None and not source.files
+            loaded = Loaded(source, can_load_again, content_key, held)
+            try:
+                note_ownership(entry, replace(known, loaded=loaded))
+            except FileNotFoundError:
+                return  # it was removed meanwhile
+            except OSError as error:
+                raise disk_error(entry, error) from error
+
+    def _remove(self, name: TritonName) -> None:
+        """The entry's folder goes last: what was unpacked lies in it, and others link there."""
+        entry = self._repository / name
+        known = ownership_of(entry)
+        if known is None or known.owner != name:
+            return
+        try:
+            with self._notes:
+                note_unloaded(entry)
+            clear_others(self._repository, name)
+            clear(entry)
+        except OSError as error:
+            raise BackendError(f"cannot remove model {name!r}: {error.strerror}") from error
+
+    def _staged(self) -> list[StagedModel]:
+        try:
+            sweep(self._repository)
+            folders = sorted(self._repository.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BackendError(f"cannot list {self._repository}: {error.strerror}") from error
+        found = ((folder.name, ownership_of(folder)) for folder in folders)
+        return [_staged_model(known) for name, known in found if known and known.owner == name]
+
+
+def _staged_model(known: Ownership) -> StagedModel:
+    name, model_id = TritonName(known.owner), ModelId(known.model_id)
+    placement = Placement(
+        tuple(map(TritonName, known.load)) or (name,), tuple(map(TritonName, known.along))
+    )
+    if (loaded := known.loaded) is None:
+        return StagedModel(name, model_id, placement)
+    return StagedModel(
+        name,
+        model_id,
+        placement,
+        is_loaded=True,
+        source=loaded.source,
+        can_load_again=loaded.can_load_again,
+        content_key=loaded.content_key,
+        held=loaded.held,
+    )
+
+
+def _is_text(name: str) -> bool:
+    return name.encode("utf-8", "replace").decode() == name

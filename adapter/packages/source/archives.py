@@ -1,0 +1,255 @@
+"""Unpacks the archive of a model package, and trusts nothing that it says.
+
+An archive may come from anybody who may name a model. tarfile and zipfile only read it; what may
+be written is for unpacking.py to say, since what the `filter` of tarfile refuses differs from one
+Python to the next. Reads and writes the disk, so callers run it in a thread.
+"""
+
+import calendar
+import io
+import os
+import shutil
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from itertools import islice
+from pathlib import Path
+from typing import IO, cast
+
+from adapter.errors import BackendError, InvalidModel
+from adapter.packages.source.contents import shown
+from adapter.packages.source.gunzip import Gunzip
+from adapter.packages.source.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
+
+_FEW = 16  # entries, hidden ones included, among which a lone archive is looked for
+# Long names and attributes need some. tarfile takes as much as it is told into memory, and before
+# 3.11.10 the time to read it grows with the square.
+_MAX_TAR_HEADER_BYTES = 2**14
+# zipfile takes the whole directory into memory; an entry has about 150 bytes there.
+_MAX_ZIP_READ_BYTES = 2**25
+_TAR_END = bytes(tarfile.BLOCKSIZE)
+_ZIP_LOCAL_HEADER_BYTES = 30
+# what the two libraries let through when an archive is broken
+_DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    NotImplementedError,
+)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether this is a file that `unpack` is for, by name or, for tar and gzip, by first bytes.
+
+    Only a name tells a zip: model files of PyTorch and Keras are zips as well.
+    """
+    if not path.is_file():
+        return False  # SageMaker's names of models, thus of folders, end in .tar.gz
+    return _kind_by_name(path) is not None or _kind_by_bytes(path) in {"tar", "tar.gz"}
+
+
+def archive_at(path: Path) -> Path | None:
+    """The archive itself, or the one that lies alone in the folder."""
+    if not path.is_dir():
+        return path if is_archive(path) else None
+    with os.scandir(path) as entries:
+        visible = [e for e in islice(entries, _FEW) if not e.name.startswith(".")]
+    alone = Path(visible[0].path) if len(visible) == 1 else None
+    return alone if alone is not None and not alone.is_symlink() and is_archive(alone) else None
+
+
+def unpack(archive: Path, target: Path, limits: Limits, *, content: Path | None = None) -> None:
+    """Make the folder `target` with what the archive holds; on any error nothing of it is left.
+
+    `content` is where its bytes are read, when that is not the path that messages name.
+    Modification times are kept, those of a zip taken as UTC: learned sizes are found by them.
+    InvalidModel names archive, entry and reason; BackendError is the disk's fault, also when the
+    last GiB of it would be needed.
+    """
+    try:
+        content = content or archive
+        kind = _kind(archive, content)
+        target.mkdir()
+        try:
+            _fill(archive, content, kind, target, limits)
+        except BaseException:
+            shutil.rmtree(target)
+            raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise BackendError(f"cannot unpack {shown(archive)}: {reason}") from error
+
+
+def _kind(archive: Path, content: Path) -> str:
+    named, found = _kind_by_name(archive), _kind_by_bytes(content)
+    if found is None or named not in {None, found}:
+        expected = f", not those of a {named}" if named else ""
+        raise InvalidModel(
+            f"{shown(archive)}: its first bytes are those of {found or 'no archive'}{expected}"
+        )
+    return found
+
+
+def _kind_by_name(path: Path) -> str | None:
+    name = path.name.lower()
+    if name.endswith((".tar.gz", ".tgz")):
+        return "tar.gz"
+    return next((kind for kind in ("tar", "zip") if name.endswith("." + kind)), None)
+
+
+def _kind_by_bytes(path: Path) -> str | None:
+    with path.open("rb") as file:
+        head = file.read(tarfile.BLOCKSIZE)
+    if head.startswith(b"\x1f\x8b"):
+        return "tar.gz"
+    if head.startswith((b"PK\3\4", b"PK\5\6")):
+        return "zip"
+    try:
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return None
+    return "tar"
+
+
+def _fill(archive: Path, content: Path, kind: str, target: Path, limits: Limits) -> None:
+    unpacking = Unpacking(archive, target, limits)
+    try:
+        if kind == "zip":
+            _read_zip(content, unpacking)
+        else:
+            with content.open("rb", buffering=0) as file:
+                raw = Gunzip(file) if kind == "tar.gz" else file
+                with io.BufferedReader(raw, CHUNK) as stream:
+                    _read_tar(stream, unpacking)
+    except _DAMAGED as error:
+        raise unpacking.refused(f"the archive is damaged: {error}") from error
+    unpacking.finish()
+
+
+class _TarBytes:
+    """A tar for tarfile to read: forwards only, and no more at a time than was allowed.
+
+    tarfile takes a header of any length into memory, follows a negative size back into an endless
+    loop, and takes a damaged header for the end; `ended` says whether the end was really there.
+    """
+
+    def __init__(self, stream: IO[bytes], unpacking: Unpacking) -> None:
+        self._stream = stream
+        self._unpacking = unpacking
+        self._allowed = 0
+        self._position = 0
+        self._last = b""
+
+    @property
+    def ended(self) -> bool:
+        return self._last == _TAR_END
+
+    def allow(self, size: int) -> None:
+        self._allowed = size
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        self.read(position - self._position)
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= self._allowed:
+            raise self._unpacking.refused("the archive is damaged: the next header is too long")
+        self._allowed -= size
+        self._last = self._stream.read(size)
+        self._position += len(self._last)
+        return self._last
+
+
+def _read_tar(stream: IO[bytes], unpacking: Unpacking) -> None:
+    reader = _TarBytes(stream, unpacking)
+    reader.allow(_MAX_TAR_HEADER_BYTES)
+    source = cast("IO[bytes]", reader)
+    with tarfile.TarFile(fileobj=source, encoding="utf-8", errors="surrogateescape") as packed:
+        while member := packed.next():
+            unpacking.begin(member.name)
+            reader.allow(member.size)
+            _add_tar_member(packed, member, unpacking)
+            reader.allow(_MAX_TAR_HEADER_BYTES)
+    if not reader.ended:
+        raise unpacking.refused("the archive is damaged: after this entry it breaks off")
+    while chunk := stream.read(CHUNK):  # the checksum of a gzip comes last
+        unpacking.spend(len(chunk))
+
+
+def _add_tar_member(packed: tarfile.TarFile, member: tarfile.TarInfo, to: Unpacking) -> None:
+    if member.isdir():
+        to.add_folder(member.mtime)
+    elif member.issym():
+        to.add_link(member.linkname)
+    elif member.islnk():
+        to.add_hard_link(member.linkname)
+    elif member.issparse():
+        raise to.refused("sparse files are not supported")
+    elif (source := packed.extractfile(member)) is None or not member.isreg():
+        raise to.refused("it is neither a file, a folder nor a link")
+    else:
+        to.add_file(source, size=member.size, mode=member.mode, mtime=member.mtime)
+
+
+class _BoundedFile(io.BufferedReader):
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MAX_ZIP_READ_BYTES:
+            raise zipfile.BadZipFile("its directory is too long")
+        return super().read(size)
+
+
+def _read_zip(archive: Path, unpacking: Unpacking) -> None:
+    with _BoundedFile(io.FileIO(archive)) as file, zipfile.ZipFile(file) as packed:
+        _check_places(packed.infolist(), archive.stat().st_size, unpacking)
+        for info in packed.infolist():
+            unpacking.begin(info.orig_filename)
+            _add_zip_member(packed, info, unpacking)
+
+
+def _check_places(infos: list[zipfile.ZipInfo], size: int, unpacking: Unpacking) -> None:
+    """Entries that share their packed bytes make the densest bombs."""
+    end = 0
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        unpacking.begin(info.orig_filename)
+        if info.header_offset < end:
+            raise unpacking.refused("it overlaps another entry")
+        end = info.header_offset + _ZIP_LOCAL_HEADER_BYTES + len(info.orig_filename)
+        end += info.compress_size
+        if end > size:
+            raise unpacking.refused("the archive is damaged: it ends before this entry does")
+
+
+def _add_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, to: Unpacking) -> None:
+    mode = info.external_attr >> 16
+    kind = stat.S_IFMT(mode)
+    if info.flag_bits & 1:
+        raise to.refused("it is encrypted")
+    if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise to.refused("it is packed by another method than stored and deflated")
+    if kind not in {0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}:
+        raise to.refused("it is neither a file, a folder nor a link")
+    if kind == stat.S_IFDIR or info.orig_filename.endswith("/"):
+        to.add_folder(_zip_time(info))
+        return
+    with packed.open(info) as source:
+        if kind == stat.S_IFLNK:
+            to.add_link(os.fsdecode(source.read(MAX_NAME_BYTES + 1)))
+        else:
+            to.add_file(source, size=info.file_size, mode=mode, mtime=_zip_time(info))
+
+
+def _zip_time(info: zipfile.ZipInfo) -> float:
+    """Some packers leave it out; then the month is 0."""
+    try:
+        return calendar.timegm(info.date_time)
+    except ValueError:
+        return 0

@@ -1,0 +1,117 @@
+"""What a model with a config must have beside it, as far as its backend is known."""
+
+import re
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from adapter.core.model import Package
+from adapter.errors import InvalidModel
+from adapter.packages.source.contents import shown
+from adapter.packages.source.formats import Tree
+
+# Says that a folder in Triton's repository is ours.
+MARKER = ".triton-adapter.json"
+
+# What a request brought or an archive held, within the entry's folder. Triton looks at numbers
+# alone.
+UNPACKED = ".unpacked"
+
+# Triton passes over version folders with leading zeros.
+_VERSION = re.compile(r"[1-9][0-9]*")
+# It reads every folder's name with std::stoll, and dies when a number overflows (seen on 2.51).
+_NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
+_MODEL_FILES = {
+    "python": ("model.py",),
+    "onnxruntime": ("model.onnx",),
+    "onnxruntime_onnx": ("model.onnx",),
+    "tensorrt": ("model.plan",),
+    "tensorrt_plan": ("model.plan",),
+    "pytorch": ("model.pt",),
+    "pytorch_libtorch": ("model.pt",),
+    "tensorflow": ("model.savedmodel", "model.graphdef"),
+    "tensorflow_savedmodel": ("model.savedmodel",),
+    "tensorflow_graphdef": ("model.graphdef",),
+    "openvino": ("model.xml",),
+}
+# `platform` is the older word; these are the backends behind it
+_BACKENDS = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorflow_graphdef": "tensorflow",
+}
+# Those that come with Triton; any other may lie in the package itself, as libtriton_<name>.so.
+BACKENDS = frozenset({"dali", "fil", "onnxruntime", "openvino", "python", "pytorch"}) | frozenset(
+    {"tensorflow", "tensorrt", "vllm"}
+)
+_MAX_LISTED = 10
+
+
+def is_version(name: str) -> bool:
+    return _VERSION.fullmatch(name) is not None
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    return bool(config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
+
+
+def backend_of(config: ModelConfig) -> str | None:
+    """None where Triton finds out by itself, and for ensembles, which need none."""
+    if is_ensemble(config):
+        return None
+    return config.backend or _BACKENDS.get(config.platform)
+
+
+def missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
+    """The version folder of an ensemble: it is empty, so not every store keeps it."""
+    return ("1",) if is_ensemble(config) and not any(map(is_version, tree)) else ()
+
+
+def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> None:
+    """`known` are this Triton's, None where nobody can tell."""
+    if known is not None and (missing := (package.backends & BACKENDS) - known):
+        raise InvalidModel(
+            f"{shown(package.root)} needs Triton's backend {', '.join(sorted(missing))};"
+            f" this Triton has {', '.join(sorted(known)) or 'none'}"
+        )
+
+
+def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
+    """What a backend is sure to need. Backends not listed here know best themselves."""
+    versions = _versions(root, tree)
+    if is_ensemble(config):
+        if not config.ensemble_scheduling.step:
+            raise InvalidModel(f"{shown(root)}: config.pbtxt is of an ensemble without steps")
+        return
+    if not versions:
+        raise InvalidModel(f"{shown(root)}: no version folder such as 1; found {_listed(tree)}")
+    kind = config.platform or config.backend
+    # with cc_model_filenames it depends on the GPU
+    names = () if config.cc_model_filenames else _MODEL_FILES.get(kind, ())
+    if names and config.default_model_filename:
+        names = (config.default_model_filename,)
+    paths = [root / version / name for version in versions for name in names]
+    present = [path for path in paths if path.exists()]
+    if names and not present:
+        missing = f"{' or '.join(names)} in version {_listed(versions)}"
+        raise InvalidModel(f"{shown(root)} holds no {missing}; {kind} needs it")
+    for path in present:
+        if path.is_file() and not path.stat().st_size:
+            raise InvalidModel(f"{shown(path)} is empty")
+
+
+def _versions(root: Path, tree: Tree) -> list[str]:
+    folders = sorted(name for name, below in tree.items() if below is not None)
+    for name in folders:
+        if (number := _NUMBERED.match(name)) and int(number[1]) >= 2**63:
+            raise InvalidModel(f"{shown(root / name)}: a version number must be below 2**63")
+    return [name for name in folders if is_version(name)]
+
+
+def _listed(names: Tree | list[str]) -> str:
+    """A message names at most ten."""
+    texts = [shown(name) for name in sorted(names)]
+    more = f" and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
+    return (", ".join(texts[:_MAX_LISTED]) or "nothing") + more

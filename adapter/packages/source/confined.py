@@ -1,0 +1,138 @@
+"""Opens what lies within some folders and nothing else, whatever links are planted meanwhile.
+
+A path that was checked may lead elsewhere a moment later. So it is walked here, part by part, each
+opened without following a link; links are read and walked in the same way.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from adapter.errors import InvalidModel
+from adapter.packages.source.contents import MAX_DEPTH, MAX_ENTRIES, is_within, shown
+
+_MAX_LINKS = 40  # the kernel's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`descriptor` is open for nothing but being named (O_PATH); `real` was its path just now."""
+
+    descriptor: int
+    real: str
+    status: os.stat_result
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def by_descriptor(self) -> str:
+        """A path that leads to this very file, whatever has its name now."""
+        return f"/proc/self/fd/{self.descriptor}"
+
+
+class Inside:
+    """`roots` are real paths, and their parents nobody's to change but the operator's.
+
+    InvalidModel for what leads out of them; the OSError of any open comes through.
+    """
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        self._roots = roots
+
+    @contextmanager
+    def at(self, path: str) -> Iterator[Opened]:
+        """A file or folder; InvalidModel for anything else."""
+        with ExitStack() as stack:
+            try:
+                descriptor, real = self._walked(path, stack)
+            except OSError as error:
+                error.filename = path  # and not the part alone
+                raise
+            if not any(is_within(real, root) for root in self._roots):
+                raise InvalidModel(f"{shown(path)} leads out of the model roots")
+            status = os.fstat(descriptor)
+            if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+                raise InvalidModel(f"{shown(path)} is neither a file nor a folder")
+            yield Opened(descriptor, real, status)
+
+    @contextmanager
+    def reading(self, path: str | Path) -> Iterator[IO[bytes]]:
+        """A file's content."""
+        with self.at(str(path)) as found:
+            if found.is_folder:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            with Path(found.by_descriptor).open("rb") as file:
+                yield file
+
+    def tree(
+        self, path: str, *, without: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[str, Opened]]:
+        """The path itself as "", then all below it by relative path, folders before what they hold.
+
+        Each is open until the next is asked for. `without`: names at the top that are left out.
+        """
+        waiting, seen = [("", path)], 0
+        while waiting:
+            name, here = waiting.pop()
+            with self.at(here) as found:
+                yield name, found
+                if not found.is_folder:
+                    continue
+                with os.scandir(found.by_descriptor) as entries:
+                    below = sorted(
+                        {entry.name for entry in entries} - (without if not name else set())
+                    )
+                seen += len(below)
+                if seen > MAX_ENTRIES or name.count("/") > MAX_DEPTH:
+                    raise InvalidModel(f"{shown(path)} holds too many entries")
+                real = found.real
+            waiting += [(os.path.join(name, one), f"{real}/{one}") for one in reversed(below)]  # noqa: PTH118
+
+    def _walked(self, path: str, stack: ExitStack) -> tuple[int, str]:
+        """The descriptor of what the path leads to, and its real path."""
+        place = self._start(path, stack)
+        todo, links = _parts(path.removeprefix(place[0][0]) if place[0][0] != "/" else path), 0
+        while todo:
+            part = todo.pop()
+            here, real = place[-1][1], place[-1][0]
+            if part == "..":
+                if len(place) > 1:
+                    place.pop()
+                elif real != "/":  # above the root: all over, from the top
+                    todo += _parts(str(Path(real).parent))
+                    place = self._top(stack)
+                continue
+            found = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            stack.callback(os.close, found)
+            if not stat.S_ISLNK(os.fstat(found).st_mode):
+                place.append((os.path.join(real, part), found))  # noqa: PTH118 - many
+                continue
+            if (links := links + 1) > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            text = os.readlink("", dir_fd=found)
+            if text.startswith("/"):
+                place = self._top(stack)
+            todo += _parts(text)
+        return place[-1][1], place[-1][0]
+
+    def _start(self, path: str, stack: ExitStack) -> list[tuple[str, int]]:
+        """The root that the path lies in, as far as its text says, else the top."""
+        root = next((root for root in self._roots if is_within(path, root)), None)
+        return self._top(stack) if root is None else self._top(stack, root)
+
+    def _top(self, stack: ExitStack, folder: str = "/") -> list[tuple[str, int]]:
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        return [(folder, descriptor)]
+
+
+def _parts(path: str) -> list[str]:
+    """The last first."""
+    return [part for part in reversed(path.split("/")) if part not in {"", "."}]

@@ -1,0 +1,119 @@
+"""Walks what lies below a package's root: every entry checked, each real folder entered once."""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from adapter.errors import InvalidModel
+from adapter.packages.source.formats import Tree
+
+MAX_ENTRIES = 100_000
+MAX_DEPTH = 200
+
+
+def shown(path: str | Path) -> str:
+    """A path fit for a message, whatever bytes it is made of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Both real paths; a folder lies within itself."""
+    return os.path.commonpath([path, folder]) == folder
+
+
+def follow(link: str, roots: Sequence[str]) -> str:
+    """The real path behind a link. It must exist and lie within the model roots."""
+    named = f"{shown(link)} is a link to {shown(Path(link).readlink())}"
+    try:
+        target = os.path.realpath(link, strict=True)
+    except OSError as error:
+        reasons = {errno.ELOOP: "a loop of links", errno.ENOENT: "which does not exist"}
+        reason = reasons.get(error.errno or 0, error.strerror)
+        raise InvalidModel(f"{named}: {reason}") from error
+    if not any(is_within(target, root) for root in roots):
+        raise InvalidModel(f"{named}: {shown(target)} lies outside the model roots")
+    return target
+
+
+class Contents:
+    """Everything below a package's root, links followed, each real folder entered once.
+
+    The key digests config, relative paths, sizes and modification times. Weights are not read:
+    they may be many GB, and SageMaker waits. Unpacking the same archive again restores its times,
+    so the key survives an eviction; a file touched without need only costs a learned size.
+    """
+
+    def __init__(self, root: str, roots: Sequence[str]) -> None:
+        """`root` is a real path, of a folder or of a single file."""
+        self.size_bytes = 0
+        self.digest = hashlib.sha256()
+        self._root = root
+        self._roots = roots
+        self._counted = 0
+        self._inodes: set[tuple[int, int]] = set()
+        self._trees: dict[str, dict[str, Tree | None]] = {}
+        if Path(root).is_dir():
+            self._trees[root] = {}
+            self._walk()
+        else:
+            self._note(root, Path(root).stat(), root)
+
+    @property
+    def tree(self) -> Tree | None:
+        """The entries by name; a folder that is linked twice is there twice. None for a file."""
+        return self._trees.get(self._root)
+
+    def _walk(self) -> None:
+        """Depth first. A link back to a folder that we are inside of never ends, for Triton too."""
+        inside = {self._root: self._entries(self._root)}
+        entered = {self._root}
+        while inside:
+            folder = next(reversed(inside))
+            entry = next(inside[folder], None)
+            if entry is None:
+                del inside[folder]
+                continue
+            real = follow(entry.path, self._roots) if entry.is_symlink() else entry.path
+            if not self._note(entry.path, entry.stat(), real):
+                self._trees[folder][entry.name] = None
+                continue
+            real = os.path.realpath(real)
+            self._trees[folder][entry.name] = self._trees.setdefault(real, {})
+            if real in inside:
+                raise InvalidModel(f"{shown(entry.path)} leads back to {shown(real)}: a loop")
+            if len(inside) > MAX_DEPTH:
+                raise InvalidModel(f"{shown(entry.path)} is nested deeper than {MAX_DEPTH} folders")
+            if real not in entered:
+                entered.add(real)
+                inside[real] = self._entries(entry.path)
+
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        with os.scandir(folder) as entries:
+            found = list(islice(entries, MAX_ENTRIES + 1 - self._counted))
+        self._counted += len(found)
+        if self._counted > MAX_ENTRIES:
+            raise InvalidModel(f"{shown(self._root)} holds more than {MAX_ENTRIES} entries")
+        return iter(sorted(found, key=lambda entry: entry.name))
+
+    def _note(self, path: str, status: os.stat_result, real: str) -> bool:
+        """Count one entry; True for a folder."""
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if not is_folder and not stat.S_ISREG(status.st_mode):
+            raise InvalidModel(f"{shown(path)} is neither a file nor a folder")
+        if not os.access(path, os.R_OK, effective_ids=True):
+            raise InvalidModel(f"{shown(path)}: {os.strerror(errno.EACCES)}")
+        name = os.path.relpath(path, self._root)
+        if "__pycache__" in name.split("/"):
+            return is_folder  # the first load writes it
+        detail = f"{status.st_size} {status.st_mtime_ns}"
+        if is_folder:
+            detail = os.path.relpath(real, self._root)
+        elif (inode := (status.st_dev, status.st_ino)) not in self._inodes:
+            self._inodes.add(inode)
+            self.size_bytes += status.st_size
+        self.digest.update(os.fsencode(f"{name}\0{detail}\0"))
+        return is_folder

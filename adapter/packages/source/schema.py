@@ -1,0 +1,147 @@
+"""ModelMesh's schema: a JSON file beside a model that names its inputs and outputs as V2 does.
+
+With it a model needs no config.pbtxt; where there is one, the schema's tensors replace its own
+(modelmesh.md section 1, and rows 41-47 of section 5).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adapter.errors import InvalidModel
+from adapter.packages.config.text import quoted
+
+_DATATYPES = {
+    **{
+        name: f"TYPE_{name}"
+        for name in (
+            *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+            *("FP16", "FP32", "FP64", "BF16", "STRING"),
+        )
+    },
+    "BYTES": "TYPE_STRING",
+}
+_MAX_QUOTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`datatype` in V2's words. A dimension is positive, or -1 where any length will do."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """No tensors means that the schema does not say, not that the model has none."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def parse_schema(raw: bytes, where: str) -> Schema:
+    """Read the file's bytes; InvalidModel opens with `where`, the file's name.
+
+    Other fields are passed over. Whether the shapes fit the model is for `merge` to say.
+    """
+    try:
+        found = _object(raw, where)
+        return Schema(_tensors(found, "inputs", where), _tensors(found, "outputs", where))
+    except RecursionError as error:
+        raise InvalidModel(f"{where} is nested too deeply") from error
+
+
+def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
+    """The schema as a config with this max_batch_size has to put it: without the batch dimension.
+
+    To be called with 0 too, for a model without batching or without a config: Triton takes no
+    tensor without dimensions. InvalidModel opens with `where`, the config's or schema's name.
+    """
+
+    def fit(tensor: Tensor) -> Tensor:
+        conflict = (
+            f"{where}: conflicting model configuration: tensor {tensor.name[:_MAX_QUOTED]!r}"
+            f" has shape {_shown(tensor.shape)}"
+        )
+        shape = tensor.shape
+        if max_batch_size > 0:
+            if shape[:1] != (-1,):
+                raise InvalidModel(
+                    f"{conflict}, but with max_batch_size {max_batch_size} the first dimension"
+                    " must be -1"
+                )
+            shape = shape[1:]
+        if not shape:
+            raise InvalidModel(f"{conflict}; Triton needs a dimension besides the batch's")
+        return replace(tensor, shape=shape)
+
+    return Schema(tuple(map(fit, schema.inputs)), tuple(map(fit, schema.outputs)))
+
+
+def tensors_text(tensors: Sequence[Tensor]) -> str:
+    """The list that follows `input` or `output` in config.pbtxt; empty when there are none."""
+    if not tensors:
+        return ""
+    items = ",\n".join(
+        f"  {{ name: {quoted(tensor.name)}, data_type: {_DATATYPES[tensor.datatype]},"
+        f" dims: {list(tensor.shape)} }}"
+        for tensor in tensors
+    )
+    return f"[\n{items}\n]"
+
+
+def _object(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except ValueError as error:
+        raise InvalidModel(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidModel(f"{where} is not a JSON object")
+    return found
+
+
+def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...]:
+    items = found.get(field)
+    if items is None:
+        return ()
+    if not isinstance(items, list):
+        raise InvalidModel(f"{where}: {field} is not a list")
+    tensors: dict[str, Tensor] = {}
+    for index, item in enumerate(items):
+        tensor = _tensor(item, f"{where}: {field}[{index}]")
+        if tensor.name in tensors:
+            raise InvalidModel(
+                f"{where}: {field}[{index}]: there is another {tensor.name[:_MAX_QUOTED]!r}"
+            )
+        tensors[tensor.name] = tensor
+    return tuple(tensors.values())
+
+
+def _tensor(item: object, where: str) -> Tensor:
+    if not isinstance(item, dict):
+        raise InvalidModel(f"{where} is not a JSON object")
+    name, datatype, shape = item.get("name"), item.get("datatype"), item.get("shape")
+    if not isinstance(name, str) or not name:
+        raise InvalidModel(f"{where} has no name")
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise InvalidModel(f"{where}: its name is not valid Unicode")
+    if not isinstance(datatype, str) or datatype not in _DATATYPES:
+        known = ", ".join(_DATATYPES)
+        raise InvalidModel(f"{where}: datatype {_shown(datatype)} is none of {known}")
+    if not isinstance(shape, list) or not all(map(_is_dimension, shape)):
+        raise InvalidModel(
+            f"{where}: shape {_shown(shape)} is not a list of positive whole numbers or -1"
+        )
+    return Tensor(name, datatype, tuple(shape))
+
+
+def _is_dimension(value: object) -> bool:
+    """True is a number to Python but not to JSON."""
+    return type(value) is int and (value == -1 or 0 < value < 2**63)
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:_MAX_QUOTED]

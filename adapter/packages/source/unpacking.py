@@ -1,0 +1,178 @@
+"""A folder that is filled from an archive: each path, link, size and time is checked here."""
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from adapter.errors import BackendError, InvalidModel
+from adapter.packages.source.contents import MAX_ENTRIES, shown
+
+CHUNK = 2**20
+MAX_NAME_BYTES = 1024
+_MAX_PART_BYTES = 255  # of one folder or file name, on every Linux file system
+_MAX_DEPTH = 64
+# A file of zeros packs 1000 to 1, and small ones do no harm.
+_RATIO_FLOOR_BYTES = 2**30
+_DISK_RESERVE_BYTES = 2**30
+_MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_entries` counts files, links and folders, also those that are only named in a path.
+
+    `max_ratio` is unpacked bytes for each packed one, asked for above 1 GiB only.
+    """
+
+    max_unpacked_bytes: int = 64 * 2**30
+    max_entries: int = MAX_ENTRIES
+    max_ratio: int = 1000
+
+
+class Unpacking:
+    """What has become of one archive so far; all that is written goes through here.
+
+    Links are made when all else is there, so nothing is ever written through one. Folders that hold
+    no file come just before: an archive may name any number of them for next to nothing.
+    """
+
+    def __init__(self, archive: Path, target: Path, limits: Limits) -> None:
+        self._archive = archive
+        self._target = target
+        self._max_entries = limits.max_entries
+        by_ratio = max(_RATIO_FLOOR_BYTES, limits.max_ratio * archive.stat().st_size)
+        self._max_bytes = min(limits.max_unpacked_bytes, by_ratio)
+        self._disk_bytes = shutil.disk_usage(target).free - _DISK_RESERVE_BYTES
+        self._bytes = 0
+        self._entry = ""
+        self._kinds: dict[str, str] = {}  # by path in the target
+        self._links: dict[str, str] = {}
+        self._folder_times: dict[str, float] = {}
+
+    def begin(self, entry: str) -> None:
+        """What follows is about this entry."""
+        self._entry = entry
+
+    def refused(self, reason: str) -> InvalidModel:
+        entry = f" entry {self._entry[:MAX_NAME_BYTES]!r}:" if self._entry else ""
+        return InvalidModel(f"{shown(self._archive)}:{entry} {reason}")
+
+    def spend(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > self._max_bytes:
+            raise self.refused(f"the archive unpacks to more than {self._max_bytes} bytes")
+        if self._bytes > self._disk_bytes:
+            raise BackendError(
+                f"cannot unpack {shown(self._archive)}: the disk of {shown(self._target)}"
+                f" has no more than {self._disk_bytes} bytes for it"
+            )
+
+    def add_folder(self, mtime: float) -> None:
+        """A folder may come twice: `tar -C a . -C b .` writes `./` each time."""
+        parts = self._parts(self._entry)
+        if parts:
+            path = "/".join(parts)
+            if self._kinds.get(path) != "folder":
+                self._claim(parts, "folder")
+            self._folder_times[path] = mtime
+
+    def add_file(self, source: IO[bytes], *, size: int, mode: int, mtime: float) -> None:
+        path = self._path(self._claim(self._parts(self._entry), "file"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = 0
+        with path.open("xb") as file:
+            while chunk := source.read(CHUNK):
+                self.spend(len(chunk))
+                written += file.write(chunk)
+        if written != size:
+            raise self.refused(f"the archive is damaged: {written} of {size} bytes are there")
+        path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
+        _set_time(path, mtime)
+
+    def add_link(self, to: str) -> None:
+        if not to or "\0" in to or len(to) > MAX_NAME_BYTES:
+            raise self.refused("it is a link to what is no path")
+        self._links[self._claim(self._parts(self._entry), "link")] = to
+
+    def add_hard_link(self, to: str) -> None:
+        first = "/".join(self._parts(to))
+        if self._kinds.get(first) != "file":
+            raise self.refused(f"it is a hard link to {to!r}, which is no file before it")
+        path = self._path(self._claim(self._parts(self._entry), "file"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.hardlink_to(self._path(first))
+
+    def finish(self) -> None:
+        for name, to in self._links.items():
+            self.begin(name)
+            if self._leads_out(name, to):
+                raise self.refused(f"it is a link to {to!r}, which may lead out of the archive")
+        for name in [name for name, kind in self._kinds.items() if kind == "folder"]:
+            self._path(name).mkdir(parents=True, exist_ok=True)
+        for name, to in self._links.items():
+            # as Path writes it: os.path.realpath takes what follows "//" in a loop for absolute
+            self._path(name).symlink_to(Path(to))
+        for name in [name for name, kind in self._kinds.items() if kind == "folder"] + [""]:
+            self._path(name).chmod(0o755)
+        for name, mtime in self._folder_times.items():
+            _set_time(self._path(name), mtime)
+
+    def _path(self, name: str) -> Path:
+        return self._target / name
+
+    def _parts(self, name: str) -> list[str]:
+        """The path below the target, nothing for the target itself."""
+        parts = [part for part in name.split("/") if part not in {"", "."}]
+        if "\0" in name:
+            raise self.refused("its path holds a NUL")
+        if name.startswith("/"):
+            raise self.refused(f"the path {name!r} is absolute")
+        if ".." in parts:
+            raise self.refused(f'the path {name!r} holds ".."')
+        if len(parts) > _MAX_DEPTH:
+            raise self.refused(f"it lies more than {_MAX_DEPTH} folders deep")
+        sizes = [len(os.fsencode(part)) for part in parts]
+        if max(sizes, default=0) > _MAX_PART_BYTES or sum(sizes) > MAX_NAME_BYTES:
+            raise self.refused("its path is too long")
+        return parts
+
+    def _claim(self, parts: list[str], kind: str) -> str:
+        """The path, which nothing has yet, with all folders above it noted."""
+        for depth in range(1, len(parts)):
+            above = "/".join(parts[:depth])
+            if above not in self._kinds:
+                self._note(above, "folder")
+            elif self._kinds[above] != "folder":
+                raise self.refused(f"it lies below {above!r}, which is a {self._kinds[above]}")
+        path = "/".join(parts)
+        if not parts or path in self._kinds:
+            raise self.refused("its path is taken by an earlier entry")
+        self._note(path, kind)
+        return path
+
+    def _note(self, path: str, kind: str) -> None:
+        self._kinds[path] = kind
+        if len(self._kinds) > self._max_entries:
+            raise self.refused(f"the archive holds more than {self._max_entries} entries")
+
+    def _leads_out(self, name: str, to: str) -> bool:
+        """Up from behind another link is not where the text says, so that counts as out."""
+        here, behind_link = name.split("/")[:-1], False
+        for part in to.split("/"):
+            if part == "..":
+                if behind_link or not here:
+                    return True
+                here.pop()
+            elif part not in {"", "."}:
+                here.append(part)
+                behind_link = behind_link or self._kinds.get("/".join(here)) == "link"
+        return to.startswith("/")
+
+
+def _set_time(path: Path, mtime: float) -> None:
+    """Before 1970, after 2242 or no number at all becomes 1970."""
+    nanoseconds = int(mtime * 10**9) if 0 <= mtime < _MAX_TIME else 0
+    os.utime(path, ns=(nanoseconds, nanoseconds))

@@ -1,0 +1,228 @@
+"""Header blocks of HTTP/2 (RFC 7541) for peers that keep no table: SETTINGS_HEADER_TABLE_SIZE 0.
+
+Without a table a block means the same whenever it comes, so what it means is kept by its bytes.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import pairwise
+from typing import Generic, TypeAlias, TypeVar
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+
+from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
+
+T = TypeVar("T")
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+_KEPT_BLOCKS, _KEPT_BLOCK_BYTES = 512, 2048
+_LITERAL_LIMIT = 0x7F  # of a number's first byte, 7 bits of it
+_SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
+_ENTRY_BYTES = 32  # that count for each header, by section 4.1
+_SHORT_BYTES, _KEPT_SHORT = 128, 1024
+_LENGTH_DIGITS = 18
+# section 8.2.2
+_OF_HTTP_1 = frozenset(
+    {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+)
+_REQUEST = frozenset({b":method", b":scheme", b":path", b":authority"})
+_NEEDED = {b":method", b":scheme", b":path"}
+_UPPER = frozenset(range(0x41, 0x5B))
+_NOT_IN_NAMES = frozenset([*range(0x21), *_UPPER, *range(0x7F, 0x100)])
+_PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
+
+
+class HeaderBlockCache(Generic[T]):
+    """What header blocks mean, by their bytes. One for all connections of a kind."""
+
+    def __init__(self, meaning: Callable[[Headers], T]) -> None:
+        self.of = meaning
+        self.kept: dict[bytes, T] = {}
+        self.fields: dict[bytes, tuple[bytes, bytes]] = {}
+
+    def keep(self, block: bytes, meaning: T) -> None:
+        if len(block) > _KEPT_BLOCK_BYTES:
+            return
+        if len(self.kept) >= _KEPT_BLOCKS:
+            self.kept.clear()
+        self.kept[block] = meaning
+
+    def keep_field(self, field: bytes, header: tuple[bytes, bytes]) -> None:
+        if len(self.fields) >= _KEPT_BLOCKS:
+            self.fields.clear()
+        self.fields[field] = header  # of at most 129 bytes a string, as `field_starts` has them
+
+
+class HeaderReader(Generic[T]):
+    """Of one connection. Until the peer has heard that there is no table it may use one."""
+
+    def __init__(self, meanings: HeaderBlockCache[T], max_bytes: int) -> None:
+        self._meanings = meanings
+        self._max_bytes = max_bytes
+        self._decoder = Decoder(max_header_list_size=max_bytes)
+        self.kept: Callable[[bytes], T | None] = _nothing
+
+    def no_table_from_here(self) -> None:
+        """The peer has acknowledged our settings. It should say so at the start of its next block
+        (RFC 7541 section 4.2), which grpc forgets where it refuses a message for its size.
+        """
+        self._decoder.max_allowed_table_size = 0
+        self._decoder.header_table_size = 0
+        self.kept = self._meanings.kept.get
+
+    def read(self, block: bytes) -> T:
+        """StreamFault when the headers are malformed; the connection can go on."""
+        if (kept := self.kept(block)) is not None:
+            return kept
+        try:
+            found = self._fields(block) if self.kept is not _nothing else self._decode(block)
+        except OversizedHeaderListError as error:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many headers") from error
+        except HPACKError as error:
+            raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from error
+        except (IndexError, UnicodeDecodeError, ValueError) as error:
+            raise ConnectionFault(Code.COMPRESSION_ERROR, "not a header block") from error
+        meaning = self._meanings.of(found)
+        if self.kept is not _nothing:
+            self._meanings.keep(block, meaning)
+        return meaning
+
+    def _decode(self, block: bytes) -> Headers:
+        found = self._decoder.decode(block, raw=True)
+        return tuple((bytes(key), bytes(value)) for key, value in found)
+
+    def _fields(self, block: bytes) -> Headers:
+        """Most fields of a block have come before, in others: all but a limit of time, or an id."""
+        starts = field_starts(block)
+        if starts is None:
+            return self._decode(block)
+        found: list[tuple[bytes, bytes]] = []
+        send_window, fields = self._max_bytes, self._meanings.fields
+        for start, end in pairwise((*starts, len(block))):
+            field = block[start:end]
+            if (header := fields.get(field)) is None:
+                (header,) = self._decode(field)
+                self._meanings.keep_field(field, header)
+            send_window -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
+            if send_window < 0:
+                raise OversizedHeaderListError
+            found.append(header)
+        return tuple(found)
+
+
+def field_starts(block: bytes) -> list[int] | None:
+    """Where the fields begin (RFC 7541 section 6); None where it is not for us to say."""
+    starts, at, end = [], 0, len(block)
+    while at < end:
+        starts.append(at)
+        first = block[at]
+        if first & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
+            return None
+        prefix = 0x7F if first & 0x80 else 0x3F if first & 0x40 else 0x0F
+        index, at = first & prefix, at + 1
+        if index == prefix:  # the number goes on; by one byte where there is no table
+            if at == end or block[at] & 0x80:
+                return None
+            at += 1
+        for _ in range(0 if first & 0x80 else 1 if index else 2):
+            if at + 1 > end or block[at] & _LITERAL_LIMIT == _LITERAL_LIMIT:
+                return None
+            at += 1 + (block[at] & _LITERAL_LIMIT)
+    return starts if at == end else None
+
+
+def _nothing(_: bytes) -> None:
+    """Until then a block may mean one thing now and another later."""
+
+
+def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Literals that no table is needed for."""
+    return b"".join(
+        _encoded_short(key, value) if len(key) + len(value) < _SHORT_BYTES else _encoded(key, value)
+        for key, value in headers
+    )
+
+
+def _encoded(key: bytes, value: bytes) -> bytes:
+    made = bytearray(1)
+    for text in (key, value):
+        _add_length(made, len(text))
+        made += text
+    return bytes(made)
+
+
+_encoded_short = lru_cache(_KEPT_SHORT)(_encoded)
+
+
+def _add_length(made: bytearray, length: int) -> None:
+    if length < _LITERAL_LIMIT:
+        made.append(length)
+        return
+    made.append(_LITERAL_LIMIT)
+    length -= _LITERAL_LIMIT
+    while length > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        made.append(length & 0x7F | 0x80)
+        length >>= 7
+    made.append(length)
+
+
+def check_request(headers: Headers) -> None:
+    """The head of a request, by section 8.3.1."""
+    seen = _check(headers)
+    if not seen >= _NEEDED or not seen <= _REQUEST or (b":path", b"") in headers:
+        raise StreamFault(Code.PROTOCOL_ERROR, "pseudo-headers are missing or odd")
+
+
+def content_length(headers: Headers) -> int | None:
+    """Of the body, as section 8.1.1 has it. StreamFault where it is none."""
+    found = [value for key, value in headers if key == b"content-length"]
+    if not found:
+        return None
+    if len(found) > 1 or not found[0].isdigit() or len(found[0]) > _LENGTH_DIGITS:
+        raise StreamFault(Code.PROTOCOL_ERROR, "content-length is odd")
+    return int(found[0])
+
+
+def check_answer(headers: Headers) -> None:
+    """The head of an answer, or trailers of either side."""
+    if not _check(headers) <= {b":status"}:
+        raise StreamFault(Code.PROTOCOL_ERROR, "odd pseudo-headers")
+
+
+def _check(headers: Headers) -> set[bytes]:
+    """The pseudo-headers there are."""
+    seen: set[bytes] = set()
+    are_over = False
+    for key, value in headers:
+        if key.startswith(b":"):
+            if are_over or key in seen:
+                raise StreamFault(Code.PROTOCOL_ERROR, "a pseudo-header out of place")
+            seen.add(key)
+        else:
+            are_over = True
+            _check_plain(key, value)
+        if b"\0" in value or b"\r" in value or b"\n" in value:
+            raise StreamFault(Code.PROTOCOL_ERROR, "a header's value has control characters")
+    return seen
+
+
+def _check_plain(key: bytes, value: bytes) -> None:
+    if not key or not _NOT_IN_NAMES.isdisjoint(key) or b":" in key or key in _OF_HTTP_1:
+        raise StreamFault(Code.PROTOCOL_ERROR, "a header that HTTP/2 does not have")
+    if key == b"te" and value != b"trailers":
+        raise StreamFault(Code.PROTOCOL_ERROR, "te is not trailers")
+
+
+def plain_block(status: int) -> bytes:
+    """The head of an answer that is not gRPC's."""
+    return encoded([(b":status", str(status).encode()), (b"content-type", b"text/plain")])
+
+
+def status_block(code: int, text: str, *, alone: bool) -> bytes:
+    """Trailers with a gRPC status. `alone`: they are the whole answer."""
+    top = [(b":status", b"200"), (b"content-type", b"application/grpc")] if alone else []
+    message = "".join(chr(b) if b in _PLAIN else f"%{b:02X}" for b in text.encode())
+    return encoded(
+        [*top, (b"grpc-status", str(code).encode()), (b"grpc-message", message.encode())]
+    )

@@ -1,0 +1,161 @@
+"""Requests that the doors answer: how many, with what codes, how long, and how much of that in
+Triton.
+
+Counted by the event loop's thread alone, and therefore without locks: three histograms and a
+counter cost a microsecond a request here, and four with prometheus_client's own.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+_SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+_GOOD = {200, "OK"}
+_OWN_SECONDS = (0.000025, 0.00005, 0.0001, 0.00025, *_SECONDS[:9], 1)
+
+
+class _Histogram:
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = [float(bound) for bound in bounds]
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        buckets, total = [], 0
+        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((str(bound), float(total)))
+        if total:
+            family.add_metric(labels, buckets, self._sum)
+
+
+class InFlight:
+    """Requests of one frontend that are not answered yet: whoever serves one counts up and down."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Served:
+    """The answers of one method of one frontend. Keep it: to find it costs as much as to count."""
+
+    __slots__ = ("answers", "codes", "fast", "flight", "own", "total", "upstream")
+
+    def __init__(self, flight: InFlight) -> None:
+        self.flight = flight
+        self.fast = 0
+        self.codes: dict[int | str, int] = {}
+        self.answers = 0
+        self.total = _Histogram(_SECONDS)
+        self.upstream = _Histogram(_SECONDS)
+        self.own = _Histogram(_OWN_SECONDS)
+
+    def count(
+        self,
+        code: int | str,
+        seconds: float,
+        upstream_seconds: float | None = None,
+        *,
+        is_fast: bool = False,
+    ) -> None:
+        """`upstream_seconds`: how long of it Triton was waited for; None when it was not asked, or
+        when that says nothing, as in a stream. `is_fast`: it took the fast path.
+        """
+        self.fast += is_fast
+        self.codes[code] = self.codes.get(code, 0) + 1
+        self.total.observe(seconds)
+        if upstream_seconds is not None:
+            self.upstream.observe(upstream_seconds)
+            self.own.observe(max(0.0, seconds - upstream_seconds))
+            self.answers += code in _GOOD
+
+
+class Traffic(Collector):
+    def __init__(self) -> None:
+        self._flights: dict[str, InFlight] = {}
+        self._served: dict[tuple[str, str], Served] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return sum(flight.count for flight in self._flights.values())
+
+    @property
+    def answers(self) -> int:
+        """Good ones that came from Triton; those of streams are left out."""
+        return sum(served.answers for served in self._served.values())
+
+    def flight(self, frontend: str) -> InFlight:
+        return self._flights.setdefault(frontend, InFlight())
+
+    def served(self, frontend: str, method: str) -> Served:
+        found = self._served.get((frontend, method))
+        if found is None:
+            found = self._served[frontend, method] = Served(self.flight(frontend))
+        return found
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # the names are nobody else's
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "adapter_requests",
+            "Requests answered, by door, method and status.",
+            labels=("frontend", "method", "code"),
+        )
+        total = _seconds(
+            "adapter_request_seconds",
+            "Duration of requests, from their head to the last byte of the answer.",
+        )
+        upstream = _seconds(
+            "adapter_upstream_seconds",
+            "How long of a request Triton was waited for, from the first byte sent to it to the"
+            " head of its answer. Streams are left out.",
+        )
+        own = _seconds(
+            "adapter_overhead_seconds",
+            "The rest of the same requests: the adapter, and the caller's sending and taking.",
+        )
+        fast = CounterMetricFamily(
+            "adapter_requests_fast",
+            "Those of them that took the fast path of the http listener.",
+            labels=("frontend", "method"),
+        )
+        for names, served in self._served.items():
+            if served.fast:
+                fast.add_metric(names, served.fast)
+            for code, count in served.codes.items():
+                requests.add_metric((*names, str(code)), count)
+            served.total.add_to(total, names)
+            served.upstream.add_to(upstream, names)
+            served.own.add_to(own, names)
+        yield from (requests, fast, total, upstream, own, self._in_flight())
+
+    def _in_flight(self) -> Metric:
+        flights = GaugeMetricFamily(
+            "adapter_requests_in_flight", "Requests not answered yet.", labels=("frontend",)
+        )
+        for frontend, flight in self._flights.items():
+            flights.add_metric((frontend,), flight.count)
+        return flights
+
+
+def _seconds(name: str, meaning: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, meaning, labels=("frontend", "method"))

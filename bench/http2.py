@@ -1,0 +1,240 @@
+"""One HTTP/2 connection for unary gRPC calls, without TLS.
+
+What a client of one method needs is little, which leaves the cores to what is measured: the
+request's header block is the same every time, and with a header table of size 0 on our side so are
+the blocks of the answers, so each is decoded once.
+Numbers of sections are those of RFC 9113 and RFC 7541.
+"""
+
+from collections import deque
+from time import perf_counter
+from typing import Any
+
+from bench.connection import Failure, Finish, Wire
+from bench.extra import needed
+from bench.hpacking import Blocks
+from bench.plan import Headers
+from bench.requests import Request
+
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
+    0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x8, 0x9,
+)  # fmt: skip
+_END_STREAM = _ACK = 0x1
+_END_HEADERS, _PADDED, _PRIORITY = 0x4, 0x8, 0x20
+_HEAD_BYTES, _PRIORITY_BYTES = 9, 5
+_CANCEL = 8
+_MOST = 2**31 - 1  # 6.9.1: a window
+_FIRST_WINDOW = 65535
+_REFILL = 2**30
+_TABLE_SIZE, _INITIAL_WINDOW, _MAX_FRAME = 0x1, 0x4, 0x5
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_OUR_SETTINGS = b"".join(
+    name.to_bytes(2) + value.to_bytes(4)
+    for name, value in ((_TABLE_SIZE, 0), (0x2, 0), (_INITIAL_WINDOW, _MOST))
+)
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    return len(body).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + body
+
+
+class _Stream:
+    __slots__ = ("due", "http_status", "left", "number", "sent", "window")
+
+    def __init__(self, number: int, due: float, left: memoryview, window: int) -> None:
+        self.number = number
+        self.due = due
+        self.sent = perf_counter()
+        self.left = left
+        self.window = window
+        self.http_status = ""
+
+
+class GrpcWire(Wire):
+    def __init__(self, finish: Finish, authority: str, method: str, metadata: Headers = ()) -> None:
+        """`metadata` goes with every call."""
+        super().__init__(finish)
+        self._blocks = Blocks(needed("hpack"), authority, method, metadata)
+        self._streams: dict[int, _Stream] = {}
+        self._unsent: deque[_Stream] = deque()
+        self._next = 1
+        self._window, self._stream_window, self._max_frame = _FIRST_WINDOW, _FIRST_WINDOW, 16384
+        self._received = 0
+        self._rest = b""
+        self._block: tuple[int, int, bytes] | None = None  # stream, flags and what there is so far
+        self._actions = {
+            _DATA: self._on_data,
+            _HEADERS: self._on_headers,
+            _CONTINUATION: self._on_continuation,
+            _RST_STREAM: self._on_reset,
+            _SETTINGS: self._on_settings,
+            _PING: self._on_ping,
+            _GOAWAY: self._on_goaway,
+            _WINDOW_UPDATE: self._on_window,
+        }
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        update = frame(_WINDOW_UPDATE, 0, 0, (_MOST - _FIRST_WINDOW).to_bytes(4))
+        self.transport.write(_PREFACE + frame(_SETTINGS, 0, 0, _OUR_SETTINGS) + update)
+
+    def write(self, request: Request, due: float) -> None:
+        number, self._next = self._next, self._next + 2
+        if self._next > _MOST:  # 5.1.1: no more streams here
+            self.is_open = False
+        message = request.parts[0]
+        stream = _Stream(number, due, memoryview(message), self._stream_window)
+        self._streams[number] = stream
+        head = frame(_HEADERS, _END_HEADERS, number, self._blocks.encode(request.headers))
+        size = len(message)
+        is_whole = size <= min(self._window, stream.window, self._max_frame)
+        if is_whole and not self._unsent:
+            self._window -= size
+            self.transport.write(head + frame(_DATA, _END_STREAM, number, message))
+            return
+        self.transport.write(head)
+        self._unsent.append(stream)
+        self._flush()
+
+    def _flush(self) -> None:
+        """One frame a stream in turn, as far as the windows reach."""
+        blocked: list[_Stream] = []
+        while self._unsent and self._window > 0:
+            stream = self._unsent.popleft()
+            size = min(len(stream.left), self._window, stream.window, self._max_frame)
+            if size <= 0:
+                blocked.append(stream)
+                continue
+            part, stream.left = stream.left[:size], stream.left[size:]
+            self._window -= size
+            stream.window -= size
+            flags = 0 if stream.left else _END_STREAM
+            self.transport.write(frame(_DATA, flags, stream.number, bytes(part)))
+            if stream.left:
+                self._unsent.append(stream)
+        self._unsent.extend(blocked)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data if self._rest else data
+        at, end = 0, len(data)
+        while end - at >= _HEAD_BYTES:
+            size = int.from_bytes(data[at : at + 3])
+            body = at + _HEAD_BYTES
+            if end - body < size:
+                break
+            action = self._actions.get(data[at + 3])
+            if action is not None:
+                number = int.from_bytes(data[at + 5 : body]) & _MOST
+                action(number, data[at + 4], data[body : body + size])
+            at = body + size
+        self._rest = data[at:]
+
+    def _on_data(self, number: int, flags: int, body: bytes) -> None:
+        self._received += len(body)
+        if self._received > _REFILL:
+            self.transport.write(frame(_WINDOW_UPDATE, 0, 0, self._received.to_bytes(4)))
+            self._received = 0
+        if flags & _END_STREAM:
+            self._end(number, Failure("protocol", "an answer without trailers"))
+
+    def _on_headers(self, number: int, flags: int, body: bytes) -> None:
+        if flags & _PADDED:
+            body = body[1 : len(body) - body[0]]
+        if flags & _PRIORITY:
+            body = body[_PRIORITY_BYTES:]
+        if flags & _END_HEADERS:
+            self._on_block(number, flags, body)
+        else:
+            self._block = (number, flags, body)
+
+    def _on_continuation(self, _number: int, flags: int, body: bytes) -> None:
+        if self._block is None:
+            self.fail(Failure("protocol", "CONTINUATION without HEADERS"))
+            return
+        number, first, so_far = self._block
+        self._block = (number, first, so_far + body)
+        if flags & _END_HEADERS:
+            self._block = None
+            self._on_block(number, first, so_far + body)
+
+    def _on_block(self, number: int, flags: int, block: bytes) -> None:
+        try:
+            answer = self._blocks.decode(block)
+        except self._blocks.error as error:
+            self.fail(Failure("protocol", f"{type(error).__name__}: {error}"))
+            return
+        stream = self._streams.get(number)
+        if stream is not None and answer.http_status:
+            stream.http_status = answer.http_status
+        if stream is not None and flags & _END_STREAM:
+            self._end(number, answer.failure(stream.http_status))
+
+    def _end(self, number: int, failure: Failure | None) -> None:
+        stream = self._streams.pop(number, None)
+        if stream is None:
+            return
+        if stream.left and stream in self._unsent:
+            self._unsent.remove(stream)
+            self._reset(number)
+        if not self.is_open and not self._streams:
+            self.transport.close()
+        self.finish(stream.due, failure)
+
+    def _reset(self, number: int) -> None:
+        self.transport.write(frame(_RST_STREAM, 0, number, _CANCEL.to_bytes(4)))
+
+    def _on_reset(self, number: int, _flags: int, body: bytes) -> None:
+        code = int.from_bytes(body)
+        self._end(number, Failure("reset", f"the server reset the stream with code {code}"))
+
+    def _on_settings(self, _number: int, flags: int, body: bytes) -> None:
+        if flags & _ACK:
+            return
+        for at in range(0, len(body), 6):
+            self._set(int.from_bytes(body[at : at + 2]), int.from_bytes(body[at + 2 : at + 6]))
+        self.transport.write(frame(_SETTINGS, _ACK, 0))
+        self._flush()
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def _set(self, name: int, value: int) -> None:
+        if name == _TABLE_SIZE:
+            self._blocks.limit(value)
+        elif name == _MAX_FRAME:
+            self._max_frame = value
+        elif name == _INITIAL_WINDOW:
+            for stream in self._streams.values():  # 6.9.2
+                stream.window += value - self._stream_window
+            self._stream_window = value
+
+    def _on_ping(self, _number: int, flags: int, body: bytes) -> None:
+        if not flags & _ACK:
+            self.transport.write(frame(_PING, _ACK, 0, body))
+
+    def _on_goaway(self, _number: int, _flags: int, body: bytes) -> None:
+        """Later streams never reached the server; earlier ones end as usual."""
+        self.is_open = False
+        last = int.from_bytes(body[:4]) & _MOST
+        for number in [each for each in self._streams if each > last]:
+            self._end(number, Failure("goaway", body[8:].decode(errors="replace")))
+        if not self._streams:
+            self.transport.close()
+
+    def _on_window(self, number: int, _flags: int, body: bytes) -> None:
+        if number == 0:
+            self._window += int.from_bytes(body)
+        elif (stream := self._streams.get(number)) is not None:
+            stream.window += int.from_bytes(body)
+        self._flush()
+
+    def fail(self, failure: Failure) -> None:
+        self.is_open = False
+        self.transport.abort()
+        self._unsent.clear()
+        for number in list(self._streams):
+            self._end(number, failure)
+
+    def expire(self, before: float, failure: Failure) -> None:
+        for stream in [each for each in self._streams.values() if each.sent < before]:
+            self._reset(stream.number)
+            self._end(stream.number, failure)

@@ -1,0 +1,171 @@
+"""The run as plain values: what --json writes, and what the table and the plot are made from.
+
+docs/bench.md describes every member. Times are in seconds, sizes in bytes.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.histogram import Histogram, merged
+from bench.plan import Plan
+from bench.process import name_of
+from bench.record import Errors, Interval
+from bench.session import Outcome, Slice
+
+SCHEMA = 1
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
+# for the plot, one less nine than the last one needs requests
+_CURVE = (0, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
+
+Json = dict[str, Any]
+
+
+def results(plan: Plan, outcome: Outcome) -> Json:
+    slices = outcome.slices
+    return {
+        "schema": SCHEMA,
+        "started_at": datetime.fromtimestamp(outcome.started_at, UTC).isoformat(),
+        "interrupted": outcome.is_interrupted,
+        "options": _options(plan, outcome),
+        "targets": [
+            _target(plan, number, [each for each in slices if each.target == number])
+            for number in range(len(plan.targets))
+        ],
+        "ratios": _ratios(plan, slices) if len(plan.targets) > 1 else None,
+    }
+
+
+def _options(plan: Plan, outcome: Outcome) -> Json:
+    return asdict(plan.pace) | {
+        "slices": plan.slices,
+        "models": len(outcome.models),
+        "zipf": plan.zipf,
+        "churn": asdict(plan.churn) if plan.churn else None,
+    }
+
+
+def _target(plan: Plan, number: int, slices: Sequence[Slice]) -> Json:
+    target = plan.targets[number]
+    errors = _errors(each.recorder.errors for each in slices)
+    intervals = [interval for each in slices for interval in each.recorder.intervals]
+    return {
+        "url": target.url,
+        "protocol": target.protocol.value,
+        **_figures(slices),
+        "errors": sum(each["count"] for each in errors),
+        "errors_by_code": errors,
+        "curve": _curve(merged(each.recorder.latencies for each in slices)),
+        "generator_cpu_share": _share(sum(each.own_cpu_seconds for each in slices), slices),
+        "processes": [_process(plan, place, slices) for place in range(len(plan.pids))],
+        "slices": [_slice(plan, each) for each in slices],
+        "timeline": [_interval(each) for each in intervals],
+        "churn": [asdict(change) for each in slices for change in each.changes],
+    }
+
+
+def _figures(slices: Sequence[Slice]) -> Json:
+    latencies = merged(each.recorder.latencies for each in slices)
+    seconds = sum(each.seconds for each in slices)
+    values = dict(zip(PERCENTILES, latencies.percentiles(PERCENTILES.values()), strict=True))
+    count = latencies.count
+    return {
+        "answered": count,
+        "seconds": seconds,
+        "rate": count / seconds if seconds else 0.0,
+        "latency": values
+        | {
+            "max": latencies.largest if count else None,
+            "mean": latencies.total / count if count else None,
+        },
+    }
+
+
+def _slice(plan: Plan, part: Slice) -> Json:
+    processes = [_process(plan, place, [part]) for place in range(len(plan.pids))]
+    figures = _figures([part])
+    return {"at": part.at, **figures, "errors": part.recorder.errors.total, "processes": processes}
+
+
+def _curve(latencies: Histogram) -> list[list[float]]:
+    """Pairs of percent and seconds, as far as there are enough values for the percentage."""
+    wanted = [each for each in _CURVE if each < 100 - 100 / (latencies.count + 1)]
+    found = zip(wanted, latencies.percentiles(wanted), strict=True)
+    pairs = [[percent, value] for percent, value in found if value is not None]
+    return [*pairs, [100.0, latencies.largest]] if pairs else []
+
+
+def _errors(parts: Iterable[Errors]) -> list[Json]:
+    whole = Errors()
+    for part in parts:
+        for code, count in part.counts.items():
+            whole.counts[code] = whole.counts.get(code, 0) + count
+            whole.examples.setdefault(code, part.examples[code])
+    return [
+        {"code": code, "count": count, "example": whole.examples[code]}
+        for code, count in sorted(whole.counts.items(), key=lambda pair: -pair[1])
+    ]
+
+
+def _interval(interval: Interval) -> Json:
+    values = asdict(interval)
+    return values | {"rate": interval.answered / interval.seconds if interval.seconds else 0.0}
+
+
+def _share(cpu_seconds: float, slices: Sequence[Slice]) -> float:
+    seconds = sum(each.seconds for each in slices)
+    return cpu_seconds / seconds if seconds else 0.0
+
+
+def _process(plan: Plan, place: int, slices: Sequence[Slice]) -> Json:
+    """cpu_seconds is None when the process ended meanwhile."""
+    usages = [each.processes[place] for each in slices]
+    spent = [after.cpu_seconds - before.cpu_seconds for before, after in usages if before and after]
+    cpu = sum(spent) if len(spent) == len(usages) and usages else None
+    requests = sum(each.recorder.latencies.count + each.recorder.errors.total for each in slices)
+    first = usages[0][0] if usages else None
+    last = usages[-1][1] if usages else None
+    return {
+        "pid": plan.pids[place],
+        "name": name_of(plan.pids[place]),
+        "cpu_seconds": cpu,
+        "cpu_seconds_per_request": cpu / requests if cpu is not None and requests else None,
+        "rss_before_bytes": first.rss_bytes if first else None,
+        "rss_after_bytes": last.rss_bytes if last else None,
+    }
+
+
+def _ratios(plan: Plan, slices: Sequence[Slice]) -> Json:
+    """The first target over the second, slice by slice; a slice without a partner is left out."""
+    pairs = [
+        (_slice(plan, one), _slice(plan, other))
+        for one, other in zip(slices[0::2], slices[1::2], strict=False)
+    ]
+    measures = {"rate": _of("rate")}
+    measures |= {name: _of("latency", name) for name in PERCENTILES}
+    cpu = "cpu_seconds_per_request"
+    measures |= {f"{cpu}_{pid}": _of("processes", at, cpu) for at, pid in enumerate(plan.pids)}
+    return {name: _spread(of, pairs) for name, of in measures.items()}
+
+
+def _of(*path: str | int) -> Callable[[Json], float | None]:
+    def found(part: Any) -> float | None:
+        for step in path:
+            part = part[step]
+        return None if part is None else float(part)
+
+    return found
+
+
+def _spread(of: Callable[[Json], float | None], pairs: Sequence[tuple[Json, Json]]) -> Json | None:
+    quotients = [a / b for a, b in ((of(one), of(other)) for one, other in pairs) if a and b]
+    if not quotients:
+        return None
+    return {
+        "median": statistics.median(quotients),
+        "min": min(quotients),
+        "max": max(quotients),
+        "slices": len(quotients),
+    }

@@ -1,0 +1,207 @@
+"""One run: finds out what to send, warms up, then measures the targets slice by slice in turn."""
+
+import asyncio
+import gc
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from adapter.errors import ModelNotFound
+from bench.churn import Change, Churner
+from bench.doors import Door, metadata_of
+from bench.lane import Lane
+from bench.load import ClosedLoop, Load, Means, OpenLoop
+from bench.payload import Payload, from_metadata
+from bench.plan import Plan
+from bench.process import Usage, usage
+from bench.progress import Progress
+from bench.record import Recorder
+from bench.schedule import arrivals
+
+_SEED = 1  # the same run sends the same values at the same moments
+_CONTROL_SECONDS = 360.0  # after which SageMaker gives up on a load
+_LAST_CHANGE_SECONDS = 5.0  # what a churn may still take when the user stops the run
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One stretch against the target of that number. `processes`: the usage before and after."""
+
+    target: int
+    at: float
+    seconds: float
+    own_cpu_seconds: float
+    recorder: Recorder
+    processes: tuple[tuple[Usage | None, Usage | None], ...]
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`started_at` is the time of day, in seconds since 1970."""
+
+    started_at: float
+    models: tuple[str, ...]
+    slices: tuple[Slice, ...]
+    is_interrupted: bool
+
+
+class Session:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._interrupted = asyncio.Event()
+        self._load: Load | None = None
+        self._started = perf_counter()
+        pace, times = plan.pace, len(plan.targets)
+        self._progress = Progress(
+            pace.seconds and times * (pace.seconds + pace.warmup_seconds),
+            pace.count and times * pace.count,
+        )
+
+    async def run(self) -> Outcome:
+        """AdapterError when nothing can be measured. SIGINT ends it early, with what there is."""
+        started_at = time.time()
+        models = await self._models()
+        payloads = {model: await self._payload(model) for model in models}
+        with ExitStack() as stack:
+            lanes = [Lane(self._plan, target, payloads) for target in self._plan.targets]
+            for lane in lanes:
+                stack.callback(lane.close)
+                await lane.open()
+            stack.callback(self._progress.end)
+            gc.collect()
+            gc.freeze()  # what is there now stays: no collection looks at it while we measure
+            stack.callback(gc.unfreeze)
+            with self._interruptible():
+                slices = await self._measure(lanes)
+        return Outcome(started_at, tuple(models), tuple(slices), self._interrupted.is_set())
+
+    async def _models(self) -> tuple[str, ...]:
+        plan = self._plan
+        if plan.models:
+            return plan.models
+        door = Door(plan.targets[0].address, plan.headers, _CONTROL_SECONDS)
+        models = tuple(await door.models())
+        if not models:
+            raise ModelNotFound(f"{plan.targets[0].url} has no model loaded")
+        return models
+
+    async def _payload(self, model: str) -> Payload:
+        plan = self._plan
+        if plan.payload is not None:
+            return plan.payload
+        own = [(target.address, target.protocol) for target in plan.targets]
+        places = [plan.metadata] if plan.metadata else own
+        metadata = await metadata_of(places, model, plan.headers)
+        return from_metadata(metadata, plan.shape, _SEED)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    def _interrupt(self) -> None:
+        self._interrupted.set()
+        if self._load is not None:
+            self._load.stop()
+
+    async def _measure(self, lanes: list[Lane]) -> list[Slice]:
+        plan, slices = self._plan, []
+        for lane in lanes:
+            await self._warm_up(lane)
+        self._started = perf_counter()
+        for _ in range(plan.slices):
+            for number, lane in enumerate(lanes):
+                if not self._interrupted.is_set():
+                    slices.append(await self._slice(number, lane))
+        return slices
+
+    async def _warm_up(self, lane: Lane) -> None:
+        seconds = self._plan.pace.warmup_seconds
+        if seconds and not self._interrupted.is_set():
+            self._progress.begin(f"warm-up {lane.target.url}")
+            means = self._means(lane, Recorder(0.0, perf_counter()), ticks=False)
+            await self._drive(lane, ClosedLoop(means, seconds, None))
+
+    async def _slice(self, number: int, lane: Lane) -> Slice:
+        plan = self._plan
+        self._progress.begin(lane.target.url)
+        before = [usage(pid) for pid in plan.pids]
+        own, began = time.process_time(), perf_counter()
+        load = self._new_load(lane, Recorder(self._started, began))
+        changes = await self._with_churn(lane, load)
+        after = [usage(pid) for pid in plan.pids]
+        return Slice(
+            target=number,
+            at=began - self._started,
+            seconds=load.last_answer - load.started,
+            own_cpu_seconds=time.process_time() - own,
+            recorder=load.recorder,
+            processes=tuple(zip(before, after, strict=True)),
+            changes=changes,
+        )
+
+    def _means(self, lane: Lane, recorder: Recorder, *, ticks: bool = True) -> Means:
+        pace = self._plan.pace
+        return Means(
+            lane.slots,
+            lane.requests,
+            recorder,
+            pace.timeout_seconds,
+            pace.interval_seconds,
+            self._progress.tick if ticks else lambda _: None,
+        )
+
+    def _new_load(self, lane: Lane, recorder: Recorder) -> Load:
+        pace, slices = self._plan.pace, self._plan.slices
+        means = self._means(lane, recorder)
+        seconds = pace.seconds and pace.seconds / slices
+        count = pace.count and pace.count // slices
+        if pace.rate is None:
+            return ClosedLoop(means, seconds, count)
+        schedule = partial(
+            arrivals, pace.rate, poisson=pace.poisson, seconds=seconds, count=count, seed=_SEED
+        )
+        return OpenLoop(means, schedule)
+
+    async def _with_churn(self, lane: Lane, load: Load) -> tuple[Change, ...]:
+        churn, address = self._plan.churn, lane.target.churn_at
+        if churn is None or address is None:
+            await self._drive(lane, load)
+            return ()
+        door = Door(address, self._plan.headers, _CONTROL_SECONDS)
+        churner, stopped = Churner(door, churn, self._started), asyncio.Event()
+        task = asyncio.ensure_future(churner.run(stopped))
+        try:
+            await self._drive(lane, load)
+            stopped.set()
+            await self._last_change(task)
+        finally:
+            task.cancel()
+        return tuple(churner.changes)
+
+    async def _last_change(self, task: asyncio.Future[None]) -> None:
+        """As long as it takes, but not much longer once the user has stopped the run."""
+        stopped = asyncio.ensure_future(self._interrupted.wait())
+        either: list[asyncio.Future[Any]] = [task, stopped]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        await asyncio.wait([task], timeout=_LAST_CHANGE_SECONDS)
+        if task.done():
+            task.result()
+
+    async def _drive(self, lane: Lane, load: Load) -> None:
+        lane.load = self._load = load
+        try:
+            await load.run()
+        finally:
+            lane.load = self._load = None
