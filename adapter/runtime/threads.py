@@ -6,6 +6,7 @@ whoever only wants to be refused, measured or unloaded has threads that do no su
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,11 +24,13 @@ class Threads:
     """At most `most` threads, begun when there is work. What is more waits its turn.
 
     They do not keep the process from ending, whatever they wait for: a ThreadPoolExecutor does.
+    `nice`: by how much they yield the CPU to the event loop where both want it.
     """
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, most: int, *, nice: int = 0) -> None:
         self._name = name
         self._most = most
+        self._nice = nice
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._count = self._free = 0
         self._turn = threading.Lock()
@@ -59,6 +62,8 @@ class Threads:
             self._count += 1
 
     def _serve(self) -> None:
+        if self._nice:
+            os.nice(self._nice)  # of this thread alone, on Linux
         while True:
             with self._turn:
                 self._free += 1
@@ -74,7 +79,7 @@ class Threads:
 
 
 LOOKUPS = Threads("lookups", 8)  # a path in the model roots, which may be anywhere
-WALKS = Threads("walks", 4)  # all of a package
-UNPACKS = Threads("unpacks", 4)  # all of its bytes
+WALKS = Threads("walks", 4, nice=10)  # all of a package
+UNPACKS = Threads("unpacks", 4, nice=10)  # all of its bytes
 REPOSITORY = Threads("repository", 8)  # Triton's repository, our own notes
 PROCESSES = Threads("processes", 4)  # /proc
