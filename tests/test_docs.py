@@ -8,8 +8,20 @@ from tests.docs.pages import ROOT, anchors, pages, shown, without_blocks
 
 DOCS = ROOT / "docs"
 PAGES = pages()
+CODE = [
+    path
+    for folder in ("adapter", "bench", "tests")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path != Path(__file__)
+]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/.]+?)/?`")
+# A page that code names, and the heading behind it: `docs/memory.md, Admission`.
+CITED = re.compile(r"(?<![\w/.*-])([\w/-]+\.md)\b(?:, ([A-Z][\w' -]+))?")
+NUMBERED = re.compile(
+    r"\.md,? \d|\.md\b[^.]{0,40}?\b(?:section|row|policy|fault)s? \d"
+    r"|\b(?:[Ss]ection|[Rr]ow|[Pp]olicy|[Ff]ault)s? \d[^.]{0,40}?\.md\b"
+)
 MACHINE = re.compile(r"(?<![\w.])/(?:work|tmp|home|root|Users|mnt|private)/")
 
 
@@ -55,6 +67,34 @@ def test_no_page_mentions_a_path_of_somebodys_machine():
     found = {shown(page): MACHINE.findall(page.read_text(encoding="utf-8")) for page in PAGES}
 
     assert {page: paths for page, paths in found.items() if paths} == {}
+
+
+def cited_in(text: str) -> list[tuple[str, str]]:
+    """Pages and headings that this code cites, over the ends of the lines of a comment."""
+    return CITED.findall(re.sub(r"\s*\n\s*(?:# ?)?", " ", text))
+
+
+def leads_nowhere(page: str, heading: str) -> bool:
+    found = [path for path in PAGES if f"/{path}".endswith(f"/{page}")]
+    if not heading:
+        return not found
+    named = {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")}
+    return not any(anchor for path in found for anchor in anchors(path) & named)
+
+
+def test_code_cites_pages_and_headings_that_exist():
+    found = {
+        shown(path): [one for one in cited_in(path.read_text()) if leads_nowhere(*one)]
+        for path in CODE
+    }
+
+    assert {path: cited for path, cited in found.items() if cited} == {}
+
+
+def test_no_code_cites_a_number_in_a_page_as_headings_have_none():
+    found = {shown(path): NUMBERED.findall(path.read_text()) for path in CODE}
+
+    assert {path: cited for path, cited in found.items() if cited} == {}
 
 
 def test_every_page_can_be_found_from_the_index():

@@ -8,7 +8,7 @@ from adapter.core.calls import ChannelOptions, keepalive
 
 _CHANNEL = [
     # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata
-    # size exceeds hard limit", its words lost (memory.md section 0.2; seen to pass up to 1 MB).
+    # size exceeds hard limit", its words lost (docs/design/triton.md, Failures).
     ("grpc.max_metadata_size", 4 * 2**20),
     ("grpc.absolute_max_metadata_size", 4 * 2**20),
     ("grpc.max_receive_message_length", -1),

@@ -1,7 +1,7 @@
 """Triton's control plane, through tritonclient over gRPC.
 
 Over gRPC because a load over Triton's HTTP port stops every inference on that port for as long as
-it takes, and each gRPC load gets a thread of its own (sagemaker.md section 5).
+it takes, and each gRPC load gets a thread of its own (docs/design/triton.md, Loads and unloads).
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class TritonControl:
         """Poll until nothing of these models is left; what still is, at the end.
 
         The folders must stay in place meanwhile: without one a model that is still alive is
-        missing from the index (modelmesh.md section 6).
+        missing from the index (docs/design/triton.md, Loads and unloads).
         """
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + seconds, _POLL_FIRST_SECONDS

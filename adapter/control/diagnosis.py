@@ -17,7 +17,7 @@ from adapter.telemetry.metrics import Metrics
 _POLL_SECONDS = 0.1
 # An unload that frees less is not waited for: the noise of other processes is of that size.
 _WORTH_WAITING_BYTES = 16 * 2**20
-# Of the footprint, to call the memory back (memory.md section 4, Ollama's rule).
+# Of the footprint, to call the memory back (Ollama's figure; docs/design/memory.md).
 _BACK_SHARE = 0.75
 # Of a call that failed just now, and began nobody knows when.
 _A_MOMENT_SECONDS = 2.5

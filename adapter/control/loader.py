@@ -54,8 +54,7 @@ class Loader:
         A load that has taken more than there is is refused after all.
 
         A load that ran out of memory is undone and, when memory came back, tried once more
-        (memory.md section 7, policy 5), unless Triton is stuck with it. What is raised is the last
-        word.
+        (docs/design/memory.md), unless Triton is stuck with it. What is raised is the last word.
         """
         ended, before = self._memory.ended_unloads, await self._memory.read()
         error = await self._try(record, estimate)
@@ -141,7 +140,7 @@ class Loader:
 
     async def _load(self, record: ModelRecord, name: TritonName) -> None:
         """One model. Triton never answers when its python process was killed at the wrong moment
-        (memory.md section 6): that is seen here, and the load is given up.
+        (docs/design/triton.md): that is seen here, and the load is given up.
         """
         load = asyncio.ensure_future(self._triton.load(name, record.id))
         watch = _StubMonitor({name, *record.placement.along}, self._limits)

@@ -112,8 +112,8 @@ class Unloader:
 
     async def _help_along(self, record: ModelRecord, left: set[str], *, is_dead: bool) -> None:
         """The unload of a model whose python process has died stays in UNLOADING for ever. Loading
-        the same name again gives Triton a live process, and the unload of that one completes
-        (memory.md section 6). Of the first process Triton then says nothing any more.
+        the same name again gives Triton a live process, and the unload of that one completes.
+        Of the first process Triton then says nothing any more (docs/design/triton.md).
         """
         for name in map(TritonName, left):
             try:

@@ -47,7 +47,7 @@ class Answer(Enum):
 
 
 def decide(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> Answer:
-    """Admit, wait, or raise InsufficientMemory or ModelTooLarge (memory.md section 7, 2 to 4).
+    """Admit, wait, or raise InsufficientMemory or ModelTooLarge (docs/memory.md, Admission).
 
     A refusal makes the platform unload other models and come again. So it is given only when the
     need is known, nothing is changing that may make room, and there is something that could go.

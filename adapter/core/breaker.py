@@ -1,7 +1,7 @@
 """Ends the loop of a model that runs out of memory whatever is evicted for it.
 
 Every 507 makes the platform unload others and come again. A model larger than the device, or one
-that leaks, would empty the endpoint again and again (memory.md section 7, 'what can go wrong').
+that leaks, would empty the endpoint again and again.
 """
 
 from dataclasses import dataclass

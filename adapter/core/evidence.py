@@ -1,7 +1,7 @@
 """The second witness: was memory short when a call failed with words that might mean it?
 
 Some real lacks of memory carry no word of it (a killed python process, TensorRT's enqueue). Such
-weak words count only when an observation agrees (memory.md sections 0.4 and 7).
+weak words count only when an observation agrees (docs/memory.md, The second witness).
 """
 
 from collections.abc import Mapping, Sequence

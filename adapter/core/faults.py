@@ -1,8 +1,8 @@
 """What Triton said -> one of our errors. The only place that reads Triton's texts.
 
 Triton has no code for out of memory: load failures of every kind are INVALID_ARGUMENT, and failed
-inferences whatever the backend chose (memory.md section 0.1). So the status is looked at first and
-the text second.
+inferences whatever the backend chose (docs/design/triton.md, Failures). So the status is looked at
+first and the text second.
 """
 
 import re
@@ -103,7 +103,7 @@ class Faults:
 
         Triton's HTTP port says 500 to many faults of the caller. They were found while the
         request was parsed, and only those come as JSON by content type; failures of the execution
-        are text/plain (sagemaker.md section 5).
+        are text/plain.
         """
         if status == _SERVER_ERROR and content_type.startswith("application/json"):
             return InvalidRequest(_for_caller(text, name, model_id), model_id=model_id)
@@ -115,7 +115,7 @@ class Faults:
         """An inference, or another call about one model, failed with this gRPC code.
 
         RESOURCE_EXHAUSTED is grpcio's: a message or the metadata was too large. Triton itself
-        never uses it, so it is no lack of memory (memory.md section 0.2).
+        never uses it, so it is no lack of memory.
         """
         said = _for_caller(text, name, model_id)
         if error := _of_transport(code, text, said, model_id):

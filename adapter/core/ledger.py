@@ -33,7 +33,7 @@ class DeviceBook:
         """What may be handed out: the worse of book and observation, less the headroom.
 
         The observation lags behind loads that have only begun, the book does not know what others
-        take (memory.md section 4, Ollama's rule).
+        take (docs/design/memory.md).
         """
         booked = self.baseline_bytes + self.held_bytes + self.reserved_bytes
         taken = max(booked, (used_bytes or 0) + self.reserved_bytes)

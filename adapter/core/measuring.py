@@ -28,8 +28,8 @@ class _Load:
 class Window:
     """From one quiet moment to the next: what came and went, and what each has taken of it.
 
-    A reading shows the whole device, so a load can be measured by itself only when it ran alone
-    (memory.md section 4); what several took is shared out.
+    A reading shows the whole device, so a load can be measured by itself only when it ran alone;
+    what several took is shared out.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Growth:
     More is a model's own where it alone had requests. Less may be any model's, or several have
     given back: so nobody is supposed to take more than before less all of it. What is supposed is
     then never more than was read in all, and a model that takes and gives back while others have
-    requests does not seem to grow (memory.md section 4 has why models grow after their loads).
+    requests does not seem to grow (docs/design/memory.md has why models grow after their loads).
     """
 
     def __init__(self) -> None:

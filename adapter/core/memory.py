@@ -26,7 +26,7 @@ class DeviceReading:
 class MemoryReading:
     """What a memory reader saw. `source` is the reader: nvml, triton or host.
 
-    `lag_seconds`: how old the figures may be (Triton's metrics are polled; memory.md section 3).
+    `lag_seconds`: how old the figures may be (Triton's metrics are polled).
     `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of
     this container for memory, are None where Triton's are not ours. `of_models` is how much of
     HOST is in processes of one model alone, by its name in Triton; None where nobody can tell.

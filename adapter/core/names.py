@@ -1,8 +1,8 @@
 """A caller's model id -> the one name that Triton, the disk and the logs of the stubs know.
 
 Triton pastes model names into paths, shared-memory keys and, before 25.08, a shell command; from
-26.03 on it refuses `/` and `..` (sagemaker.md section 2, faults 3 and 10). So only a safe path
-segment is used as it is; every other id gets a private name made of safe characters alone:
+26.03 on it refuses `/` and `..` (docs/design/triton.md, Names). So only a safe path segment is used
+as it is; every other id gets a private name made of safe characters alone:
 
     fraud-v2.tar.gz    fraud-v2.tar.gz
     team/a b           ta.u.team_2fa_20b         each other byte as _hh

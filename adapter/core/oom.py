@@ -1,10 +1,10 @@
 """Is this failure text of Triton's out of memory?
 
-No status code of Triton says so (memory.md section 0): the text has to be read, and much of it was
-chosen by callers or is a name. So, in this order: statuses that are never a failed allocation are
-left alone; Triton's envelope goes; what stands in quotes, and paths, go; only then are the phrases
-of the allocators looked for, as whole words. The phrase may be anywhere in a traceback of hundreds
-of kilobytes, so every step takes time in proportion to the text.
+No status code of Triton says so (docs/design/triton.md): the text has to be read, and much of it
+was chosen by callers or is a name. So, in this order: statuses that are never a failed allocation
+are left alone; Triton's envelope goes; what stands in quotes, and paths, go; only then are the
+phrases of the allocators looked for, as whole words. The phrase may be anywhere in a traceback of
+hundreds of kilobytes, so every step takes time in proportion to the text.
 """
 
 import re

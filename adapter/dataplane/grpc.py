@@ -20,7 +20,7 @@ SERVICE = "/inference.GRPCInferenceService"
 
 _MAX_METADATA_BYTES = 4 * 2**20
 _CHANNEL = (
-    # A longer failure text would arrive as RESOURCE_EXHAUSTED, its words lost (memory.md 0.2).
+    # A longer failure text would arrive as RESOURCE_EXHAUSTED, its words lost.
     ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
     # the door has its own limit, and a name put in may lengthen a message

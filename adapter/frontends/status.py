@@ -35,8 +35,9 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.OutOfMemory: (507, "OutOfMemory"),
 }
 
-# ModelMesh acts on these codes (modelmesh.md section 0): RESOURCE_EXHAUSTED makes it try another
-# copy, NOT_FOUND load again, UNAVAILABLE eight retries that end as INTERNAL.
+# ModelMesh acts on these codes (docs/modelmesh.md, What a mesh does with a code):
+# RESOURCE_EXHAUSTED makes it try another copy, NOT_FOUND load again, UNAVAILABLE try eight times
+# and say INTERNAL.
 GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidModel: grpc.StatusCode.INVALID_ARGUMENT,
@@ -79,7 +80,7 @@ def grpc_text(error: errors.AdapterError) -> str:
     """The noun for the error, and the error.
 
     ModelMesh takes some texts for NOT_FOUND by their first words, `Request for unknown model` and
-    `Model ` (modelmesh.md section 2). None of ours starts so, whatever Triton or a model said.
+    `Model `. None of ours starts so, whatever Triton or a model said.
     """
     noun = (lookup(HTTP, error) or (500, "InternalError"))[1]
     return f"{noun}: {error}".encode("utf-8", "backslashreplace").decode()

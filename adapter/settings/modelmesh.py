@@ -1,6 +1,6 @@
 """What ModelMesh brings along: the variables of its own Triton adapter, and what a mesh refuses.
 
-The names and their defaults are those of kserve/modelmesh-runtime-adapter; modelmesh.md section 1.
+The names and their defaults are those of kserve/modelmesh-runtime-adapter (docs/migration.md).
 """
 
 from collections.abc import Iterator, Mapping

@@ -164,7 +164,7 @@ class BuiltinServer:
     """tritonserver as docker/sagemaker/serve starts it for many models, in a network of its own.
 
     With that script /ping is in mode `ready`: it sets SAGEMAKER_TRITON_PING_MODE for the shell
-    alone (sagemaker.md section 2, fault 5).
+    alone.
     """
 
     def __init__(self) -> None:

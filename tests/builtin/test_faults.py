@@ -1,4 +1,4 @@
-"""Faults 2 to 8 of sagemaker.md section 2: the life of a model."""
+"""The life of a model, as docs/sagemaker.md compares it with the built-in endpoint."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def dead_name(url: Path) -> str:
     return url.parent.name
 
 
-@on_both("2: the unload waits for the answer in flight, which waits for the unload's thread")
+@on_both("the unload waits for the answer in flight, which waits for the unload's thread")
 def test_an_unload_during_an_invocation_is_answered_once_that_has_ended(
     door: Door, tmp_path: Path
 ) -> None:
@@ -57,23 +57,23 @@ def test_an_unload_during_an_invocation_is_answered_once_that_has_ended(
 
 
 class TestTheTargetModelHeaderIsForLoggingOnly:
-    """Fault 3: loaded with it, a model is known to the built-in endpoint by it."""
+    """Loaded with it, a model is known to the built-in endpoint by it."""
 
     @pytest.fixture
     def loaded(self, door: Door) -> Door:
         door.put("hash", door.model(), {TARGET: "team-a.tar.gz"})
         return door
 
-    @on_both("3: lists {}")
+    @on_both("lists {}")
     def test_a_model_loaded_with_it_is_listed(self, loaded: Door) -> None:
         assert loaded.listed() == ["hash"]
 
-    @on_both("3: looks for a model of the header's name")
+    @on_both("looks for a model of the header's name")
     def test_an_invocation_may_come_without_it_or_with_another(self, loaded: Door) -> None:
         assert loaded.invoke("hash").status == 200
         assert loaded.invoke("hash", headers={TARGET: "team-b.tar.gz"}).status == 200
 
-    @on_both("3: unloads nothing, and waits for it for 350 s")
+    @on_both("unloads nothing, and waits for it for 350 s")
     def test_an_unload_may_come_without_it(self, loaded: Door) -> None:
         server, *stubs = loaded.processes()
         if not stubs:
@@ -83,14 +83,14 @@ class TestTheTargetModelHeaderIsForLoggingOnly:
         assert server in loaded.processes()
 
 
-@on_both("4: asks for version 1 alone")
+@on_both("asks for version 1 alone")
 def test_a_model_without_a_version_1_is_listed(door: Door) -> None:
     door.put("x", door.model(version="3"))
 
     assert door.listed() == ["x"]
 
 
-@on_both("5: /ping says 400 during loads")
+@on_both("/ping says 400 during loads")
 def test_ping_is_well_during_a_load(door: Door, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     url = door.model(initialize=f"{written_by(begun)}\nimport time; time.sleep(1.5)")
@@ -104,7 +104,7 @@ def test_ping_is_well_during_a_load(door: Door, tmp_path: Path) -> None:
     assert during.status == 200
 
 
-@on_both("5: /ping says 400 for good")
+@on_both("/ping says 400 for good")
 def test_ping_is_well_after_a_failed_load(door: Door) -> None:
     if door.load("x", door.model(initialize="raise ValueError('no weights')")).status != 400:
         raise RuntimeError("the load did not fail")
@@ -112,7 +112,7 @@ def test_ping_is_well_after_a_failed_load(door: Door) -> None:
     assert door.request("GET", "/ping").status == 200
 
 
-@on_both("6: the server dies of it")
+@on_both("the server dies of it")
 def test_a_model_whose_folder_was_removed_is_unloaded(door: Door) -> None:
     url = door.model()
     door.put("x", url)
@@ -140,7 +140,7 @@ ensemble_scheduling { step [{
 def test_an_unload_is_answered_when_triton_no_longer_has_the_inner_models(
     door: Door, adapter: RunningAdapter
 ) -> None:
-    """Fault 7: the built-in endpoint waits for the ensemble alone."""
+    """The built-in endpoint waits for the ensemble alone."""
     package = door.folder()
     write_python_model(package / "inner", finalize="import time; time.sleep(1)")
     (package / "whole").mkdir()
@@ -171,7 +171,7 @@ def test_an_ensemble_without_steps_is_refused_with_the_reason(door: Door) -> Non
 
 
 class TestAModelWhosePythonProcessHasDied:
-    """Fault 8. Once an invocation has met the dead process, the server knows."""
+    """Once an invocation has met the dead process, the server knows."""
 
     @pytest.fixture
     def url(self, door: Door, tmp_path: Path) -> Path:
@@ -183,18 +183,18 @@ class TestAModelWhosePythonProcessHasDied:
         wait_until(lambda: pid not in door.processes(), 10, "the process is gone")
         return url
 
-    @on_both("8: says 400, as if the caller could mend it")
+    @on_both("says 400, as if the caller could mend it")
     def test_an_invocation_fails_as_the_fault_of_the_server(self, door: Door, url: Path) -> None:
         assert door.invoke(dead_name(url)).status >= 500
 
-    @on_both("8: goes on calling it fine")
+    @on_both("goes on calling it fine")
     def test_it_is_no_longer_listed_nor_found(self, door: Door, url: Path) -> None:
         door.invoke(dead_name(url))
 
         assert door.listed() == []
         assert door.get(dead_name(url)).status == 404
 
-    @on_both("8: waits for it for 350 s")
+    @on_both("waits for it for 350 s")
     def test_it_is_unloaded_within_15_seconds(self, door: Door, url: Path) -> None:
         door.invoke(dead_name(url))
 
@@ -207,7 +207,7 @@ class TestAModelWhosePythonProcessHasDied:
         assert door.delete(dead_name(url)).status == 200
         assert door.get(dead_name(url)).status == 404
 
-    @on_both("6 and 8: the server dies of it")
+    @on_both("the server dies of it")
     def test_it_is_unloaded_when_its_folder_is_gone_too(self, door: Door, url: Path) -> None:
         shutil.rmtree(url.parent)
 
@@ -225,7 +225,7 @@ class TestAModelWhosePythonProcessHasDied:
         assert door.delete(dead_name(url)).status == 200
         assert door.listed() == []
 
-    @on_both("8: says 409, it is loaded already")
+    @on_both("says 409, it is loaded already")
     def test_it_can_be_loaded_again(self, door: Door, url: Path) -> None:
         door.invoke(dead_name(url))
 

@@ -1,4 +1,4 @@
-"""Fault 9 of sagemaker.md section 2: 507 makes the platform evict good models, so it must be true.
+"""507 makes the platform evict good models, so it must be true.
 
 The built-in endpoint looks for the letters OOM, among others, anywhere in a failure.
 """
@@ -10,8 +10,8 @@ from tests.trees import infer_body
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]
 
-NAMES_ONLY = "9: OOM in a name is out of memory"
-MISSED = "9: does not know these words"
+NAMES_ONLY = "OOM in a name is out of memory"
+MISSED = "does not know these words"
 
 ERRORS = {
     "std::bad_alloc": "raise RuntimeError('std::bad_alloc')",
@@ -50,7 +50,7 @@ def test_a_tensor_of_that_name_is_no_memory_fault(door: Door) -> None:
     assert b"ROOM" in reply.body
 
 
-@on_both("9: the model of that name cannot be told from a memory fault")
+@on_both("the model of that name cannot be told from a memory fault")
 def test_a_model_of_that_name_is_no_memory_fault(door: Door) -> None:
     reply = door.load("OOM", door.model(initialize="raise ValueError('no weights')"))
 

@@ -1,4 +1,4 @@
-"""Faults 10 to 12 of sagemaker.md section 2: names, what a package holds, and urls."""
+"""Names, what a package holds, and urls."""
 
 import uuid
 from contextlib import suppress
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.builtin]
 NAMES = ["team/a.tar.gz", "50%", "a+b:c?modèle"]
 
 
-@on_both("10: compares the segment of the path as it came")
+@on_both("compares the segment of the path as it came")
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_can_be_got_invoked_and_unloaded(door: Door, name: str) -> None:
     door.put(name, door.model())
@@ -28,7 +28,7 @@ def test_any_name_can_be_got_invoked_and_unloaded(door: Door, name: str) -> None
     assert door.get(name).status == 404
 
 
-@on_both("10: a shell reads it, and the load fails or hangs")
+@on_both("a shell reads it, and the load fails or hangs")
 @pytest.mark.parametrize("name", ['say "x"', "#1"], ids=["quotes", "comment"])
 def test_a_name_may_hold_what_a_shell_reads(door: Door, name: str) -> None:
     assert door.load(name, door.model(), seconds=6).status == 200
@@ -45,7 +45,7 @@ def test_a_name_that_can_be_loaded_may_hold_a_line_break(door: Door) -> None:
     assert door.delete("two\nlines").status == 200
 
 
-@on_both("10: a shell runs it")
+@on_both("a shell runs it")
 def test_no_shell_runs_what_a_model_name_says(door: Door, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with suppress(*FAULTS):  # that it hangs as well is not the point
@@ -54,7 +54,7 @@ def test_no_shell_runs_what_a_model_name_says(door: Door, tmp_path: Path) -> Non
     assert not mark.exists()
 
 
-@on_both("10: a shell runs it")
+@on_both("a shell runs it")
 def test_no_shell_runs_what_a_folder_name_says(door: Door) -> None:
     """A folder name has no slash, so the command would leave its mark where the server runs."""
     where = Path(f"/proc/{door.processes()[0]}/cwd").resolve()
@@ -70,7 +70,7 @@ def test_no_shell_runs_what_a_folder_name_says(door: Door) -> None:
         mark.unlink(missing_ok=True)
 
 
-@on_both("11: serves what the file system lists last")
+@on_both("serves what the file system lists last")
 def test_a_stray_folder_beside_the_model_does_no_harm(door: Door) -> None:
     folder = door.folder()
     write_python_model(folder / "net")
@@ -84,7 +84,7 @@ def test_a_stray_folder_beside_the_model_does_no_harm(door: Door) -> None:
     assert door.invoke("x").status == 200
 
 
-@on_both("11: serves one of them")
+@on_both("serves one of them")
 def test_a_package_with_two_models_is_refused_by_their_names(door: Door) -> None:
     folder = door.folder()
     write_python_model(folder / "first")
@@ -97,7 +97,7 @@ def test_a_package_with_two_models_is_refused_by_their_names(door: Door) -> None
     assert "second" in error_of(reply)
 
 
-@on_both("12: takes [0-9A-Za-z._]+ for the hash")
+@on_both("takes [0-9A-Za-z._]+ for the hash")
 def test_a_folder_may_have_any_name(door: Door) -> None:
     url = door.folder().parent / "a-b c" / "model"
     write_python_model(url)
@@ -106,7 +106,7 @@ def test_a_folder_may_have_any_name(door: Door) -> None:
     assert door.invoke("x").status == 200
 
 
-@on_both("12: takes /opt/ml/models/<hash>/model alone")
+@on_both("takes /opt/ml/models/<hash>/model alone")
 def test_the_last_folder_may_have_any_name(door: Door) -> None:
     url = door.folder().parent / "weights"
     write_python_model(url)
@@ -115,7 +115,7 @@ def test_the_last_folder_may_have_any_name(door: Door) -> None:
     assert door.invoke("x").status == 200
 
 
-@on_both("2: cuts /model off")
+@on_both("cuts /model off")
 def test_the_url_is_told_as_it_was_given(door: Door) -> None:
     url = door.model()
     door.put("x", url)
@@ -134,7 +134,7 @@ def test_a_broken_config_is_refused_with_the_reason(door: Door) -> None:
 @on_adapter
 @pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/x", "https://example.com/x", "x"])
 def test_a_url_of_no_local_folder_is_refused_at_once(door: Door, url: str) -> None:
-    """Fault 12. Not on the built-in endpoint: it would call out, for which there is no network."""
+    """Not on the built-in endpoint: it would call out, for which there is no network."""
     reply = door.load("x", url, seconds=3)
 
     assert reply.status == 400

@@ -1,4 +1,4 @@
-"""Faults 13 and 14 of sagemaker.md section 2, and the requests that end Triton 2.51."""
+"""The binary media type, error answers, and the requests that end Triton 2.51."""
 
 import gzip
 import json
@@ -36,14 +36,12 @@ def tensor_of(reply: Reply) -> tuple[float, ...]:
 
 
 class TestTheBinaryMediaType:
-    """Section 3 and fault 13."""
-
     @pytest.fixture
     def loaded(self, door: Door) -> Door:
         door.put("x", door.model())
         return door
 
-    @on_both("13: understands one spelling")
+    @on_both("understands one spelling")
     def test_spaces_and_case_are_free(self, loaded: Door) -> None:
         body, size = binary_body(1.5, -2.0)
         for content_type in (
@@ -57,7 +55,7 @@ class TestTheBinaryMediaType:
             assert reply.status == 200, content_type
             assert tensor_of(reply) == (1.5, -2.0)
 
-    @on_both("13: takes it for 0, which is a raw tensor")
+    @on_both("takes it for 0, which is a raw tensor")
     def test_a_size_that_is_no_number_is_refused(self, loaded: Door) -> None:
         headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size=abc"}
 
@@ -101,9 +99,9 @@ class TestTheBinaryMediaType:
 
 
 class TestErrors:
-    """Fault 14: JSON that says it is JSON, and a status that says whose fault it is."""
+    """JSON that says it is JSON, and a status that says whose fault it is."""
 
-    @on_both("14: no body")
+    @on_both("no body")
     @pytest.mark.parametrize(
         ("method", "path"),
         [("GET", "/models/no"), ("DELETE", "/models/no"), ("POST", "/models/no/invoke")],
@@ -117,7 +115,7 @@ class TestErrors:
         assert reply.status == 404
         assert "'no'" in error_of(reply)
 
-    @on_both("14: text/plain")
+    @on_both("text/plain")
     def test_a_conflict_is_json(self, door: Door) -> None:
         url = door.model()
         door.put("x", url)
@@ -127,14 +125,14 @@ class TestErrors:
         assert reply.status == 409
         assert "'x'" in error_of(reply)
 
-    @on_both("14: text/plain")
+    @on_both("text/plain")
     def test_a_failed_load_is_json_with_the_words_of_the_model(self, door: Door) -> None:
         reply = door.load("x", door.model(initialize="raise ValueError('no weights')"))
 
         assert reply.status == 400
         assert "no weights" in error_of(reply)
 
-    @on_both("14: 400, or 405 without a body")
+    @on_both("400, or 405 without a body")
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
         [
@@ -157,7 +155,7 @@ class TestErrors:
         assert reply.headers["Allow"] == allowed
         assert error_of(reply)
 
-    @on_both("14: 400, as if the caller could mend it")
+    @on_both("400, as if the caller could mend it")
     def test_a_model_that_raises_is_the_fault_of_the_server(self, door: Door) -> None:
         door.put("x", door.model(answer="raise RuntimeError('broken weights')"))
 
@@ -194,7 +192,7 @@ class TestABadLoadIsRefusedAndTheServerLives:
         assert error_of(reply)
         assert door.is_serving()
 
-    @on_both("14: text/plain, and does not say what is missing")
+    @on_both("text/plain, and does not say what is missing")
     @pytest.mark.parametrize("extra", [{}, {"model_name": ""}], ids=["none", "empty"])
     def test_no_model_name(self, door: Door, extra: dict[str, str]) -> None:
         body = {"url": str(door.model())} | extra

@@ -1,4 +1,4 @@
-"""Fault 1 of sagemaker.md section 2: nobody waits for the load or unload of another model."""
+"""Nobody waits for the load or unload of another model."""
 
 import threading
 import time
@@ -72,7 +72,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate.open()
 
 
-@on_both("1: a load runs in a thread of the event loop")
+@on_both("a load runs in a thread of the event loop")
 def test_invocations_do_not_stall_during_the_load_of_another_model(door: Door, gate: Gate) -> None:
     door.put("other", door.model())
     url = door.model(initialize=gate.statements)
@@ -86,7 +86,7 @@ def test_invocations_do_not_stall_during_the_load_of_another_model(door: Door, g
             load.result()
 
 
-@on_both("1: an unload runs in a thread of the event loop")
+@on_both("an unload runs in a thread of the event loop")
 def test_invocations_do_not_stall_during_the_unload_of_another_model(
     door: Door, gate: Gate
 ) -> None:

@@ -1,5 +1,5 @@
 """Loads that Triton never answers: their python process is killed while Triton asks it for the
-configuration (memory.md section 6). Each keeps one of Triton's four load threads for good.
+configuration (docs/design/triton.md). Each keeps one of Triton's four load threads for good.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Models without a config: the rows of modelmesh.md section 5, then what they leave out."""
+"""Models without a config: cases of test_layouts.py, by their rows, then what they leave out."""
 
 import pytest
 from google.protobuf import text_format

@@ -1,4 +1,7 @@
-"""The checklist of modelmesh.md section 5, from a tree on disk to Triton's repository."""
+"""The 48 cases of ModelMesh's own adapter, from a tree on disk to Triton's repository.
+
+In the order of its adaptmodellayout_test.go; docs/design/modelmesh.md has which differ and why.
+"""
 
 import json
 import os

@@ -113,7 +113,7 @@ def test_what_is_seen_is_observed_and_not_promised():
     )
 
 
-# -- the decision table (memory.md section 7), a case for each cell ------------------------------
+# -- docs/memory.md, which failures are 507: a case for each row and each state of memory --------
 
 FAULTS = Faults(Classifier())
 M, T = ModelId("m"), TritonName("m")

@@ -54,7 +54,7 @@ class Arriving(Outcomes):
             return
         length = exchange.call.length
         if length is not None and (exchange.came > length or (end and exchange.came < length)):
-            self.downstream.refuse(exchange.near.id, Code.PROTOCOL_ERROR)  # section 8.1.1
+            self.downstream.refuse(exchange.near.id, Code.PROTOCOL_ERROR)  # RFC 9113, 8.1.1
         elif exchange.call.http_status is not None:
             self.discard(exchange, piece, end=end)
         elif exchange.stage is Stage.ARRIVING:

@@ -80,8 +80,8 @@ class Downstream(Endpoint[Exchange]):
     # -- its end ----------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Section 6.8: what the caller sent before it heard of that is still taken. It closes when
-        all that was taken has ended.
+        """RFC 9113 section 6.8: what the caller sent before it heard of that is still taken. It
+        closes when all that was taken has ended.
         """
         self._leaves_at_once = True
         if self._last_call is None and self.is_open:
@@ -132,7 +132,7 @@ class Downstream(Endpoint[Exchange]):
         self.session.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
 
     def _takes_trailers(self, stream: Stream[Exchange]) -> bool:
-        """What is not gRPC may have some; section 8.1."""
+        """What is not gRPC may have some; RFC 9113 section 8.1."""
         return not stream.is_ended and stream.owner.call.http_status is not None
 
     def _check_block(self, stream: Stream[Exchange] | None) -> None:
@@ -191,7 +191,7 @@ class Downstream(Endpoint[Exchange]):
             exchange.upstream.credit(exchange.far, size)
 
     def finished(self, stream: Stream[Exchange]) -> None:
-        """Section 8.1: of a request that has been answered the rest is not needed."""
+        """RFC 9113 section 8.1: of a request that has been answered the rest is not needed."""
         if not stream.is_ended:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
             self._note_reset(stream.id)

@@ -76,7 +76,7 @@ class ModelRuntime:
     # -- loading ----------------------------------------------------------------------------
 
     async def load(self, request: pb.LoadModelRequest, **seen: str) -> pb.LoadModelResponse:
-        """Idempotent: "a load may follow NOT_FOUND without an unload" (modelmesh.md section 2)."""
+        """Idempotent: a mesh loads again after NOT_FOUND, at times without an unload before."""
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
         source, seconds = _source(request, key), self._settings.load_timeout_seconds

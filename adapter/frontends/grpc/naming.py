@@ -1,6 +1,6 @@
 """Which model a message is about, and its name on the way in and out.
 
-A mesh names the model in metadata, everybody else in the message (modelmesh.md section 2).
+A mesh names the model in metadata, everybody else in the message (docs/modelmesh.md).
 """
 
 from collections.abc import Sequence

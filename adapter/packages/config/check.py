@@ -1,6 +1,6 @@
 """Reads config.pbtxt and says what is wrong with it, by file, line and reason.
 
-Triton itself only answers "failed to poll from model repository" (sagemaker.md section 5).
+Triton itself only answers "failed to poll from model repository" (docs/design/triton.md, Failures).
 """
 
 import re

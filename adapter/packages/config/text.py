@@ -1,8 +1,8 @@
 """The edits to config.pbtxt, made in the text so that all else stays byte for byte.
 
-Triton refuses a config whose name is not its folder's, and takes one without a name (sagemaker.md
-section 5). Parsing and printing the message again would drop comments, and with them every field
-that is newer than the schema at hand.
+Triton refuses a config whose name is not its folder's, and takes one without a name. Parsing and
+printing the message again would drop comments, and with them every field that is newer than the
+schema at hand.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Which model of a package with several answers to the caller, and what the others are to it.
 
-Triton loads the steps of an ensemble along with it, but never what Python code calls by name
-(sagemaker.md section 2, faults 7 and 11): such helpers have to be loaded one by one.
+Triton loads the steps of an ensemble along with it, but never what Python code calls by name: such
+helpers have to be loaded one by one.
 """
 
 import graphlib

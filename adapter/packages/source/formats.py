@@ -5,10 +5,10 @@ the highest version folder, in one sub-folder of either; what lies higher goes f
 versions when all beside them are integers above 0 too. Where nothing is known Triton gets the
 folder as it is, as version 1 or under its own number.
 
-The rules and their rows are those of modelmesh.md section 5. A few rows ask for what Triton cannot
-load. Row 33 and, for the same reason, row 30 give `1/model.plan`: the one sub-folder with the file.
-Rows 11 (empty) and 39 (no ONNX file) are InvalidModel. Row 21, version folders beside another, is
-kept: TensorFlow gets the whole folder.
+The rules are those of ModelMesh's own adapter, whose cases are rows of tests/unit/test_layouts.py.
+Where a row asks for what Triton cannot load it is answered differently (docs/design/modelmesh.md,
+The adapter before). Row 21, version folders beside another, is kept: TensorFlow gets the whole
+folder.
 """
 
 import json
@@ -230,7 +230,7 @@ def _files(place: _Place, of: _Format) -> list[str]:
 
 
 def _is_saved_model(place: _Place) -> bool:
-    """At the top saved_model.pb all alone is a GraphDef, as it is for ModelMesh (rows 14, 18)."""
+    """At the top saved_model.pb all alone is a GraphDef, as it is for ModelMesh."""
     if "variables" in place.entries and any(name.endswith(".pb") for name in place.entries):
         return True
     return "saved_model.pb" in place.entries and (place.nested or len(place.entries) > 1)

@@ -1,7 +1,7 @@
 """Looks at a model package as a caller hands it over, and says what is wrong with it.
 
-Triton itself only answers "failed to poll from model repository" to most of these faults
-(sagemaker.md section 5), so they are found here, each by file and reason. Reads only.
+Triton itself only answers "failed to poll from model repository" to most of these faults, so they
+are found here, each by file and reason. Reads only.
 """
 
 import os

@@ -1,7 +1,7 @@
 """ModelMesh's schema: a JSON file beside a model that names its inputs and outputs as V2 does.
 
-With it a model needs no config.pbtxt; where there is one, the schema's tensors replace its own
-(modelmesh.md section 1, and rows 41-47 of section 5).
+With it a model needs no config.pbtxt; where there is one, the schema's tensors replace its own, as
+in ModelMesh's own adapter (docs/design/modelmesh.md, The adapter before).
 """
 
 import json

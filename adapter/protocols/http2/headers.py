@@ -19,10 +19,10 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 _KEPT_BLOCKS, _KEPT_BLOCK_BYTES = 512, 2048
 _LITERAL_LIMIT = 0x7F  # of a number's first byte, 7 bits of it
 _SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
-_ENTRY_BYTES = 32  # that count for each header, by section 4.1
+_ENTRY_BYTES = 32  # that count for each header, by RFC 7541 section 4.1
 _SHORT_BYTES, _KEPT_SHORT = 128, 1024
 _LENGTH_DIGITS = 18
-# section 8.2.2
+# RFC 9113 section 8.2.2
 _OF_HTTP_1 = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
@@ -168,14 +168,14 @@ def _add_length(made: bytearray, length: int) -> None:
 
 
 def check_request(headers: Headers) -> None:
-    """The head of a request, by section 8.3.1."""
+    """The head of a request, by RFC 9113 section 8.3.1."""
     seen = _check(headers)
     if not seen >= _NEEDED or not seen <= _REQUEST or (b":path", b"") in headers:
         raise StreamFault(Code.PROTOCOL_ERROR, "pseudo-headers are missing or odd")
 
 
 def content_length(headers: Headers) -> int | None:
-    """Of the body, as section 8.1.1 has it. StreamFault where it is none."""
+    """Of the body, as RFC 9113 section 8.1.1 has it. StreamFault where it is none."""
     found = [value for key, value in headers if key == b"content-length"]
     if not found:
         return None
