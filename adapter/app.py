@@ -21,11 +21,11 @@ from adapter.assembly import (
     build_triton,
     gathered_limit,
     inflight_limit,
+    metrics_state,
     model_roots,
     traced_planes,
-    watched,
 )
-from adapter.backend.liveness import HangWatch
+from adapter.backend.liveness import HangDetector
 from adapter.backend.tritonserver import RunFolder
 from adapter.core.calls import RpcDataPlane, V2DataPlane
 from adapter.core.faults import Faults
@@ -45,7 +45,7 @@ from adapter.frontends.http.observer import Clock, Observer, path_segments
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
-from adapter.frontends.listeners import Doors
+from adapter.frontends.listeners import Listeners
 from adapter.frontends.traced import TracedCalls, traced
 from adapter.runtime import background
 from adapter.runtime.threads import REPOSITORY
@@ -65,14 +65,14 @@ _ANSWER_SECONDS = 1.0
 class Adapter:
     """One adapter. `start` returns when it is ready for work, `stop` when nothing is left of it.
 
-    `addresses`: where each open door really is, port 0 resolved.
+    `addresses`: where each open listener really is, port 0 resolved.
     """
 
     def __init__(self, loaded: Loaded, tracing: Tracing | None = None) -> None:
         self._loaded, self._tracing = loaded, tracing
         self._settings = settings = loaded.settings
-        self._doors = self._build_doors()
-        self.addresses = self._doors.addresses
+        self._listeners = self._build_listeners()
+        self.addresses = self._listeners.addresses
         self._triton_grpc: str | None = None
         self._phase = "starting: waiting for Triton"
         self._metrics = Metrics()
@@ -104,15 +104,15 @@ class Adapter:
         self._heads = self._build_heads()
         self._http = self._build_http()
         self._services = self._build_services(rpc, faults, roots)
-        self._watches: list[asyncio.Task[NoReturn]] = []
+        self._background: list[asyncio.Task[NoReturn]] = []
 
-    def _build_doors(self) -> Doors:
+    def _build_listeners(self) -> Listeners:
         settings = self._settings
-        patience = settings.drain_timeout_seconds - settings.drain_min_seconds
+        grace_seconds = settings.drain_timeout_seconds - settings.drain_min_seconds
         interceptors = [TracedCalls(self._tracing)] if self._tracing else []
         grace = _TRITON_SECONDS if settings.triton == "embedded" else 0.0
         most = message_limits(settings).stream
-        return Doors(patience + grace + _ANSWER_SECONDS, most, interceptors)
+        return Listeners(grace_seconds + grace + _ANSWER_SECONDS, most, interceptors)
 
     def _build_inferences(self, dataplane: V2DataPlane) -> Inferences:
         return Inferences(
@@ -128,7 +128,7 @@ class Adapter:
         return SageMaker(
             self._control,
             inferences,
-            is_well=self._is_well,
+            is_ready=self._is_ready,
             max_control_body_bytes=self._settings.max_control_body_bytes,
         )
 
@@ -189,12 +189,12 @@ class Adapter:
             metrics=self._metrics,
             settings=self._settings,
             roots=roots,
-            is_well=self._is_well,
+            is_ready=self._is_ready,
         )
 
     async def start(self) -> None:
         """Doors first, so that probes and /ping are answered from the beginning."""
-        await self._open_doors()
+        await self._open_listeners()
         if self._embedded is not None:
             await self._embedded.start()
             http, grpc = self._embedded.http_address, self._embedded.grpc_address
@@ -205,15 +205,15 @@ class Adapter:
             http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
         self._connect(http, grpc)
         await self._triton.wait_live(self._settings.start_timeout_seconds)
-        watching = self._triton.watch(self._triton_came_back)
-        self._watches.append(background.begin("triton-watch", watching))
+        monitoring = self._triton.monitor(self._triton_came_back)
+        self._background.append(background.begin("triton-watch", monitoring))
         if self._embedded is not None and (seconds := self._settings.triton_hang_seconds):
-            hangs = HangWatch(self._embedded, seconds, self._answers)
-            self._watches.append(
-                background.begin("triton-hang-watch", background.forever(hangs.look, seconds=0))
+            hangs = HangDetector(self._embedded, seconds, self._answers)
+            self._background.append(
+                background.begin("triton-hang-watch", background.forever(hangs.poll, seconds=0))
             )
         await self._control.open()
-        self._watches.append(background.begin("control-watch", self._control.watch()))
+        self._background.append(background.begin("control-watch", self._control.run_housekeeping()))
         if self._single is not None:
             self._phase = f"starting: loading {self._single!r}"
             await self._control.load(self._single, ModelSource(str(self._settings.single_model)))
@@ -245,12 +245,12 @@ class Adapter:
         self._drain.begin()
         if was_started:
             await self._drain.noticed()
-        patience = self._settings.drain_timeout_seconds - self._settings.drain_min_seconds
-        end = asyncio.get_running_loop().time() + patience
-        closing = asyncio.gather(self._control.drain(patience), self._doors.close())
-        await asyncio.wait([closing], timeout=patience)
-        for watch in self._watches:
-            background.end(watch)
+        grace_seconds = self._settings.drain_timeout_seconds - self._settings.drain_min_seconds
+        end = asyncio.get_running_loop().time() + grace_seconds
+        closing = asyncio.gather(self._control.drain(grace_seconds), self._listeners.close())
+        await asyncio.wait([closing], timeout=grace_seconds)
+        for task in self._background:
+            background.end(task)
         await self._memory.close()
         # what is in flight even now gets its 503 while there still are connections to send it on
         await self._dataplane.close()
@@ -263,7 +263,7 @@ class Adapter:
         await self._triton.close()
         if self._private is not None:
             await REPOSITORY.run(self._private.remove)
-        await self._doors.close_probes()
+        await self._listeners.close_probes()
         if self._tracing is not None:
             await REPOSITORY.run(self._tracing.close)
 
@@ -280,7 +280,7 @@ class Adapter:
             return "draining"
         return background.why_ended() or self._control.why_stuck()
 
-    def _is_well(self) -> bool:
+    def _is_ready(self) -> bool:
         return self._why_not_ready() is None
 
     async def _triton_came_back(self) -> None:
@@ -290,9 +290,9 @@ class Adapter:
             except AdapterError as error:  # gone again; the next return brings us back here
                 log.warning("triton.unreachable", extra={"reason": str(error)})
 
-    async def _open_doors(self) -> None:
-        self._metrics.watch(
-            watched(self._control, self._memory, self._triton, self._is_well, self._settings)
+    async def _open_listeners(self) -> None:
+        self._metrics.bind(
+            metrics_state(self._control, self._memory, self._triton, self._is_ready, self._settings)
         )
         admin = Admin(
             self._control,
@@ -305,16 +305,18 @@ class Adapter:
             about=about(self._settings),
             config=for_programs(self._loaded),
         )
-        settings, doors, services = self._settings, self._doors, self._services
-        await doors.open_probes("admin", settings.admin, admin.application())
-        await doors.open_http("http", settings.http, self._http)
+        settings, listeners, services = self._settings, self._listeners, self._services
+        await listeners.open_probes("admin", settings.admin, admin.application())
+        await listeners.open_http("http", settings.http, self._http)
         relay = partial(build_relay, settings, lambda: self._triton_grpc, metrics=self._metrics)
         relay = partial(relay, drain=self._drain, inflight=self._inflight)
         everything = services.everything
-        await doors.open_grpc("grpc", settings.grpc, everything.adds, partial(relay, everything))
+        await listeners.open_grpc(
+            "grpc", settings.grpc, everything.adds, partial(relay, everything)
+        )
         if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
             some, address = services.inference, settings.grpc_data
-            await doors.open_grpc("grpc_data", address, some.adds, partial(relay, some))
+            await listeners.open_grpc("grpc_data", address, some.adds, partial(relay, some))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         is_v2 = path_segments(request.raw_path)[0] == "v2"

@@ -37,7 +37,7 @@ from adapter.frontends.http.connections import Connections
 from adapter.packages.repository.staging import Packages
 from adapter.packages.repository.uploads import payload
 from adapter.packages.source.unpacking import Limits
-from adapter.settings import Door, Settings
+from adapter.settings import Address, Settings
 from adapter.settings.examples import examples_folder
 from adapter.telemetry.log_stream import LogStream
 from adapter.telemetry.metrics import Metrics, State
@@ -185,11 +185,11 @@ def about(settings: Settings) -> dict[str, str]:
     }
 
 
-def watched(
+def metrics_state(
     control: ModelControl,
     memory: ChosenMemory,
     triton: TritonControl,
-    is_well: Callable[[], bool],
+    is_ready: Callable[[], bool],
     settings: Settings,
 ) -> State:
     return State(
@@ -197,7 +197,7 @@ def watched(
         ledger=control.memory.ledger.snapshot,
         memory=lambda: memory.last,
         triton_live=lambda: triton.live,
-        ready=is_well,
+        ready=is_ready,
         abandoned=lambda: control.leases.abandoned,
         lost_lines=lambda: LogStream.lost,
         idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
@@ -260,7 +260,7 @@ def connection_limit(settings: Settings) -> int:
     if settings.max_connections is not None:
         return settings.max_connections
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 + 4 * sum(door.kind != "off" for door in (settings.grpc, settings.grpc_data))
+    needed = 2 + 4 * sum(address.kind != "off" for address in (settings.grpc, settings.grpc_data))
     bearable = (descriptors - _OTHER_DESCRIPTORS) // needed
     return min(max(bearable, _FEWEST_CONNECTIONS), _MOST_CONNECTIONS)
 
@@ -275,5 +275,5 @@ def gathered_limit(settings: Settings) -> int:
     return min(settings.max_body_bytes, _GATHERED_BYTES)
 
 
-def host_port(door: Door) -> tuple[str, int]:
-    return door.host, door.port
+def host_port(address: Address) -> tuple[str, int]:
+    return address.host, address.port

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from adapter.settings import Door, Reserve, Settings, as_text
+from adapter.settings import Address, Reserve, Settings, as_text
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "triton-adapter"
 BEGIN, END = "<!-- values: written by scripts/gen_chart_readme.py -->", "<!-- end of values -->"
@@ -122,7 +122,7 @@ def _shape(annotation: Any) -> dict[str, Any]:
     simple = {bool: "boolean", float: "number", Path: "string", str: "string"}
     if annotation in simple:
         return {"type": simple[annotation]}
-    if annotation is Door:
+    if annotation is Address:
         return {"anyOf": [{"type": "string"}, {"const": False}]}
     if annotation in {int, Reserve}:  # a size, a count or a share
         return {"type": ["integer", "string"]}

@@ -341,7 +341,7 @@ def metric_rows() -> list[list[str]]:
     # prometheus_client tells the labels of a metric only by this attribute
     labels = {name: kept._labelnames for kept in counted for name in names_of(kept)}  # noqa: SLF001
     book = LedgerSnapshot({HOST: DeviceBook(0, 0, 0, 0, 0)}, models=0)
-    metrics.watch(
+    metrics.bind(
         State(
             abandoned=lambda: 0,
             models=lambda: dict.fromkeys(ModelState, 0),

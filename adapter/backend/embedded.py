@@ -114,8 +114,8 @@ class EmbeddedTriton:
             background.end(self._supervisor)
             await asyncio.wait([self._supervisor])
         if self._server is not None:
-            is_well = self.up is not None and await answers(self, _ANSWER_SECONDS)
-            await self._server.stop(seconds if is_well else 0)
+            is_ready = self.up is not None and await answers(self, _ANSWER_SECONDS)
+            await self._server.stop(seconds if is_ready else 0)
         self._ports.close()
         await REPOSITORY.run(self._folder.remove)
 

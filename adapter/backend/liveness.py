@@ -31,7 +31,7 @@ class Server(Protocol):
     async def restart(self, reason: str) -> None: ...
 
 
-class HangWatch:
+class HangDetector:
     """Ends a Triton that lives and answers nothing: nobody else would, as its process goes on.
 
     It hangs when probes in a row, over `seconds` in all, had no answer over HTTP nor gRPC, each
@@ -52,7 +52,7 @@ class HangWatch:
         self._silent = 0
         self._lateness = lateness or _lateness
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """One probe, and a pause for the rest of its time."""
         seconds = self._seconds / _IN_A_ROW
         run, before = self._server.up, self._answers()

@@ -10,7 +10,7 @@ class Outage:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def look(self, *, was_live: bool, is_live: bool) -> None:
+    def update(self, *, was_live: bool, is_live: bool) -> None:
         if was_live and not is_live:
             self._since = time.monotonic()
             log.warning("triton.unreachable")

@@ -37,7 +37,7 @@ class Output:
         self._pipe = pipe
         self._on_dropped = on_dropped
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._turn = threading.Lock()  # for _last
+        self._lock = threading.Lock()  # for _last
         self._is_usage = False
         self._is_closed = False
         self._room = float(_LINES_PER_SECOND)
@@ -61,7 +61,7 @@ class Output:
 
     def complaint(self) -> str:
         """The last thing said, which is the reason when it gave up, then the lines before."""
-        with self._turn:
+        with self._lock:
             said = list(self._last)
         return "\n".join([said[-1] if said else "it said nothing", *said[-_SHOWN_LINES:]])
 
@@ -129,7 +129,7 @@ class Output:
         if not line or (self._is_usage and _USAGE.match(line)):
             return False  # 400 lines of options follow or precede a complaint about one
         if line[0] not in "|+":  # the table of all options
-            with self._turn:
+            with self._lock:
                 self._last.append(line)
         return True
 

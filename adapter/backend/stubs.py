@@ -51,7 +51,7 @@ class ModelProcesses:
         self._keeper = keeper
         self._server = server
         self._repository = repository
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._known: dict[ProcessId, _Seen] = {}
         self._since: dict[str, int] = {}  # the models then, and when their first process began
 
@@ -73,7 +73,7 @@ class ModelProcesses:
         """Those of models that are being unloaded. What may be of another one that has stubs is
         left to that, for good.
         """
-        with self._turn:
+        with self._lock:
             found = self._look()
             others = _served(found) - {*models}
             mine = {p: s for p, s in found.items() if not s.models.isdisjoint(models)}
@@ -92,7 +92,7 @@ class ModelProcesses:
         )
 
     def _look(self) -> Mapping[ProcessId, "_Seen"]:
-        with self._turn:
+        with self._lock:
             inside, orphans = self._split(family(self._keeper))
             found: dict[int, _Seen] = {}
             for member in inside:

@@ -44,7 +44,7 @@ _SPANS = {
 _READY = frozenset({"READY"})
 _PRESENT = _READY | {"LOADING", "UNLOADING"}
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
-_WATCH_SECONDS = 0.5
+_PROBE_SECONDS = 0.5
 _LAST_SECONDS = 4.0  # for what is left to be done at the end
 _INDEX_ATTEMPTS = 8
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
@@ -53,7 +53,7 @@ _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 class TritonControl:
     """Every call has a time limit; every failure is one of our errors.
 
-    `live` is what the last look said; `watch` keeps it true to within a second. `answers` counts
+    `live` is what the last look said; `monitor` keeps it true to within a second. `answers` counts
     the looks that Triton answered, `lives` how often it came.
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
@@ -237,31 +237,31 @@ class TritonControl:
     async def wait_live(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not await self._look():
+        while not await self._probe():
             if loop.time() > deadline:
                 raise BackendUnavailable(
                     f"Triton was not live within {seconds:g} s", delivered=False
                 )
             await asyncio.sleep(0.1)
 
-    async def watch(self, on_back: Callable[[], Awaitable[None]]) -> NoReturn:
+    async def monitor(self, on_back: Callable[[], Awaitable[None]]) -> NoReturn:
         """For ever: keep `live` up to date; call `on_back`, until it succeeds, each time that
         Triton came back.
         """
         is_told, outage = self.live, Outage()
 
-        async def look() -> None:
+        async def tick() -> None:
             nonlocal is_told
             was = self.live
-            is_told = await self._look() and is_told
-            outage.look(was_live=was, is_live=self.live)
+            is_told = await self._probe() and is_told
+            outage.update(was_live=was, is_live=self.live)
             if self.live and not is_told:
                 await on_back()
                 is_told = True
 
-        await background.forever(look, seconds=_WATCH_SECONDS)
+        await background.forever(tick, seconds=_PROBE_SECONDS)
 
-    async def _look(self) -> bool:
+    async def _probe(self) -> bool:
         is_live = False
         with suppress(InferenceServerException):
             assert self._client is not None  # noqa: S101 - connect() comes first

@@ -15,7 +15,7 @@ from adapter.cli.commands import COMMANDS
 from adapter.errors import AdapterError, InvalidSettings
 
 if TYPE_CHECKING:
-    from adapter.settings import Door, Loaded
+    from adapter.settings import Address, Loaded
 
 _PROG = "triton-adapter"
 _PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
@@ -239,13 +239,15 @@ def _target(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     return str(args.url)
 
 
-def _ready_url(door: "Door") -> str:
-    if door.kind == "unix":
-        return str(door)
-    if door.kind == "off" or door.port == 0:
-        raise InvalidSettings([f"setting admin: {str(door)!r}: no door to ask; name one by --url"])
-    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(door.host, door.host)  # noqa: S104 - compared
-    return f"http://{replace(door, host=near)}/readyz"
+def _ready_url(address: "Address") -> str:
+    if address.kind == "unix":
+        return str(address)
+    if address.kind == "off" or address.port == 0:
+        raise InvalidSettings(
+            [f"setting admin: {str(address)!r}: no door to ask; name one by --url"]
+        )
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - compared
+    return f"http://{replace(address, host=near)}/readyz"
 
 
 def _check_config(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -18,7 +18,7 @@ class AdmissionQueue:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def slot(self) -> AsyncIterator[None]:
         held = False
         with self._metrics.waiting_load("memory"):
             with suppress(TimeoutError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from adapter.control.memory import Memory
 from adapter.control.ports import TimeLimits
 from adapter.core.doubt import Doubt
-from adapter.core.evidence import Seen, second_opinion, view_of, view_of_shm
+from adapter.core.evidence import MemorySample, corroborated, view_of, view_of_shm
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading
 from adapter.core.model import ModelId
@@ -60,7 +60,7 @@ class Diagnosis:
         samples = self._samples(since)
         is_of_shm = isinstance(error, ModelFailed) and error.of_shm
         view = view_of_shm(samples) if is_of_shm else view_of(samples, predicted=predicted)
-        judged = second_opinion(error, view, MemoryFigures())
+        judged = corroborated(error, view, MemoryFigures())
         if since is None and isinstance(judged, OutOfMemory) and judged is error:
             judged = self._believed(judged, model_id, reading)
         if isinstance(judged, CapacityError):
@@ -134,7 +134,7 @@ class Diagnosis:
             if device in booked.devices and device in books
         )
 
-    def _samples(self, since: float | None) -> list[Seen]:
+    def _samples(self, since: float | None) -> list[MemorySample]:
         """The last from before the call and all after it."""
         if since is None:
             first = time.monotonic() - _A_MOMENT_SECONDS

@@ -25,7 +25,7 @@ _RECONCILE_SECONDS_PER_MODEL = 0.001
 
 
 class Housekeeping:
-    """`turn` gives the lock of a model."""
+    """`lock_of` gives the lock of a model."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Housekeeping:
         packages: Packages,
         reconciler: Reconciler,
         *,
-        turn: Callable[[ModelId], asyncio.Lock],
+        lock_of: Callable[[ModelId], asyncio.Lock],
         store: SizeStore | None,
     ) -> None:
         self._registry = registry
@@ -43,7 +43,7 @@ class Housekeeping:
         self._memory = memory
         self._packages = packages
         self._reconciler = reconciler
-        self._turn = turn
+        self._lock_of = lock_of
         self._unnoted: set[ModelId] = set()
         self._store = store
         self._were_active: set[ModelId] = set()
@@ -53,11 +53,11 @@ class Housekeeping:
         """For ever. What fails here is no caller's fault, and is tried again."""
         await asyncio.sleep(_TICK_SECONDS)
         await background.forever(
-            self._look_at_memory,
+            self._poll_memory,
             self.save,
             self._reconciler.restart_if_stuck,
-            self._look_at_triton,
-            self._look_for_leftovers,
+            self._poll_triton,
+            self._poll_leftovers,
             seconds=_TICK_SECONDS,
             expected=AdapterError,  # the disk refuses, or Triton cannot be reached
         )
@@ -80,11 +80,11 @@ class Housekeeping:
         """In the model's own turn, or a model that is half gone could be noted as loaded. One that
         is busy has its note later.
         """
-        turn = self._turn(model_id)
-        if turn.locked():
+        lock = self._lock_of(model_id)
+        if lock.locked():
             return
         self._unnoted.discard(model_id)
-        async with turn:
+        async with lock:
             record = self._registry.get(model_id)
             if record is None or record.state is not ModelState.READY or not record.package_key:
                 return
@@ -95,7 +95,7 @@ class Housekeeping:
                 self._unnoted.add(model_id)
                 raise
 
-    async def _look_at_memory(self) -> None:
+    async def _poll_memory(self) -> None:
         now = time.monotonic()
         lag = self._memory.lag_seconds
         if self._memory.is_busy:
@@ -116,7 +116,7 @@ class Housekeeping:
                 record.ended_before = ended
         return active
 
-    async def _look_at_triton(self) -> None:
+    async def _poll_triton(self) -> None:
         now, models = time.monotonic(), len(self._registry)
         pause = max(_RECONCILE_SECONDS, models * _RECONCILE_SECONDS_PER_MODEL)
         if now - self._reconciled_at >= pause:
@@ -124,7 +124,7 @@ class Housekeeping:
             await self._reconciler.reconcile()
             await self._reconciler.free_stuck(restarted=False)
 
-    async def _look_for_leftovers(self) -> None:
+    async def _poll_leftovers(self) -> None:
         """Say so, though nothing is measured just now, and end what can be ended."""
         now = time.monotonic()
         if now - self._left_at >= _LEFTOVERS_SECONDS:

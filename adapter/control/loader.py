@@ -19,9 +19,9 @@ from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 # Denser at first: a process that dies of its first line lives for a few tenths of a second.
-_FIRST_LOOK_SECONDS, _FIRST_SECONDS = 0.1, 3.0
+_FIRST_POLL_SECONDS, _FIRST_SECONDS = 0.1, 3.0
 
 
 class Loader:
@@ -43,12 +43,10 @@ class Loader:
         self._diagnosis = diagnosis
         self._metrics = metrics
         self._limits = limits
-        self._guard = EvictionLoopBreaker()
+        self._breaker = EvictionLoopBreaker()
         self._undone: dict[ModelId, Left] = {}
 
-    async def bring_up(
-        self, record: ModelRecord, package: Package, estimate: Estimate
-    ) -> int | None:
+    async def load(self, record: ModelRecord, package: Package, estimate: Estimate) -> int | None:
         """Return when Triton serves every model of the package, and what it takes is measured as
         far as it can be by then; returns the process that serves them, None where it is not ours.
         A load that has taken more than there is is refused after all.
@@ -59,7 +57,7 @@ class Loader:
         ended, before = self._memory.ended_unloads, await self._memory.read()
         error = await self._try(record, estimate)
         if isinstance(error, OutOfMemory) and record.name not in self._unloader.stuck:
-            await self._unloader.bring_down(record)
+            await self._unloader.unload(record)
             if await self._diagnosis.came_back(before, ended):
                 self._metrics.load_retries.inc()
                 log.info("model.load_retried", extra={"model_id": record.id, "reason": str(error)})
@@ -72,10 +70,10 @@ class Loader:
             raise self._exceeded(record, refusal)
         record.instances = await self._instances(record)
         record.used_at = time.monotonic()
-        self._guard.succeeded(package.content_key)
+        self._breaker.succeeded(package.content_key)
         return process
 
-    async def let_go(self, record: ModelRecord) -> None:
+    async def load_undone(self, record: ModelRecord) -> None:
         """The load is undone in Triton. What it took beyond the limit is waited for."""
         undone = self._undone.pop(record.id, None)
         await self._memory.not_loaded(record.id)
@@ -101,7 +99,7 @@ class Loader:
         begun = time.monotonic()
         try:
             for name in record.placement.load:
-                await self._load(record, name)
+                await self._load_one(record, name)
         except (InsufficientMemory, ModelTooLarge) as refusal:
             return refusal
         except AdapterError as error:
@@ -121,7 +119,7 @@ class Loader:
             return LoadFailed(found, model_id=error.model_id)
         if not isinstance(error, OutOfMemory):
             return error
-        hopeless = self._guard.out_of_memory(
+        hopeless = self._breaker.out_of_memory(
             package.content_key,
             alone=self._memory.ledger.snapshot().models <= 1,
             requested_bytes=error.figures.needed_bytes,
@@ -138,19 +136,19 @@ class Loader:
             was_tried=True,
         )
 
-    async def _load(self, record: ModelRecord, name: TritonName) -> None:
+    async def _load_one(self, record: ModelRecord, name: TritonName) -> None:
         """One model. Triton never answers when its python process was killed at the wrong moment
         (docs/design/triton.md): that is seen here, and the load is given up.
         """
         load = asyncio.ensure_future(self._triton.load(name, record.id))
-        watch = _StubMonitor({name, *record.placement.along}, self._limits)
+        monitor = _StubMonitor({name, *record.placement.along}, self._limits)
         begun, refusal = time.monotonic(), None
         try:
             while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
                 if self._server is None:
                     continue
                 refusal = refusal or await self._end_overrun(record, self._server)
-                if (lost := await self._look(watch)) is None:
+                if (lost := await self._lost_stub(monitor)) is None:
                     continue
                 self._unloader.give_up(record)
                 raise refusal or LoadFailed(
@@ -179,18 +177,18 @@ class Loader:
             await PROCESSES.run(server.end_stubs, name)
         return self._exceeded(record, refusal)
 
-    async def _look(self, watch: "_StubMonitor") -> str | None:
+    async def _lost_stub(self, monitor: "_StubMonitor") -> str | None:
         server = self._server
         assert server is not None  # noqa: S101 - asked only where there is one
         lives = await PROCESSES.run(
-            lambda: {name: server.has_live_stub(TritonName(name)) for name in watch.names}
+            lambda: {name: server.has_live_stub(TritonName(name)) for name in monitor.names}
         )
-        return watch.lost(lives, time.monotonic(), may_queue=self._memory.loads > 1)
+        return monitor.lost(lives, time.monotonic(), may_queue=self._memory.loads > 1)
 
 
 def _pause(begun: float) -> float:
     is_first = time.monotonic() - begun < _FIRST_SECONDS
-    return _FIRST_LOOK_SECONDS if is_first else _LOOK_SECONDS
+    return _FIRST_POLL_SECONDS if is_first else _POLL_SECONDS
 
 
 class _StubMonitor:
@@ -214,7 +212,7 @@ class _StubMonitor:
             seen = name in self._seen
             if alive is not False or (may_queue and not seen):
                 self._lived[name] = now
-            patience = self._limits.stub_gone if seen else self._limits.stub_unseen
-            if now - self._lived.setdefault(name, now) > patience:
+            grace_seconds = self._limits.stub_gone if seen else self._limits.stub_unseen
+            if now - self._lived.setdefault(name, now) > grace_seconds:
                 return name
         return None

@@ -25,7 +25,7 @@ from adapter.core.sizing import Basis, Estimate, Sizes
 from adapter.telemetry.metrics import Metrics
 
 # How often a load that waits looks again when nobody tells it of a change.
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _EARLY_SECONDS = 0.1  # by so much an event loop's timers may be early
 _KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
@@ -51,12 +51,12 @@ class Memory:
         self.ledger = ledger
         self.sizes = sizes
         self.learning = Learning(ledger, sizes, metrics)
-        self._gauge = MemorySensor(reader, ledger, is_shared)
-        self.samples = self._gauge.samples
+        self._sensor = MemorySensor(reader, ledger, is_shared)
+        self.samples = self._sensor.samples
         self.ended_unloads = 0
         self.unloads: set[ModelId] = set()
         self._limits = limits
-        self._gate = AdmissionQueue(limits.alone, metrics)
+        self._queue = AdmissionQueue(limits.alone, metrics)
         self._changed = asyncio.Event()
         self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
         self._supposed: set[ModelId] = set()  # of no known size, and not measured: need not be seen
@@ -69,18 +69,18 @@ class Memory:
         self._later: set[asyncio.Task[None]] = set()
 
     async def read(self) -> MemoryReading | None:
-        reading = await self._gauge.read()
+        reading = await self._sensor.read()
         if reading is not None and reading.of_models is not None and self.accounts.are_apart:
             self.ledger.settle_baseline(reading.shared)
         return reading
 
     @property
     def last(self) -> MemoryReading | None:
-        return self._gauge.last
+        return self._sensor.last
 
     @property
     def lag_seconds(self) -> float:
-        return self._gauge.lag_seconds
+        return self._sensor.lag_seconds
 
     @property
     def is_busy(self) -> bool:
@@ -103,7 +103,7 @@ class Memory:
         back; each for a bounded time.
         """
         begun, short_since = time.monotonic(), 0.0
-        async with self._gate.turn():
+        async with self._queue.slot():
             while True:
                 reading = await self.read()
                 now = time.monotonic()
@@ -111,7 +111,7 @@ class Memory:
                 outlook = self._outlook(
                     package.content_key,
                     reading,
-                    is_patient=now - begun < self._limits.alone,
+                    waits_for_others=now - begun < self._limits.alone,
                     may_wait=not short_since or now - short_since < self._limits.recovery,
                 )
                 if decide(model_id, estimate, outlook) is Answer.ADMIT:
@@ -133,9 +133,9 @@ class Memory:
         """
         estimate, since = self._loads[model_id], self._since.pop(model_id)
         held = self.ledger.settle(model_id, None)
-        self._gauge.changed()
+        self._sensor.changed()
         if estimate.basis in _KNOWN:
-            self._gauge.must_show(held, since)
+            self._sensor.must_show(held, since)
         else:
             self._supposed.add(model_id)
         key = self.accounts.key_of(model_id)
@@ -155,7 +155,7 @@ class Memory:
     async def not_loaded(self, model_id: ModelId) -> None:
         """The load is undone. What it left behind, if anything, nobody can tell."""
         self.accounts.disturbed()
-        self._gauge.changed()
+        self._sensor.changed()
         try:
             await self._catch_up(model_id)
         finally:
@@ -190,10 +190,10 @@ class Memory:
         """Triton has let go; returns what was held."""
         held = self.ledger.of(model_id)
         self.accounts.released(model_id, held)
-        self._gauge.changed()
+        self._sensor.changed()
         since = self._since.get(model_id)  # None when it has vanished, at some time
         if since is not None and model_id not in self._supposed:
-            self._gauge.must_show(held, since)
+            self._sensor.must_show(held, since)
         self._forget(model_id)
         self._changed.set()
         return held
@@ -204,7 +204,7 @@ class Memory:
         """Now and then. `active`: models with requests since the last time."""
         begun, reading = self._begun, await self.read() if self.is_busy or active else None
         if reading is not None and begun == self._begun:
-            settled = None if self.is_busy else self._gauge.settled(reading)
+            settled = None if self.is_busy else self._sensor.settled(reading)
             baseline = self.ledger.snapshot().baseline
             for measured in self.accounts.tick(reading, settled, active, baseline):
                 self._learn(measured)
@@ -216,7 +216,7 @@ class Memory:
 
     async def rebase(self) -> None:
         """What is used beyond what is held is Triton's own."""
-        self.ledger.rebase(self._gauge.settled(await self.read()))
+        self.ledger.rebase(self._sensor.settled(await self.read()))
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Memory:
         moment, all is measured from here, or nothing where the reading does not show that moment.
         """
         if not self._loads and len(self.unloads) == unloads:
-            settled = self._gauge.settled(reading)
+            settled = self._sensor.settled(reading)
             if self.ledger.snapshot().models == 0:
                 self.ledger.rebase(settled and settled.shared)
             served, in_flight = self._requests()
@@ -234,10 +234,10 @@ class Memory:
         self._begun += 1
 
     def _outlook(
-        self, key: str, reading: MemoryReading | None, *, is_patient: bool, may_wait: bool
+        self, key: str, reading: MemoryReading | None, *, waits_for_others: bool, may_wait: bool
     ) -> Outlook:
-        """`is_patient` no longer: the loads of others are not waited for."""
-        loads = [e.basis for e in self._loads.values()] if is_patient else []
+        """`waits_for_others` no longer: the loads of others are not waited for."""
+        loads = [e.basis for e in self._loads.values()] if waits_for_others else []
         book = self.ledger.snapshot()
         return Outlook(
             book=book,
@@ -245,7 +245,7 @@ class Memory:
             loads=len(loads),
             unknown_loads=sum(basis not in _KNOWN for basis in loads),
             unloads=len(self.unloads),
-            is_settling=self._gauge.is_settling(reading),
+            is_settling=self._sensor.is_settling(reading),
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,
             may_be_wrong=self.limit.may_try(key),
@@ -255,7 +255,7 @@ class Memory:
     async def _wait_for_change(self) -> None:
         self._changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)
+            await asyncio.wait_for(self._changed.wait(), _POLL_SECONDS)
 
     async def _measure(self, model_id: ModelId, estimate: Estimate, lag_seconds: float) -> None:
         if lag_seconds:
@@ -281,8 +281,8 @@ class Memory:
         if begun == self._begun:
             self._is_behind = False
             served, _ = self._requests()
-            for measured in self.accounts.close(self._gauge.settled(reading), served):
-                if not self._gauge.missed(measured.bytes, self.ledger.of(measured.model_id)):
+            for measured in self.accounts.close(self._sensor.settled(reading), served):
+                if not self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
                     self._learn(measured)
 
     def _learn(self, measured: Measured) -> None:

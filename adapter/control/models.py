@@ -74,15 +74,15 @@ class ModelControl:
         self._limits = limits
         self.operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
         self._unloader = Unloader(triton, server, limits, left, metrics)
-        self._loader = self._make_bringup(triton, server, metrics)
+        self._loader = self._make_loader(triton, server, metrics)
         self.presence = Presence(triton, server, loads_again=loads_again)
         self._reconciler = self._make_reconciler(triton, server, load_threads)
         self.leases = Leases(max_abandoned, self._reconciler.call_failed)
         looks = (registry, self.memory, left, packages, self._reconciler)
-        self._watch = Housekeeping(*looks, turn=self.operations.turn, store=store)
+        self._housekeeping = Housekeeping(*looks, lock_of=self.operations.lock, store=store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
 
-    def _make_bringup(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
+    def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
         return Loader(
             triton=triton,
             server=server,
@@ -103,7 +103,7 @@ class ModelControl:
             server=server,
             packages=self._packages,
             unloader=self._unloader,
-            turn=self.operations.turn,
+            lock_of=self.operations.lock,
             begin_load=self._begin_load,
             start=self.operations.start,
             presence=self.presence,
@@ -126,8 +126,8 @@ class ModelControl:
             await asyncio.wait({task}, timeout=wait_seconds)
         return self.lease(model_id)
 
-    async def load(self, model_id: ModelId, source: ModelSource, **seen: str) -> ModelRecord:
-        """Bring the model up. `seen` goes into the log line: request ids and the like.
+    async def load(self, model_id: ModelId, source: ModelSource, **log_fields: str) -> ModelRecord:
+        """Bring the model up. `log_fields` goes into the log line: request ids and the like.
 
         Raises AlreadyLoaded at once, also while the same load is still going on.
         """
@@ -137,7 +137,7 @@ class ModelControl:
             doing = "being loaded" if model_id in self._loading else "loaded already"
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         self.operations.refuse_when_full(model_id)
-        return await self._outcome(model_id, self._begin_load(model_id, source, **seen))
+        return await self._outcome(model_id, self._begin_load(model_id, source, **log_fields))
 
     async def loaded(self, model_id: ModelId) -> ModelRecord:
         """What has become of the last load: where one is under way, its outcome."""
@@ -155,12 +155,12 @@ class ModelControl:
             )
         return task.result()
 
-    async def unload(self, model_id: ModelId, **seen: str) -> None:
+    async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Take the model down; return when Triton no longer has it and its memory is back."""
         self._refuse_unless_open()
         if model_id not in self.registry and model_id not in self._loading:
             raise not_loaded(model_id)
-        work = self.operations.logged("unload", model_id, self._unload(model_id), seen)
+        work = self.operations.logged("unload", model_id, self._unload(model_id), log_fields)
         task = self.operations.start("unload", model_id, work)
         done, _ = await asyncio.wait({task}, timeout=self._limits.unload + 1)
         if not done:
@@ -179,8 +179,8 @@ class ModelControl:
         await self._reconciler.take_stock()
         self.is_open = True
 
-    async def watch(self) -> NoReturn:
-        await self._watch.run()
+    async def run_housekeeping(self) -> NoReturn:
+        await self._housekeeping.run()
 
     async def triton_restarted(self) -> None:
         """Triton is back, with nothing in it."""
@@ -199,19 +199,19 @@ class ModelControl:
         self.close()
         await self.operations.drain(seconds)
         with suppress(AdapterError):  # the disk refuses; no reason to stop badly
-            await self._watch.save()
+            await self._housekeeping.save()
 
     async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
         """What to tell the caller of an inference that failed so."""
-        await self._reconciler.look_at(error, model_id)
+        await self._reconciler.confirm_death(error, model_id)
         return await self.diagnosis.judged(error, model_id)
 
     # -- operations -------------------------------------------------------------------------
 
     def _begin_load(
-        self, model_id: ModelId, source: ModelSource, **seen: str
+        self, model_id: ModelId, source: ModelSource, **log_fields: str
     ) -> asyncio.Task[ModelRecord]:
-        work = self.operations.logged("load", model_id, self._load(model_id, source), seen)
+        work = self.operations.logged("load", model_id, self._load(model_id, source), log_fields)
         self._loading[model_id] = task = self.operations.start("load", model_id, work)
         task.add_done_callback(partial(self._load_ended, model_id))
         return task
@@ -221,10 +221,10 @@ class ModelControl:
             del self._loading[model_id]
 
     async def _load(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
-        async with self.operations.turn(model_id), AsyncExitStack() as undo:
+        async with self.operations.lock(model_id), AsyncExitStack() as undo:
             known = self.registry.get(model_id)
             if known is not None and known.state is ModelState.DEAD:
-                await self._take_down(model_id)
+                await self._unload_model(model_id)
             record = self.registry.begin_load(model_id, self._unloader.free_name(model_id), source)
             undo.callback(self.registry.abort_load, record)
             # pushed before each act: one that failed or was given up may still have done its work
@@ -238,11 +238,11 @@ class ModelControl:
             self.memory.sizes.known_at(source.url, package)
             self.memory.sizes.known_as(model_id, package)
             estimate = await self.memory.admit(model_id, package)
-            undo.push_async_callback(self._loader.let_go, record)
+            undo.push_async_callback(self._loader.load_undone, record)
             record.placement = await self._packages.place(record.name, model_id, package)
             self.memory.accounts.placed(model_id, record.placement.names)
-            undo.push_async_callback(self._undo, record, lambda: self._unloader.bring_down(record))
-            process = await self._loader.bring_up(record, package, estimate)
+            undo.push_async_callback(self._undo, record, lambda: self._unloader.unload(record))
+            process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
             self.presence.refuse_ended(process, model_id)  # or nobody would notice: see reconcile
@@ -252,10 +252,10 @@ class ModelControl:
             return record
 
     async def _unload(self, model_id: ModelId) -> None:
-        async with self.operations.turn(model_id):
-            await self._take_down(model_id)
+        async with self.operations.lock(model_id):
+            await self._unload_model(model_id)
 
-    async def _take_down(self, model_id: ModelId) -> None:
+    async def _unload_model(self, model_id: ModelId) -> None:
         known = self.registry.get(model_id)
         is_dead = known is not None and known.state is ModelState.DEAD
         record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
@@ -264,7 +264,7 @@ class ModelControl:
                 if not await self.leases.drained(record, self._limits.unload / 2):
                     log.warning("model.drain_timed_out", extra={"model_id": record.id})
                 before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
-                await self._unloader.bring_down(record, is_dead=is_dead, to_the_end=True)
+                await self._unloader.unload(record, is_dead=is_dead, to_the_end=True)
             except BaseException:
                 self.registry.unload_failed(record)
                 if is_dead:

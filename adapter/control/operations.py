@@ -30,11 +30,11 @@ class Operations:
         self._metrics = metrics
         self._size_of = size_of
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._turns: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
 
-    def turn(self, model_id: ModelId) -> asyncio.Lock:
+    def lock(self, model_id: ModelId) -> asyncio.Lock:
         """The FIFO lock of this model; it is forgotten when nobody holds or awaits it."""
-        return self._turns.setdefault(model_id, asyncio.Lock())
+        return self._locks.setdefault(model_id, asyncio.Lock())
 
     def refuse_when_full(self, model_id: ModelId) -> None:
         """Overloaded: loads outlive their callers, so that no bound on those bounds them."""
@@ -65,12 +65,16 @@ class Operations:
             await asyncio.wait(self._tasks, timeout=seconds)
 
     async def logged(
-        self, operation: str, model_id: ModelId, work: Coroutine[Any, Any, T], seen: dict[str, str]
+        self,
+        operation: str,
+        model_id: ModelId,
+        work: Coroutine[Any, Any, T],
+        log_fields: dict[str, str],
     ) -> T:
         """Do `work`, and leave its one log line and its counts behind."""
         begun = time.monotonic()
         outcome, level, event = "ok", logging.INFO, f"model.{operation}ed"
-        fields: dict[str, Any] = dict(seen)
+        fields: dict[str, Any] = dict(log_fields)
         try:
             with self._metrics.operations_in_flight.labels(operation).track_inprogress():
                 return await work

@@ -8,7 +8,7 @@ from adapter.control.ports import Server, Triton
 from adapter.core.model import ModelId
 from adapter.errors import BackendUnavailable, ModelNotFound
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # From the first closed connection of a process to its end: it has gigabytes of a GPU to give back.
 _END_SECONDS = 5.0
 
@@ -84,7 +84,7 @@ class Presence:
                 return True
             if time.monotonic() > deadline:
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         return False
 
     async def wait_here(self, deadline: float) -> None:
@@ -92,7 +92,7 @@ class Presence:
         while not self.is_here:
             if time.monotonic() > deadline:
                 raise BackendUnavailable("Triton did not come back in time", delivered=False)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def lost(model_id: ModelId) -> ModelNotFound:

@@ -22,7 +22,7 @@ _SETTLED = (ModelState.READY, ModelState.DEAD)
 
 
 class Reconciler:
-    """`load_threads`: so many loads Triton works on at a time. `turn` gives the lock of a model,
+    """`load_threads`: so many loads Triton works on at a time. `lock_of` gives the lock of a model,
     `begin_load` does not wait for the load, `start` not for the work.
     """
 
@@ -35,7 +35,7 @@ class Reconciler:
         server: Server | None,
         packages: Packages,
         unloader: Unloader,
-        turn: Callable[[ModelId], asyncio.Lock],
+        lock_of: Callable[[ModelId], asyncio.Lock],
         begin_load: Callable[[ModelId, ModelSource], object],
         start: Callable[[str, ModelId | None, Coroutine[Any, Any, None]], asyncio.Task[None]],
         presence: Presence,
@@ -47,7 +47,7 @@ class Reconciler:
         self._server = server
         self._packages = packages
         self._unloader = unloader
-        self._turn = turn
+        self._lock_of = lock_of
         self._begin_load = begin_load
         self._start = start
         self._presence = presence
@@ -67,15 +67,15 @@ class Reconciler:
             if model.is_loaded and ready.issuperset(model.placement.names):
                 self._adopt(model)
             else:
-                await self._take_down(model)
+                await self._unload_staged(model)
         await self._memory.rebase()
         self._presence.confirm(life)
 
-    async def _take_down(self, model: StagedModel) -> None:
+    async def _unload_staged(self, model: StagedModel) -> None:
         record = ModelRecord(model.model_id, model.name, ModelSource(""))
         record.placement = model.placement
         try:
-            await self._unloader.bring_down(record)
+            await self._unloader.unload(record)
         except BackendTimeout as error:  # Triton is stuck with it; all else works
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
         else:
@@ -109,7 +109,7 @@ class Reconciler:
         if lost:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in lost]})
         for record in lost:
-            async with self._turn(record.id):
+            async with self._lock_of(record.id):
                 if record.id not in self._registry:
                     await self._clear_away(record)
             if record in again:
@@ -127,15 +127,15 @@ class Reconciler:
         if is_back_soon or model_id in self._returning:
             raise ModelNotReady(f"model {model_id!r} is being loaded again", model_id=model_id)
 
-    async def look_at(self, error: AdapterError, model_id: ModelId) -> None:
+    async def confirm_death(self, error: AdapterError, model_id: ModelId) -> None:
         """Before an inference is answered that failed so: a death that its text tells of is looked
         for, so that whoever asks again is told of it.
         """
         record = self._registry.get(model_id)
         if isinstance(error, StubDied) and record is not None:
             self._suspect(record)
-            if (look := self._suspects.get(record)) is not None:
-                await asyncio.shield(look)
+            if (check := self._suspects.get(record)) is not None:
+                await asyncio.shield(check)
 
     def call_failed(self, record: ModelRecord, error: BaseException) -> BaseException:
         """An inference did. Returns what its caller is to be told."""
@@ -158,10 +158,10 @@ class Reconciler:
         if self._server is None:
             self._registry.died(record)
         elif record not in self._suspects and record.state is ModelState.READY:
-            look = self._look_for_death(record, self._server)
-            self._suspects[record] = self._start("look for death", record.id, look)
+            check = self._check_processes(record, self._server)
+            self._suspects[record] = self._start("look for death", record.id, check)
 
-    async def _look_for_death(self, record: ModelRecord, server: Server) -> None:
+    async def _check_processes(self, record: ModelRecord, server: Server) -> None:
         try:
             if await PROCESSES.run(_has_lost_a_process, record, server):
                 self._registry.died(record)
@@ -194,10 +194,10 @@ class Reconciler:
         present = set() if restarted else await self._triton.present()
         ready = set() if restarted else await self._triton.ready()
         for record in [*self._unloader.stuck.values()]:
-            names, turn = set(record.placement.names), self._turn(record.id)
-            if names & (present - ready) or turn.locked():  # by a load under another name
+            names, lock = set(record.placement.names), self._lock_of(record.id)
+            if names & (present - ready) or lock.locked():  # by a load under another name
                 continue
-            async with turn:  # no load may take the name before its folder is cleared
+            async with lock:  # no load may take the name before its folder is cleared
                 if self._unloader.stuck.get(record.name) is not record:
                     continue  # another look has
                 del self._unloader.stuck[record.name]
@@ -207,7 +207,7 @@ class Reconciler:
         """The entry is gone from Triton; its helpers need not be."""
         try:
             if also_the_entry or len(record.placement.names) > 1:
-                await self._unloader.bring_down(record)
+                await self._unloader.unload(record)
             await self._packages.remove(record.name)
         except AdapterError as error:
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})

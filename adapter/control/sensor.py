@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from adapter.control.ports import MemoryReader
-from adapter.core.evidence import Seen, seen
+from adapter.core.evidence import MemorySample, sample_of
 from adapter.core.ledger import Ledger
 from adapter.core.memory import Bytes, MemoryReading, total
 
@@ -23,19 +23,19 @@ class MemorySensor:
     def __init__(
         self, reader: MemoryReader, ledger: Ledger, is_shared: Callable[[], Awaitable[bool]]
     ) -> None:
-        self.samples: deque[tuple[float, Seen]] = deque(maxlen=_SAMPLES)
+        self.samples: deque[tuple[float, MemorySample]] = deque(maxlen=_SAMPLES)
         self._reader = reader
         self._ledger = ledger
         self._changed_at = -math.inf
-        self._look_around = is_shared
+        self._ask_shared = is_shared
         self._is_shared = False
 
     async def read(self) -> MemoryReading | None:
-        self._is_shared = await self._look_around()  # first: it may end before the reading
+        self._is_shared = await self._ask_shared()  # first: it may end before the reading
         reading = await self._reader.read()
         self._ledger.open(reading)
         if reading is not None:
-            self.samples.append((time.monotonic(), seen(self._ledger.snapshot(), reading)))
+            self.samples.append((time.monotonic(), sample_of(self._ledger.snapshot(), reading)))
         return reading
 
     @property

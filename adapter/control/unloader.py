@@ -57,7 +57,7 @@ class Unloader:
             name = replacement_name(model_id, number)
         return name
 
-    async def bring_down(
+    async def unload(
         self,
         record: ModelRecord,
         *,
@@ -99,8 +99,8 @@ class Unloader:
         # also when it seems dead: its process may have ended in the ordinary way just now; and what
         # computes even now had its time before
         is_hopeless = is_dead or record.in_flight > 0
-        patience = _NORMAL_SECONDS if is_hopeless else self._limits.stall
-        left = await self._triton.wait_gone(left, patience)
+        grace_seconds = _NORMAL_SECONDS if is_hopeless else self._limits.stall
+        left = await self._triton.wait_gone(left, grace_seconds)
         if not left:
             return False
         log.warning("model.unload_stalled", extra={"model_id": record.id, "names": left})

@@ -28,7 +28,7 @@ class EvictionLoopBreaker:
 
     `budget` is how many times in a row a model may run out of memory with nothing else resident
     before that is the model's own fault. It is tried each time all the same, so an answer of the
-    guard heals by itself. 10,000 keys are kept; the one that failed longest ago is forgotten.
+    breaker heals by itself. 10,000 keys are kept; the one that failed longest ago is forgotten.
     """
 
     def __init__(self, budget: int = 3) -> None:
@@ -36,7 +36,7 @@ class EvictionLoopBreaker:
         self._failures: dict[str, _Failures] = {}
 
     def __repr__(self) -> str:
-        return f"<LoopGuard [{len(self._failures)} keys]>"
+        return f"<EvictionLoopBreaker [{len(self._failures)} keys]>"
 
     def out_of_memory(
         self, key: str, *, alone: bool, requested_bytes: int | None, limit_bytes: int | None

@@ -25,7 +25,7 @@ class Doubt:
     """By key, one for each package."""
 
     def __init__(self) -> None:
-        self._guard = EvictionLoopBreaker()
+        self._breaker = EvictionLoopBreaker()
         self._failed: dict[str, None] = {}
 
     def judged(
@@ -45,7 +45,7 @@ class Doubt:
         self._failed[key] = None
         if len(self._failed) > _MAX_KEYS:
             del self._failed[next(iter(self._failed))]
-        hopeless = self._guard.out_of_memory(
+        hopeless = self._breaker.out_of_memory(
             key, alone=is_alone, requested_bytes=None, limit_bytes=None
         )
         if is_first:

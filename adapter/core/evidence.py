@@ -24,7 +24,7 @@ class View(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSeen:
+class DeviceSample:
     """`free_bytes` is observed, limit less used; what the ledger has promised is not in it."""
 
     free_bytes: int
@@ -37,10 +37,10 @@ class DeviceSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MemorySample:
     """One observation. The last two as in MemoryReading."""
 
-    devices: Mapping[Device, DeviceSeen]
+    devices: Mapping[Device, DeviceSample]
     shm_free_bytes: int | None = None
     oom_kills: int | None = None
 
@@ -57,20 +57,20 @@ class Seen:
         return self.is_shm_low or any(device.is_low for device in self.devices.values())
 
 
-def seen(book: LedgerSnapshot, reading: MemoryReading) -> Seen:
+def sample_of(book: LedgerSnapshot, reading: MemoryReading) -> MemorySample:
     devices = {}
     for device, figures in reading.devices.items():
         booked = book.devices.get(device)
         limit = booked.limit_bytes if booked else figures.limit_bytes
-        devices[device] = DeviceSeen(
+        devices[device] = DeviceSample(
             free_bytes=limit - figures.used_bytes,
             limit_bytes=limit,
             headroom_bytes=booked.headroom_bytes if booked else 0,
         )
-    return Seen(devices, reading.shm_free_bytes, reading.oom_kills)
+    return MemorySample(devices, reading.shm_free_bytes, reading.oom_kills)
 
 
-def view_of(samples: Sequence[Seen], *, predicted: Bytes) -> View:
+def view_of(samples: Sequence[MemorySample], *, predicted: Bytes) -> View:
     """`samples` are from shortly before the failing call until just after it, in order.
 
     `predicted` is what the call was expected to take on top of the first sample.
@@ -85,14 +85,14 @@ def view_of(samples: Sequence[Seen], *, predicted: Bytes) -> View:
     return View.LOW if low else View.OK
 
 
-def view_of_shm(samples: Sequence[Seen]) -> View:
+def view_of_shm(samples: Sequence[MemorySample]) -> View:
     """The same of /dev/shm alone."""
     if all(sample.shm_free_bytes is None for sample in samples):
         return View.UNKNOWN
     return View.LOW if any(sample.is_shm_low for sample in samples) else View.OK
 
 
-def second_opinion(error: AdapterError, view: View, figures: MemoryFigures) -> AdapterError:
+def corroborated(error: AdapterError, view: View, figures: MemoryFigures) -> AdapterError:
     """OutOfMemory for a failure that is suspected of it while memory was short; else `error`."""
     if view is not View.LOW or not isinstance(error, ModelFailed) or error.suspected is None:
         return error
@@ -107,13 +107,13 @@ def second_opinion(error: AdapterError, view: View, figures: MemoryFigures) -> A
     return found
 
 
-def _lacks(sample: Seen, predicted: Bytes) -> bool:
+def _lacks(sample: MemorySample, predicted: Bytes) -> bool:
     return any(
         device in sample.devices and sample.devices[device].free_bytes < needed
         for device, needed in predicted.items()
     )
 
 
-def _processes_were_killed(samples: Sequence[Seen]) -> bool:
+def _processes_were_killed(samples: Sequence[MemorySample]) -> bool:
     counts = [sample.oom_kills for sample in samples if sample.oom_kills is not None]
     return bool(counts) and counts[-1] > counts[0]

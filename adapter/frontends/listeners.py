@@ -1,4 +1,4 @@
-"""The doors that are open: servers of both protocols, each at its address."""
+"""Opens and closes the listeners of both protocols, each at its address."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from adapter.frontends.http.server import HttpListener
 from adapter.runtime.threads import REPOSITORY
-from adapter.settings import Door, flag_of, variable_of
+from adapter.settings import Address, flag_of, variable_of
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +33,15 @@ _GRPC_OPTIONS = (
 _FOLDERS, _SOCKET = "triton-adapter-lane-", "s"
 
 
-class Lane(Protocol):
+class Listener(Protocol):
     async def listen(self, host: str | None, port: int, path: str | None) -> int: ...
     async def close(self, grace_seconds: float) -> None: ...
 
 
-class Doors:
-    """`addresses`: where each open door really is, port 0 resolved.
+class Listeners:
+    """`addresses`: where each open listener really is, port 0 resolved.
 
-    `grace_seconds`: how long requests in flight may go on when the doors close.
+    `grace_seconds`: how long requests in flight may go on when the listeners close.
     """
 
     def __init__(
@@ -53,54 +53,58 @@ class Doors:
         self.addresses: dict[str, str] = {}
         self._max_message_bytes = max_message_bytes
         self._interceptors = interceptors
-        self._patience = grace_seconds
+        self._grace_seconds = grace_seconds
         self._probes: list[web.AppRunner] = []
         self._http: list[HttpListener] = []
-        self._lanes: list[Lane] = []
-        self._beside: list[grpc.aio.Server] = []  # each serves a lane
+        self._grpc: list[Listener] = []
+        self._fallbacks: list[grpc.aio.Server] = []  # each behind a listener
         self._folders: list[tempfile.TemporaryDirectory[str]] = []
 
-    async def open_probes(self, name: str, door: Door, application: web.Application) -> None:
-        if door.kind == "off":
+    async def open_probes(self, name: str, address: Address, application: web.Application) -> None:
+        if address.kind == "off":
             return
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._patience)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._grace_seconds)
         await runner.setup()
         self._probes.append(runner)
-        with _naming(name, door):
-            if door.kind == "unix":
-                await web.UnixSite(runner, door.path).start()
+        with _naming(name, address):
+            if address.kind == "unix":
+                await web.UnixSite(runner, address.path).start()
             else:
-                await web.TCPSite(runner, door.host, door.port).start()
-        self._opened(name, door, 0 if door.kind == "unix" else runner.addresses[0][1])
+                await web.TCPSite(runner, address.host, address.port).start()
+        self._opened(name, address, 0 if address.kind == "unix" else runner.addresses[0][1])
 
-    async def open_http(self, name: str, door: Door, listener: HttpListener) -> None:
-        if door.kind == "off":
+    async def open_http(self, name: str, address: Address, listener: HttpListener) -> None:
+        if address.kind == "off":
             return
-        with _naming(name, door):
-            port = await listener.open(door)
+        with _naming(name, address):
+            port = await listener.open(address)
         self._http.append(listener)
-        self._opened(name, door, port)
+        self._opened(name, address, port)
 
     async def open_grpc(
-        self, name: str, door: Door, services: Iterable[GrpcService], make: Callable[[str], Lane]
+        self,
+        name: str,
+        address: Address,
+        services: Iterable[GrpcService],
+        make: Callable[[str], Listener],
     ) -> None:
         """`make` gets the address of a server of our own, for what does not go straight."""
-        if door.kind == "off":
+        if address.kind == "off":
             return
         await REPOSITORY.run(_sweep)
         folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
         self._folders.append(folder)
         inner = self._make_server(services)
-        address = f"unix:{folder.name}/{_SOCKET}"
-        inner.add_insecure_port(address)
+        inner_address = f"unix:{folder.name}/{_SOCKET}"
+        inner.add_insecure_port(inner_address)
         await inner.start()
-        self._beside.append(inner)
-        lane = make(address)
-        with _naming(name, door):
-            path = door.path if door.kind == "unix" else None
-            port = await lane.listen(door.host, door.port, path)
-        self._lanes.append(lane)
-        self._opened(name, door, port)
+        self._fallbacks.append(inner)
+        listener = make(inner_address)
+        with _naming(name, address):
+            path = address.path if address.kind == "unix" else None
+            port = await listener.listen(address.host, address.port, path)
+        self._grpc.append(listener)
+        self._opened(name, address, port)
 
     def _make_server(self, services: Iterable[GrpcService]) -> grpc.aio.Server:
         limits = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
@@ -113,10 +117,10 @@ class Doors:
     async def close(self) -> None:
         """Take nothing new but probes; what is in flight has its time to end."""
         await asyncio.gather(
-            *(lane.close(self._patience) for lane in self._http),
-            *(lane.close(self._patience) for lane in self._lanes),
+            *(listener.close(self._grace_seconds) for listener in self._http),
+            *(listener.close(self._grace_seconds) for listener in self._grpc),
         )
-        for server in self._beside:  # what its lane had has ended
+        for server in self._fallbacks:  # its listener's requests have ended
             await server.stop(None)
         for folder in self._folders:
             folder.cleanup()
@@ -124,20 +128,20 @@ class Doors:
     async def close_probes(self) -> None:
         await asyncio.gather(*(runner.cleanup() for runner in self._probes))
 
-    def _opened(self, name: str, door: Door, port: int) -> None:
-        address = str(Door("tcp", door.host, port) if door.kind == "tcp" else door)
-        self.addresses[name] = address
-        log.info("adapter.listening", extra={"door": name, "address": address})
+    def _opened(self, name: str, address: Address, port: int) -> None:
+        real = str(Address("tcp", address.host, port) if address.kind == "tcp" else address)
+        self.addresses[name] = real
+        log.info("adapter.listening", extra={"door": name, "address": real})
 
 
 @contextmanager
-def _naming(name: str, door: Door) -> Iterator[None]:
+def _naming(name: str, address: Address) -> Iterator[None]:
     """OSError with the listener and its setting, for an address that is not to be had."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # grpc raises RuntimeError
         setting = f"setting {name}, {flag_of(name)}, {variable_of(name)}"
-        raise OSError(f"{name} cannot listen at {door} ({setting}): {error}") from error
+        raise OSError(f"{name} cannot listen at {address} ({setting}): {error}") from error
 
 
 def _sweep() -> None:

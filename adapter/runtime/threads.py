@@ -33,7 +33,7 @@ class Threads:
         self._nice = nice
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._count = self._free = 0
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     async def run(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Its result or error. Who is cancelled meanwhile does not stop it once it has begun.
@@ -47,7 +47,7 @@ class Threads:
         return await asyncio.wrap_future(done)
 
     def _provide(self) -> None:
-        with self._turn:
+        with self._lock:
             if self._free > self._work.qsize() or self._count == self._most:
                 return
             name = f"{self._name}-{self._count}"
@@ -65,10 +65,10 @@ class Threads:
         if self._nice:
             os.nice(self._nice)  # of this thread alone, on Linux
         while True:
-            with self._turn:
+            with self._lock:
                 self._free += 1
             done, act = self._work.get()
-            with self._turn:
+            with self._lock:
                 self._free -= 1
             if done.set_running_or_notify_cancel():
                 try:

@@ -9,11 +9,11 @@ from adapter.settings.model import Settings
 from adapter.settings.naming import flag_of, variable_of
 from adapter.settings.shown import as_text, for_programs, masked
 from adapter.settings.sources import CONFIG_VARIABLE, Loaded, like_flag, load_settings
-from adapter.settings.values import Door, Reserve, parse_door
+from adapter.settings.values import Address, Reserve, parse_address
 
 __all__ = [
     "CONFIG_VARIABLE",
-    "Door",
+    "Address",
     "Loaded",
     "Reserve",
     "Settings",
@@ -23,6 +23,6 @@ __all__ = [
     "like_flag",
     "load_settings",
     "masked",
-    "parse_door",
+    "parse_address",
     "variable_of",
 ]

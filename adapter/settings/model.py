@@ -7,18 +7,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
 from adapter.settings.values import (
-    AnyDoor,
+    Address,
+    AnyAddress,
     AnySize,
     Arguments,
     Concurrency,
-    Door,
     Passthrough,
     Paths,
     Patterns,
     Seconds,
     Share,
     Size,
-    TcpDoor,
+    TcpAddress,
 )
 
 EXTERNAL_REPOSITORY = Path("/models/_triton_models")
@@ -36,19 +36,19 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", validate_default=True, coerce_numbers_to_str=True
     )
 
-    http: AnyDoor = _setting(
+    http: AnyAddress = _setting(
         "0.0.0.0:8080",
         "door of the SageMaker contract: HOST:PORT, unix:/path or off",
     )
-    grpc: AnyDoor = _setting(
+    grpc: AnyAddress = _setting(
         "0.0.0.0:8085",
         "door of ModelMesh's runtime contract and of V2 over gRPC: HOST:PORT, unix:/path or off",
     )
-    grpc_data: AnyDoor = _setting(
+    grpc_data: AnyAddress = _setting(
         "off",
         "a second gRPC door, for V2 inference alone: HOST:PORT, unix:/path or off",
     )
-    admin: AnyDoor = _setting(
+    admin: AnyAddress = _setting(
         "0.0.0.0:8081",
         "door of /livez, /readyz, /metrics and so on: HOST:PORT, unix:/path or off",
     )
@@ -56,15 +56,15 @@ class Settings(BaseModel):
         "external",
         "external: Triton is another container; embedded: start and supervise one of our own",
     )
-    triton_http: TcpDoor = _setting(
+    triton_http: TcpAddress = _setting(
         "127.0.0.1:8000",
         "where Triton's HTTP endpoint listens; port 0 = any free one, embedded only",
     )
-    triton_grpc: TcpDoor = _setting(
+    triton_grpc: TcpAddress = _setting(
         "127.0.0.1:8001",
         "where Triton's gRPC endpoint listens; port 0 = any free one, embedded only",
     )
-    triton_metrics: TcpDoor = _setting(
+    triton_metrics: TcpAddress = _setting(
         "127.0.0.1:8002",
         "where Triton's metrics endpoint listens; port 0 = any free one, embedded only",
     )
@@ -256,10 +256,10 @@ class Settings(BaseModel):
 
     @field_validator("triton_http", "triton_grpc", "triton_metrics")
     @classmethod
-    def _known_port(cls, door: Door, info: ValidationInfo) -> Door:
-        if door.port == 0 and info.data.get("triton") == "external":
+    def _known_port(cls, address: Address, info: ValidationInfo) -> Address:
+        if address.port == 0 and info.data.get("triton") == "external":
             raise ValueError("port 0 (any free one) needs triton=embedded")
-        return door
+        return address
 
     @field_validator("drain_min_seconds")
     @classmethod

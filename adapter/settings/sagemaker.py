@@ -70,7 +70,7 @@ def inherited(
     environ: Mapping[str, str], *, is_embedded: bool
 ) -> Iterator[tuple[str, str, object]]:
     """The variables that are given: name, the setting it stands for, and the value of that."""
-    yield from _doors(environ, is_embedded=is_embedded)
+    yield from _addresses(environ, is_embedded=is_embedded)
     yield from _single_model(environ)
     yield from _triton_arguments(environ)
     for variable, setting in _AS_THEY_ARE.items():
@@ -110,7 +110,9 @@ def warnings(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _doors(environ: Mapping[str, str], *, is_embedded: bool) -> Iterator[tuple[str, str, object]]:
+def _addresses(
+    environ: Mapping[str, str], *, is_embedded: bool
+) -> Iterator[tuple[str, str, object]]:
     """One platform may put several containers side by side, each with ports of its own."""
     placed: dict[str, tuple[str, str]] = {}
     if port := environ.get(_BOUND):
@@ -128,8 +130,8 @@ def _doors(environ: Mapping[str, str], *, is_embedded: bool) -> Iterator[tuple[s
         placed[setting] = _RANGE, f"{hosts.get(setting, _HERE)}:{free}"
     if not is_seen:
         placed.setdefault("admin", (_ALLOW_METRICS, f"{_HERE}:8081"))
-    for setting, (variable, door) in placed.items():
-        yield variable, setting, door
+    for setting, (variable, address) in placed.items():
+        yield variable, setting, address
 
 
 def _wanted(is_embedded: bool) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ _ALL_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Address:
     """Where to listen or to connect. Only the parts of its kind are filled."""
 
     kind: Literal["tcp", "unix", "off"]
@@ -39,15 +39,15 @@ class Door:
         return f"unix:{self.path}" if self.kind == "unix" else "off"
 
 
-def parse_door(value: object) -> Door:
+def parse_address(value: object) -> Address:
     """`HOST:PORT`, `[IPV6]:PORT`, `unix:/path` or `off`; YAML makes False of off."""
-    if isinstance(value, Door):
+    if isinstance(value, Address):
         return value
     if value is False or value == "off":
-        return Door("off")
+        return Address("off")
     text = str(value)
     if text.startswith("unix:/"):
-        return Door("unix", path=text.removeprefix("unix:"))
+        return Address("unix", path=text.removeprefix("unix:"))
     host, _, port = text.rpartition(":")
     if bracketed := host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -55,7 +55,7 @@ def parse_door(value: object) -> Door:
         raise ValueError("write HOST:PORT, [IPV6]:PORT, unix:/path or off")
     if int(port) > _MAX_PORT:
         raise ValueError(f"a port is at most {_MAX_PORT}")
-    return Door("tcp", host, int(port))
+    return Address("tcp", host, int(port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ def _concurrency(value: object) -> object:
     return int(str(value))
 
 
-def _tcp(door: Door) -> Door:
-    if door.kind != "tcp":
+def _tcp(address: Address) -> Address:
+    if address.kind != "tcp":
         raise ValueError("write HOST:PORT or [IPV6]:PORT")
-    return door
+    return address
 
 
 def _regex(text: str) -> str:
@@ -108,8 +108,8 @@ def _regex(text: str) -> str:
     return text
 
 
-AnyDoor = Annotated[Door, BeforeValidator(parse_door)]
-TcpDoor = Annotated[Door, BeforeValidator(parse_door), AfterValidator(_tcp)]
+AnyAddress = Annotated[Address, BeforeValidator(parse_address)]
+TcpAddress = Annotated[Address, BeforeValidator(parse_address), AfterValidator(_tcp)]
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 AnySize = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

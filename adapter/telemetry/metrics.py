@@ -170,7 +170,7 @@ class Metrics:
     ) -> Histogram:
         return Histogram(name, meaning, labels, buckets=buckets, registry=self.registry)
 
-    def watch(self, state: State) -> None:
+    def bind(self, state: State) -> None:
         self.registry.register(_StateCollector(state))
 
 

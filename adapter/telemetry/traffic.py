@@ -46,21 +46,27 @@ class _Histogram:
 
 
 class InFlight:
-    """Requests of one frontend that are not answered yet: whoever serves one counts up and down."""
+    """Counts the requests of one frontend that are not answered yet."""
 
     __slots__ = ("count",)
 
     def __init__(self) -> None:
         self.count = 0
 
+    def begin(self) -> None:
+        self.count += 1
+
+    def end(self) -> None:
+        self.count -= 1
+
 
 class Served:
     """The answers of one method of one frontend. Keep it: to find it costs as much as to count."""
 
-    __slots__ = ("answers", "codes", "fast", "flight", "own", "total", "upstream")
+    __slots__ = ("answers", "codes", "fast", "in_flight", "own", "total", "upstream")
 
-    def __init__(self, flight: InFlight) -> None:
-        self.flight = flight
+    def __init__(self, in_flight: InFlight) -> None:
+        self.in_flight = in_flight
         self.fast = 0
         self.codes: dict[int | str, int] = {}
         self.answers = 0
@@ -90,25 +96,25 @@ class Served:
 
 class Traffic(Collector):
     def __init__(self) -> None:
-        self._flights: dict[str, InFlight] = {}
+        self._frontends: dict[str, InFlight] = {}
         self._served: dict[tuple[str, str], Served] = {}
 
     @property
     def in_flight(self) -> int:
-        return sum(flight.count for flight in self._flights.values())
+        return sum(each.count for each in self._frontends.values())
 
     @property
     def answers(self) -> int:
         """Good ones that came from Triton; those of streams are left out."""
         return sum(served.answers for served in self._served.values())
 
-    def flight(self, frontend: str) -> InFlight:
-        return self._flights.setdefault(frontend, InFlight())
+    def in_flight_of(self, frontend: str) -> InFlight:
+        return self._frontends.setdefault(frontend, InFlight())
 
     def served(self, frontend: str, method: str) -> Served:
         found = self._served.get((frontend, method))
         if found is None:
-            found = self._served[frontend, method] = Served(self.flight(frontend))
+            found = self._served[frontend, method] = Served(self.in_flight_of(frontend))
         return found
 
     def describe(self) -> Iterable[Metric]:
@@ -149,12 +155,12 @@ class Traffic(Collector):
         yield from (requests, fast, total, upstream, own, self._in_flight())
 
     def _in_flight(self) -> Metric:
-        flights = GaugeMetricFamily(
+        gauge = GaugeMetricFamily(
             "adapter_requests_in_flight", "Requests not answered yet.", labels=("frontend",)
         )
-        for frontend, flight in self._flights.items():
-            flights.add_metric((frontend,), flight.count)
-        return flights
+        for frontend, in_flight in self._frontends.items():
+            gauge.add_metric((frontend,), in_flight.count)
+        return gauge
 
 
 def _seconds(name: str, meaning: str) -> HistogramMetricFamily:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.liveness import HangWatch
+from adapter.backend.liveness import HangDetector
 from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.sagemaker.asking import Gate, background
 from tests.sagemaker.processes import is_alive, tritonserver
@@ -128,26 +128,26 @@ async def in_time(seconds: float) -> float:
 
 
 async def test_six_probes_in_a_row_without_an_answer_are_a_hang(silent) -> None:
-    watch = HangWatch(silent, 1.2, lambda: 0, in_time)
+    detector = HangDetector(silent, 1.2, lambda: 0, in_time)
     for _ in range(5):
-        await watch.look()
+        await detector.poll()
     assert silent.reasons == []
-    await watch.look()
+    await detector.poll()
     assert silent.reasons == ["it has answered nothing for 1.2 s"]
 
 
 async def test_an_answer_to_somebody_else_begins_the_row_anew(silent) -> None:
     answered = iter(range(1000))
-    watch = HangWatch(silent, 1.2, lambda: next(answered), in_time)
+    detector = HangDetector(silent, 1.2, lambda: next(answered), in_time)
     for _ in range(7):
-        await watch.look()
+        await detector.poll()
     assert silent.reasons == []
 
 
 async def test_an_adapter_that_was_late_itself_blames_nobody(silent) -> None:
-    watch = HangWatch(silent, 1.2, lambda: 0)
+    detector = HangDetector(silent, 1.2, lambda: 0)
     for _ in range(7):
-        looking = asyncio.create_task(watch.look())
+        looking = asyncio.create_task(detector.poll())
         await asyncio.sleep(0.01)
         time.sleep(0.15)  # noqa: ASYNC251 - the loop stands still
         await looking
@@ -156,7 +156,7 @@ async def test_an_adapter_that_was_late_itself_blames_nobody(silent) -> None:
 
 async def test_a_server_that_is_only_starting_does_not_hang(silent) -> None:
     silent.up = None
-    watch = HangWatch(silent, 0.6, lambda: 0, in_time)
+    detector = HangDetector(silent, 0.6, lambda: 0, in_time)
     for _ in range(7):
-        await watch.look()
+        await detector.poll()
     assert silent.reasons == []

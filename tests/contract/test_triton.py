@@ -505,7 +505,7 @@ async def test_a_triton_that_is_there_is_live_at_once_and_watched(triton):
     async def on_back() -> None:
         back.set()
 
-    watch = asyncio.create_task(control.watch(on_back))
+    watch = asyncio.create_task(control.monitor(on_back))
     await asyncio.wait_for(back.wait(), PATIENCE)
     assert control.live is True
     watch.cancel()
@@ -557,7 +557,7 @@ async def test_a_watched_triton_that_goes_away_is_noticed_and_so_is_its_return(t
     async def on_back() -> None:
         backs.append(control.live)
 
-    watch = asyncio.create_task(control.watch(on_back))
+    watch = asyncio.create_task(control.monitor(on_back))
     await until(lambda: len(backs) == 1)
     await relay.close()
     await until(lambda: not control.live)

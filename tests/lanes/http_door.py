@@ -20,7 +20,7 @@ from adapter.frontends.http.inference import Inferences, route_of
 from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
-from adapter.settings.values import parse_door
+from adapter.settings.values import parse_address
 from tests.fakes.house import House
 from tests.lanes.http_upstream import Script, Upstream, served
 
@@ -238,7 +238,7 @@ async def opened(
             limits=limits,
             look_seconds=0.02,
         )
-        listening = parse_door(where)
+        listening = parse_address(where)
         port = await lane.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)
         door = Door(address, lane, house, upstream)

@@ -19,8 +19,8 @@ from adapter.dataplane.proxy.context import ProxyContext, connect_to
 from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.frontends.grpc.fast_path import GrpcFastPath
 from adapter.frontends.grpc.limits import MessageLimits
-from adapter.frontends.listeners import Doors
-from adapter.settings import parse_door
+from adapter.frontends.listeners import Listeners
+from adapter.settings import parse_address
 from tests.fakes.house import House
 from tests.running import EXAMPLES
 from tests.trees import CONFIG, write_python_model
@@ -45,8 +45,8 @@ class Waiting:
 
 
 @pytest.fixture
-async def doors() -> AsyncIterator[Doors]:
-    doors = Doors(grace_seconds=5, max_message_bytes=1000)
+async def doors() -> AsyncIterator[Listeners]:
+    doors = Listeners(grace_seconds=5, max_message_bytes=1000)
     yield doors
     await doors.close()
 
@@ -91,16 +91,16 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it(doors, relay):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         named = rf"grpc cannot listen at {address} \(setting grpc, --grpc, ADAPTER_GRPC\): "
         with pytest.raises(OSError, match=named):
-            await doors.open_grpc("grpc", parse_door(address), [], relay)
+            await doors.open_grpc("grpc", parse_address(address), [], relay)
         named = rf"admin cannot listen at {address} \(setting admin, --admin, ADAPTER_ADMIN\): "
         with pytest.raises(OSError, match=named):
-            await doors.open_probes("admin", parse_door(address), web.Application())
+            await doors.open_probes("admin", parse_address(address), web.Application())
 
 
 async def test_two_servers_do_not_share_a_port(doors, relay):
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [], relay)
+    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [], relay)
     with pytest.raises(OSError, match="cannot listen"):
-        await doors.open_grpc("grpc_data", parse_door(doors.addresses["grpc"]), [], relay)
+        await doors.open_grpc("grpc_data", parse_address(doors.addresses["grpc"]), [], relay)
 
 
 async def test_a_socket_that_a_killed_run_left_is_taken_over(doors, relay, folder):
@@ -108,7 +108,7 @@ async def test_a_socket_that_a_killed_run_left_is_taken_over(doors, relay, folde
         earlier.bind(str(folder / "a.sock"))
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_door(f"unix:{folder}/a.sock"), [service.add_to], relay)
+    await doors.open_grpc("grpc", parse_address(f"unix:{folder}/a.sock"), [service.add_to], relay)
     assert await asked(doors.addresses["grpc"]) == b"x"
     await doors.close()
     assert list(folder.iterdir()) == []
@@ -116,7 +116,7 @@ async def test_a_socket_that_a_killed_run_left_is_taken_over(doors, relay, folde
 
 async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors, relay):
     service = Waiting()
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to], relay)
+    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], relay)
     address = doors.addresses["grpc"]
     call = asyncio.create_task(asked(address, b"in flight"))
     await service.reached.wait()
@@ -136,7 +136,7 @@ async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors, rela
 async def test_a_message_over_the_limit_is_refused(doors, relay):
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to], relay)
+    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], relay)
     assert len(await asked(doors.addresses["grpc"], b"x" * 1000)) == 1000
     with pytest.raises(grpc.aio.AioRpcError, match="message larger than max"):
         await asked(doors.addresses["grpc"], b"x" * 1001)
@@ -145,7 +145,7 @@ async def test_a_message_over_the_limit_is_refused(doors, relay):
 async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(doors, relay):
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_door("127.0.0.1:0"), [service.add_to], relay)
+    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], relay)
     packed = grpc.Compression.Gzip
     async with grpc.aio.insecure_channel(doors.addresses["grpc"], compression=packed) as channel:
         call = channel.unary_unary("/test.Service/Wait")
@@ -155,7 +155,7 @@ async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(doors, r
 
 
 async def test_a_door_that_is_off_is_not_opened(doors, relay):
-    await doors.open_grpc("grpc_data", parse_door("off"), [], relay)
+    await doors.open_grpc("grpc_data", parse_address("off"), [], relay)
     assert doors.addresses == {}
 
 

@@ -46,7 +46,7 @@ class Front:
 
     def __init__(self, house: House, root: Path, **settings: object) -> None:
         self.triton = FakeTriton()
-        self.is_well = True
+        self.is_ready = True
         given = load_settings(settings, {}, None).settings
         self.runtime = ModelRuntime(
             house.control,
@@ -54,7 +54,7 @@ class Front:
             MeshSizes(house.control, given, [root]),
             given,
             house.metrics,
-            is_well=lambda: self.is_well,
+            is_ready=lambda: self.is_ready,
         )
 
     async def load(self, model_id: str, path: str | None = None, **key: object) -> int:
@@ -632,7 +632,7 @@ class TestStatus:
         assert (await front.status()).modelLoadingTimeoutMs == 7_500
 
     async def test_it_is_starting_while_the_adapter_is(self, front):
-        front.is_well = False
+        front.is_ready = False
         assert (await front.status()).status == STARTING
 
     async def test_whatever_is_loaded_is_gone_before_it_is_ready(self, house, front):

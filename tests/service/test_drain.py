@@ -14,7 +14,7 @@ from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import HttpMiddleware, answer
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
-from adapter.settings import parse_door
+from adapter.settings import parse_address
 from tests.fakes.house import House
 
 
@@ -63,7 +63,7 @@ class Door:
         return response
 
     async def open(self) -> str:
-        port = await self._lane.open(parse_door("127.0.0.1:0"))
+        port = await self._lane.open(parse_address("127.0.0.1:0"))
         return f"http://127.0.0.1:{port}"
 
     async def close(self) -> None:

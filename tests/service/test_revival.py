@@ -285,7 +285,7 @@ async def test_triton_is_restarted_when_stuck_loads_keep_all_its_threads(house):
     await stick(house, "a", "b")
     reason = "2 loads are stuck in Triton and keep all of its 2 threads"
     assert house.control.why_stuck() == reason
-    watching = house.begin(house.control.watch())
+    watching = house.begin(house.control.run_housekeeping())
     await asyncio.wait_for(house.server.restarted.wait(), 5)
     assert house.server.restarts == [reason]
     come_back(house)
@@ -301,7 +301,7 @@ async def test_triton_is_restarted_when_stuck_loads_keep_all_its_threads(house):
 @pytest.mark.slow
 async def test_a_restart_is_asked_for_once(house):
     await stick(house, "a", "b")
-    house.begin(house.control.watch())
+    house.begin(house.control.run_housekeeping())
     await asyncio.wait_for(house.server.restarted.wait(), 5)
     house.server.restarted.clear()
     with pytest.raises(TimeoutError):
@@ -312,7 +312,7 @@ async def test_a_restart_is_asked_for_once(house):
 async def test_a_restart_that_fails_on_the_way_still_loads_everything_again(house):
     await house.load("m")
     await stick(house, "a", "b")
-    watching = house.begin(house.control.watch())
+    watching = house.begin(house.control.run_housekeeping())
     await asyncio.wait_for(house.server.restarted.wait(), 5)
     watching.cancel()
     come_back(house)
@@ -328,7 +328,7 @@ async def test_a_restart_that_fails_on_the_way_still_loads_everything_again(hous
 async def test_a_later_restart_of_tritons_own_loads_nothing_again(house):
     await house.load("m")
     await stick(house, "a", "b")
-    watching = house.begin(house.control.watch())
+    watching = house.begin(house.control.run_housekeeping())
     await asyncio.wait_for(house.server.restarted.wait(), 5)
     watching.cancel()
     come_back(house)
@@ -350,7 +350,7 @@ async def test_a_triton_of_somebody_elses_is_only_said_to_be_stuck():
             await house.load(name)
         house.triton.loading.add(name)
     assert house.control.why_stuck() is not None
-    watching = house.begin(house.control.watch())
+    watching = house.begin(house.control.run_housekeeping())
     looked = house.steps.hold("ready")
     await asyncio.wait_for(looked.reached.wait(), 5)
     assert not watching.done()
@@ -366,7 +366,7 @@ async def test_a_triton_of_somebody_elses_is_only_said_to_be_stuck():
 async def test_what_ends_loading_after_all_is_unloaded_and_its_name_is_free_again(house):
     await stick(house, "m")
     second = await house.load("m")
-    house.begin(house.control.watch())
+    house.begin(house.control.run_housekeeping())
     look = house.steps.hold("present")
     await asyncio.wait_for(look.reached.wait(), 5)
     look.open()
@@ -394,7 +394,7 @@ async def test_clearing_away_does_not_wait_for_a_load_under_another_name(house):
     gate = house.steps.hold("load")
     load = house.begin(house.load("m"))
     await gate.reached.wait()
-    house.begin(house.control.watch())
+    house.begin(house.control.run_housekeeping())
     for step in ("present", "read"):  # after the look at Triton comes one at memory again
         look = house.steps.hold(step)
         await asyncio.wait_for(look.reached.wait(), 5)
@@ -422,7 +422,7 @@ async def test_no_load_takes_the_name_of_a_stuck_one_before_its_folder_is_cleare
     await stick(house, "m")
     house.triton.loading.discard("m")
     house.server.live.clear()
-    house.begin(house.control.watch())
+    house.begin(house.control.run_housekeeping())
     gate = house.steps.hold("remove m")
     await asyncio.wait_for(gate.reached.wait(), 5)
     load = house.begin(house.load("m"))

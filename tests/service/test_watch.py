@@ -23,7 +23,7 @@ async def house():
     house = await House(1000 * MIB, QUICK).open()
     house.sizes |= {"m": 300 * MIB, "n": 200 * MIB}
     await house.load("m")
-    watching = house.begin(house.control.watch())
+    watching = house.begin(house.control.run_housekeeping())
     yield house
     assert not watching.done()
     await house.close()
@@ -159,7 +159,7 @@ async def test_an_unload_waits_until_its_model_has_been_noted(house):
 
 async def test_what_could_not_be_noted_for_now_is_noted_later(house):
     house.steps.seen.clear()
-    async with house.control.operations.turn(M):
+    async with house.control.operations.lock(M):
         await passed(house, "save")
         assert "confirm m" not in house.steps.seen
     await passed(house, "confirm m")

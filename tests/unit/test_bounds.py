@@ -17,7 +17,7 @@ def test_packages_that_ran_out_of_memory():
     guard = EvictionLoopBreaker()
     for number in range(MANY):
         guard.out_of_memory(str(number), alone=True, requested_bytes=None, limit_bytes=None)
-    assert repr(guard) == "<LoopGuard [10000 keys]>"
+    assert repr(guard) == "<EvictionLoopBreaker [10000 keys]>"
 
 
 def test_packages_whose_texts_are_doubted():

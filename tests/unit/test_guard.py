@@ -73,7 +73,7 @@ def test_the_key_that_failed_longest_ago_is_forgotten():
         fails(guard, key)
     for number in range(9_999):
         fails(guard, str(number))
-    assert repr(guard) == "<LoopGuard [10000 keys]>"
+    assert repr(guard) == "<EvictionLoopBreaker [10000 keys]>"
     assert fails(guard, "kept")
     assert not fails(guard, "old")
 

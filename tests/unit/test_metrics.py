@@ -23,7 +23,7 @@ class World:
         self.reading: MemoryReading | None = None
         self.live = True
         self.metrics = Metrics()
-        self.metrics.watch(
+        self.metrics.bind(
             State(
                 abandoned=lambda: 0,
                 models=self.registry.counts,

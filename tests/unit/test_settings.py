@@ -6,13 +6,13 @@ import pytest
 
 from adapter.errors import InvalidSettings
 from adapter.settings import (
-    Door,
+    Address,
     Loaded,
     Reserve,
     Settings,
     flag_of,
     load_settings,
-    parse_door,
+    parse_address,
     variable_of,
 )
 
@@ -48,15 +48,15 @@ class TestDoor:
     @pytest.mark.parametrize(
         ("text", "door"),
         [
-            ("0.0.0.0:8080", Door("tcp", "0.0.0.0", 8080)),
-            ("triton.models.svc:0", Door("tcp", "triton.models.svc", 0)),
-            ("[::1]:8080", Door("tcp", "::1", 8080)),
-            ("unix:/run/a b.sock", Door("unix", path="/run/a b.sock")),
-            ("off", Door("off")),
+            ("0.0.0.0:8080", Address("tcp", "0.0.0.0", 8080)),
+            ("triton.models.svc:0", Address("tcp", "triton.models.svc", 0)),
+            ("[::1]:8080", Address("tcp", "::1", 8080)),
+            ("unix:/run/a b.sock", Address("unix", path="/run/a b.sock")),
+            ("off", Address("off")),
         ],
     )
     def test_a_door_reads_and_writes_the_same_text(self, text, door):
-        assert parse_door(text) == door
+        assert parse_address(text) == door
         assert str(door) == text
 
     @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ class TestDoor:
     )
     def test_anything_else_is_no_door(self, text):
         with pytest.raises(ValueError, match=r"write HOST:PORT|a port is at most"):
-            parse_door(text)
+            parse_address(text)
 
 
 class TestOrder:
@@ -189,7 +189,7 @@ class TestTypes:
             "memory_limit: 1610612736\ninfer_timeout_seconds: 2.5\nexamples: yes\n"
         )
         assert load({}, {}, file).settings == text.settings
-        assert text.settings.http == Door("off")
+        assert text.settings.http == Address("off")
         assert text.settings.memory_source == "off"
         assert text.settings.triton_args == ("--log-verbose", "1", "--model=a b")
         assert text.settings.memory_limit == 1610612736
@@ -218,7 +218,7 @@ class TestTypes:
 
     def test_settings_cannot_be_changed(self):
         with pytest.raises(ValueError, match="frozen"):
-            load().settings.http = Door("off")
+            load().settings.http = Address("off")
 
 
 class TestProblems:

@@ -131,13 +131,13 @@ SEEN = {
     "examples": Look("true", lambda a: model_roots(a._settings)[-1], examples_folder()),
     "memory_source": Look("nvml", lambda a: a._memory._wanted, "nvml"),
     "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
-    "sizes_file": Look("/kept", lambda a: a._control._watch._store._path, Path("/kept")),
+    "sizes_file": Look("/kept", lambda a: a._control._housekeeping._store._path, Path("/kept")),
     "on_triton_restart": Look("reload", lambda a: str(a._control.presence._loads_again), "True"),
     "oom_patterns": Look(
         ["tank is dry"], lambda a: a._triton._faults._classifier._extra[0].pattern, "tank is dry"
     ),
     # with a second for those who are told that it is over
-    "drain_timeout_seconds": Look("21", lambda a: a._doors._patience, 22),
+    "drain_timeout_seconds": Look("21", lambda a: a._listeners._grace_seconds, 22),
     "passthrough": Look("log", lambda a: a._v2._passthrough, {"log"}),
 }
 
@@ -199,13 +199,13 @@ async def test_each_listener_is_where_its_setting_says(tmp_path):
     }
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     adapter = Adapter(load_settings(flags | doors, {}, None))
-    await adapter._open_doors()
+    await adapter._open_listeners()
     try:
         assert adapter.addresses == doors
         assert all((tmp_path / f"{name}.sock").is_socket() for name in doors)
     finally:
-        await adapter._doors.close()
-        await adapter._doors.close_probes()
+        await adapter._listeners.close()
+        await adapter._listeners.close_probes()
 
 
 def test_the_log_is_as_its_settings_say(tmp_path):

@@ -2,7 +2,15 @@
 
 import pytest
 
-from adapter.core.evidence import DeviceSeen, Seen, View, second_opinion, seen, view_of, view_of_shm
+from adapter.core.evidence import (
+    DeviceSample,
+    MemorySample,
+    View,
+    corroborated,
+    sample_of,
+    view_of,
+    view_of_shm,
+)
 from adapter.core.faults import Faults
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, NO_BYTES, Device, DeviceReading, MemoryReading
@@ -26,7 +34,7 @@ GPU, OTHER = Device("GPU-0"), Device("GPU-1")
 
 
 def observed(free, headroom=0, **more):
-    return Seen({GPU: DeviceSeen(free * MIB, 1000 * MIB, headroom * MIB)}, **more)
+    return MemorySample({GPU: DeviceSample(free * MIB, 1000 * MIB, headroom * MIB)}, **more)
 
 
 def view(*samples, predicted=NO_BYTES):
@@ -42,7 +50,7 @@ def test_without_a_sample_nobody_knows():
 
 
 def test_a_sample_that_shows_no_memory_at_all_is_none():
-    assert view(Seen({})) is View.UNKNOWN
+    assert view(MemorySample({})) is View.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -61,8 +69,8 @@ def test_one_low_sample_is_enough(at):
 
 
 def test_one_low_device_is_enough():
-    devices = {GPU: DeviceSeen(900, 1000, 0), OTHER: DeviceSeen(10, 1000, 0)}
-    assert view(Seen(devices)) is View.LOW
+    devices = {GPU: DeviceSample(900, 1000, 0), OTHER: DeviceSample(10, 1000, 0)}
+    assert view(MemorySample(devices)) is View.LOW
 
 
 def test_less_free_at_first_than_the_call_was_to_take_is_low():
@@ -106,8 +114,8 @@ def test_what_is_seen_is_observed_and_not_promised():
         shm_free_bytes=7,
         oom_kills=2,
     )
-    assert seen(book, reading) == Seen(
-        {GPU: DeviceSeen(300, 800, 80), OTHER: DeviceSeen(60, 64, 0)},
+    assert sample_of(book, reading) == MemorySample(
+        {GPU: DeviceSample(300, 800, 80), OTHER: DeviceSample(60, 64, 0)},
         shm_free_bytes=7,
         oom_kills=2,
     )
@@ -186,7 +194,7 @@ TABLE = [
 def test_a_failure_is_answered_as_the_table_says(failure, low, otherwise):
     for memory, expected in ((View.LOW, low), (View.OK, otherwise), (View.UNKNOWN, otherwise)):
         error = failure()
-        answer = second_opinion(error, memory, MemoryFigures())
+        answer = corroborated(error, memory, MemoryFigures())
         assert type(answer) is expected, memory
         assert answer is error or (memory is View.LOW and low is not otherwise)
 
@@ -195,7 +203,7 @@ def test_a_second_opinion_keeps_the_words_and_the_cause_and_says_why():
     error, cause = StubDied(STUB, model_id="m", suspected="is not healthy"), OSError()
     error.__cause__ = cause
     figures = MemoryFigures(3, 2, 1, HOST)
-    answer = second_opinion(error, View.LOW, figures)
+    answer = corroborated(error, View.LOW, figures)
     assert str(answer) == f"{STUB} (memory was low at that time)"
     assert (answer.model_id, answer.figures, answer.matched) == ("m", figures, "is not healthy")
     assert answer.__cause__ is cause

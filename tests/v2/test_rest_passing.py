@@ -25,7 +25,7 @@ from adapter.frontends.http.middleware import HttpMiddleware
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
-from adapter.settings.values import parse_door
+from adapter.settings.values import parse_address
 from tests.fakes.house import House
 
 MIB = 2**20
@@ -106,7 +106,7 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
         observer,
         drain=Drain(house.control, house.metrics.traffic, 0),
     )
-    port = await lane.open(parse_door("127.0.0.1:0"))
+    port = await lane.open(parse_address("127.0.0.1:0"))
     stack.push_async_callback(lane.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
     await stack.enter_async_context(caller)

@@ -45,7 +45,7 @@ class ChosenMemory:
         self._metrics = metrics
         self._nvml = nvml
         self._clock = clock
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._now: asyncio.Task[MemoryReading | None] | None = None
         self._next: asyncio.Task[MemoryReading | None] | None = None
         self._told: str | None = None
@@ -74,9 +74,9 @@ class ChosenMemory:
         await self._metrics.close()
 
     async def _take(self) -> MemoryReading | None:
-        async with self._turn:
+        async with self._lock:
             self._now, self._next = self._next, None
-            reading = await self._look()
+            reading = await self._poll()
             if reading is not None and reading.source != HOST and self._host is not None:
                 around = self._host.surroundings()
                 reading = replace(
@@ -91,7 +91,7 @@ class ChosenMemory:
             self._tell(_NONE if reading is None else reading.source)
             return reading
 
-    async def _look(self) -> MemoryReading | None:
+    async def _poll(self) -> MemoryReading | None:
         match self._wanted:
             case "auto":
                 return await self._auto()
@@ -101,7 +101,7 @@ class ChosenMemory:
             case "triton":
                 return await self._metrics.read()
             case "host":
-                await self._look_for_gpus()
+                await self._poll_gpus()
                 return await self._host.read() if self._host else None
             case "off":
                 return None
@@ -112,7 +112,7 @@ class ChosenMemory:
             await self._metrics.read()
             self._page_due = self._clock() + _RETRY_SECONDS
 
-    async def _look_for_gpus(self) -> None:
+    async def _poll_gpus(self) -> None:
         """Their memory is not wanted; whether there are any says what to believe of a text."""
         if self._nvml.has_gpus is None and self._clock() >= self._nvml_due:
             self._nvml_due = self._clock() + _RETRY_SECONDS

@@ -76,7 +76,7 @@ class HostMemory:
     async def read(self) -> MemoryReading | None:
         """None while there is no process or it cannot be seen; `why` says so."""
         try:
-            self.last = await PROCESSES.run(self._look)
+            self.last = await PROCESSES.run(self._poll)
             self.why = "" if self.last else "no process of Triton runs"
         except (OSError, BackendUnavailable) as error:  # what could be read would be too little
             self.last, self.why = None, f"Triton's processes cannot be seen: {error}"
@@ -88,7 +88,7 @@ class HostMemory:
         except OSError:
             return Surroundings(None, None)
 
-    def _look(self) -> MemoryReading | None:
+    def _poll(self) -> MemoryReading | None:
         owners = self._owners()
         self._walked = self._processes(owners)
         if not self._walked:

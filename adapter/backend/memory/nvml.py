@@ -59,7 +59,7 @@ class NvmlMemory:
 
         def run() -> None:
             try:
-                work.set_result((self._look(uuids), ""))
+                work.set_result((self._poll(uuids), ""))
             except BackendUnavailable as error:
                 work.set_result(({}, str(error)))
             except BaseException as error:  # noqa: BLE001 - a bug, for whoever reads
@@ -69,7 +69,7 @@ class NvmlMemory:
         threading.Thread(target=run, name="nvml", daemon=True).start()
         return work
 
-    def _look(self, uuids: Sequence[str]) -> _Devices:
+    def _poll(self, uuids: Sequence[str]) -> _Devices:
         if self._library is None:  # a slow import, so here in the thread
             self._library = import_module("pynvml")
         nvml = self._library

@@ -129,7 +129,7 @@ class _Passage:
         self._is_of_mesh = is_of_mesh
         self._record = lease.record
         lease.begin()
-        gate.served.flight.count += 1
+        gate.served.in_flight.begin()
         self._begun = time.monotonic()
 
     def when_model_goes(self, act: Callable[[], None]) -> None:
@@ -184,5 +184,5 @@ class _Passage:
 
     def _count(self, code: str) -> None:
         served = self._gate.served
-        served.flight.count -= 1
+        served.in_flight.end()
         served.count(code, time.monotonic() - self._begun)

@@ -93,7 +93,7 @@ class GrpcMiddleware:
     ) -> T:
         begun, code, waited = time.monotonic(), grpc.StatusCode.OK, Waited()
         WAITED.set(waited)
-        served.flight.count += 1
+        served.in_flight.begin()
         try:
             return await work
         except AdapterError as error:
@@ -111,5 +111,5 @@ class GrpcMiddleware:
             code = grpc.StatusCode.INTERNAL
             return await context.abort(code, "InternalError: internal error; see the log")
         finally:
-            served.flight.count -= 1
+            served.in_flight.end()
             served.count(code.name, time.monotonic() - begun, waited.seconds)

@@ -49,7 +49,7 @@ class Triton(Protocol):
 
 
 class ModelRuntime:
-    """`is_well`: the adapter is ready for work."""
+    """`is_ready`: the adapter is ready for work."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class ModelRuntime:
         settings: Settings,
         metrics: Metrics,
         *,
-        is_well: Callable[[], bool],
+        is_ready: Callable[[], bool],
     ) -> None:
         self._control = control
         self._triton = triton
         self._sizes = sizes
         self._settings = settings
         self._metrics = metrics
-        self._is_well = is_well
+        self._is_ready = is_ready
         self._turns = asyncio.Semaphore(settings.load_concurrency)
         # one at a time: what ended Triton is not to take the others with it once more
         self._broken_off = asyncio.Lock()
@@ -180,7 +180,7 @@ class ModelRuntime:
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
-        if not self._is_well() or not await self._purged():
+        if not self._is_ready() or not await self._purged():
             return starting
         settings = self._settings
         seconds = min(settings.load_timeout_seconds, settings.modelmesh_load_timeout_seconds)

@@ -50,7 +50,7 @@ class GrpcServices:
         metrics: Metrics,
         settings: Settings,
         roots: Sequence[Path],
-        is_well: Callable[[], bool],
+        is_ready: Callable[[], bool],
     ) -> None:
         limits = message_limits(settings)
         gate = partial(GrpcFastPath, control, faults, metrics, limits, is_traced=is_traced)
@@ -61,23 +61,25 @@ class GrpcServices:
             faults,
             metrics,
             is_live=lambda: triton.live,
-            is_ready=is_well,
+            is_ready=is_ready,
             load_wait_seconds=settings.load_wait_seconds,
             passthrough=settings.passthrough,
             limits=limits,
         )
         sizes = MeshSizes(control, settings, roots)
-        runtime = modelmesh.ModelRuntime(control, triton, sizes, settings, metrics, is_well=is_well)
+        runtime = modelmesh.ModelRuntime(
+            control, triton, sizes, settings, metrics, is_ready=is_ready
+        )
         names = [SERVICE, modelmesh.SERVICE]
         everything = (
             v2(repository=Repository(control, triton.versions, roots)).add_to,
             runtime.add_to,
-            *_about(names, is_well),
+            *_about(names, is_ready),
         )
-        inference = (v2(repository=None, frontend=FRONTEND).add_to, *_about([SERVICE], is_well))
+        inference = (v2(repository=None, frontend=FRONTEND).add_to, *_about([SERVICE], is_ready))
         self.everything = Served("grpc", gate(frontend="grpc"), everything)
         self.inference = Served(FRONTEND, gate(frontend=FRONTEND), inference)
 
 
-def _about(names: Sequence[str], is_well: Callable[[], bool]) -> Sequence[GrpcService]:
-    return (Health(names, is_well).add_to, partial(add_reflection, services=names))
+def _about(names: Sequence[str], is_ready: Callable[[], bool]) -> Sequence[GrpcService]:
+    return (Health(names, is_ready).add_to, partial(add_reflection, services=names))

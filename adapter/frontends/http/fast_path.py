@@ -153,7 +153,7 @@ class Inference:
         self._status = 0
         self._check = None
         self._stage = _GATHERING
-        plain.served.flight.count += 1
+        plain.served.in_flight.begin()
         if self._is_whole:
             is_taken = self._serve(body)
         elif self._hold(length, _GATHERED_BYTES):
@@ -490,7 +490,7 @@ class Inference:
     def _over(self) -> None:
         served = self._plain.served
         self._stage = _NONE
-        served.flight.count -= 1
+        served.in_flight.end()
         if self._status:
             seconds = monotonic() - self._begun
             served.count(self._status, seconds, self._waited, is_fast=True)

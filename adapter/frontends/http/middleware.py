@@ -88,12 +88,12 @@ class HttpMiddleware:
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun, waited = time.monotonic(), Waited()
         WAITED.set(waited)
-        flight = self._observer.flight(request.raw_path)
-        flight.count += 1
+        in_flight = self._observer.in_flight(request.raw_path)
+        in_flight.begin()
         try:
             response = await self._answered(request)
         finally:
-            flight.count -= 1
+            in_flight.end()
         frontend = request.get("frontend", "sagemaker")
         operation, seconds = request.get("operation", "other"), time.monotonic() - begun
         self._observer.answered(frontend, operation, response.status, seconds, waited)

@@ -130,11 +130,11 @@ def json_answer(
 class Observer:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._flights = {name: metrics.traffic.flight(name) for name in ("sagemaker", "v2")}
+        self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in ("sagemaker", "v2")}
 
-    def flight(self, target: str) -> InFlight:
+    def in_flight(self, target: str) -> InFlight:
         """Of whatever contract the request is, before it is looked at closely."""
-        return self._flights["v2" if target[:4] in _V2 else "sagemaker"]
+        return self._in_flight["v2" if target[:4] in _V2 else "sagemaker"]
 
     def answered(
         self, frontend: str, operation: str, status: int, seconds: float, waited: Waited

@@ -28,12 +28,12 @@ class SageMaker:
         control: ModelControl,
         inferences: Inferences,
         *,
-        is_well: Callable[[], bool],
+        is_ready: Callable[[], bool],
         max_control_body_bytes: int,
     ) -> None:
         self._control = control
         self._inferences = inferences
-        self._is_well = is_well
+        self._is_ready = is_ready
         self._max_control_body = max_control_body_bytes
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -63,7 +63,7 @@ class SageMaker:
 
     async def _pong(self, _: web.BaseRequest) -> web.Response:
         """From memory, in milliseconds: the platform gives it 2 s, whatever else goes on."""
-        return web.Response(status=200 if self._is_well() else 503)
+        return web.Response(status=200 if self._is_ready() else 503)
 
     # -- control ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import Serve
 from adapter.frontends.http.observer import Observer, encoded, error_body, json_answer
 from adapter.runtime import background
-from adapter.settings import Door
+from adapter.settings import Address
 
 # Callers may come all at once; what does not fit waits a second for its connection.
 _BACKLOG = 1024
@@ -65,7 +65,7 @@ class HttpListener:
         self._aiohttp: web.Server
         self._looking: asyncio.Task[NoReturn]
 
-    async def open(self, door: Door) -> int:
+    async def open(self, door: Address) -> int:
         """The port, 0 for a socket of unix."""
         loop = asyncio.get_running_loop()
         # who hangs up is not computed for any more; operations of control outlive their callers
