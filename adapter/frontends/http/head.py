@@ -17,7 +17,7 @@ from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
 from adapter.frontends.http import binary
 from adapter.frontends.http.inference import Route, route_of
-from adapter.frontends.http.observer import ECHOED
+from adapter.frontends.http.observer import ECHOED, FORWARDED
 from adapter.telemetry.traffic import Served
 
 END = b"\r\n\r\n"
@@ -39,8 +39,7 @@ _NEVER_PLAIN = frozenset(
         *(b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
     }
 )
-# What a caller of SageMaker's contract may tell Triton; everything else of a request stays here.
-_TOLD = {name.lower(): name for name in (b"Accept-Encoding", b"traceparent", b"tracestate")}
+_FORWARDED = {name.lower().encode(): name.encode() for name in FORWARDED}
 _ECHOED = {name.lower().encode(): name.encode() for name in ECHOED}
 
 
@@ -135,7 +134,7 @@ class Heads:
             told = [pair for pair in headers.items() if pair[0].lower() not in _FRAME]
         else:
             prefix = _prefix(fields.get(b"content-type", b""), size)
-            told = [(name, fields[key]) for key, name in _TOLD.items() if key in fields]
+            told = [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
         if prefix is not None and _DIGITS.fullmatch(prefix) is None:
             return None
         path = f"/v2/models/{model_id}{route.path or '/infer'}"

@@ -19,12 +19,16 @@ from adapter.errors import AdapterError, BackendError, CapacityError, InvalidReq
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.middleware import chunks_of, whole_body
-from adapter.frontends.http.observer import call_headers, echoed_headers, passed_on, path_segments
+from adapter.frontends.http.observer import (
+    FORWARDED,
+    call_headers,
+    echoed_headers,
+    passed_on,
+    path_segments,
+)
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
-# What a caller of SageMaker's contract may tell Triton; everything else of a request stays here.
-_FORWARDED = ("Content-Encoding", "Accept-Encoding", "traceparent", "tracestate")
 _EVENT_END = b"\n\n"
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
@@ -193,7 +197,7 @@ async def _not_empty(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def _told(record: ModelRecord, request: web.BaseRequest) -> dict[str, str]:
     """The headers of an invocation on its way to Triton."""
     given, length = request.headers, request.content_length
-    headers = {name: value for name in _FORWARDED if (value := given.get(name)) is not None}
+    headers = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
         raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")

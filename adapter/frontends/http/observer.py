@@ -25,6 +25,8 @@ ECHOED = (
     "X-Amzn-SageMaker-Inference-Id",
     "X-Request-Id",
 )
+# Headers of an invocation in SageMaker's contract that Triton gets; the others end here.
+FORWARDED = ("Accept-Encoding", "Content-Encoding", "traceparent", "tracestate")
 # They concern one connection, not the call (RFC 9110 section 7.6.1), or are written anew.
 OF_THE_CONNECTION = frozenset(
     {
