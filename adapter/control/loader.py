@@ -5,9 +5,10 @@ import logging
 import time
 from collections.abc import Collection
 
-from adapter.control.diagnosis import Diagnosis, Left
+from adapter.control.diagnosis import Diagnosis
 from adapter.control.memory import Memory
 from adapter.control.ports import Server, TimeLimits, Triton
+from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.unloader import Unloader
 from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.model import ModelId, Package, TritonName
@@ -33,6 +34,7 @@ class Loader:
         unloader: Unloader,
         memory: Memory,
         diagnosis: Diagnosis,
+        reclaim: Reclaim,
         metrics: Metrics,
         limits: TimeLimits,
     ) -> None:
@@ -41,10 +43,11 @@ class Loader:
         self._unloader = unloader
         self._memory = memory
         self._diagnosis = diagnosis
+        self._reclaim = reclaim
         self._metrics = metrics
         self._limits = limits
         self._breaker = EvictionLoopBreaker()
-        self._undone: dict[ModelId, Left] = {}
+        self._undone: dict[ModelId, Unloaded] = {}
 
     async def load(self, record: ModelRecord, package: Package, estimate: Estimate) -> int | None:
         """Return when Triton serves every model of the package, and what it takes is measured as
@@ -58,7 +61,7 @@ class Loader:
         error = await self._try(record, estimate)
         if isinstance(error, OutOfMemory) and record.name not in self._unloader.stuck:
             await self._unloader.unload(record)
-            if await self._diagnosis.came_back(before, ended):
+            if await self._reclaim.is_worth_a_retry(before, ended):
                 self._metrics.load_retries.inc()
                 log.info("model.load_retried", extra={"model_id": record.id, "reason": str(error)})
                 error = await self._try(record, estimate)
@@ -78,12 +81,12 @@ class Loader:
         undone = self._undone.pop(record.id, None)
         await self._memory.not_loaded(record.id)
         if undone is not None:
-            await self._diagnosis.given_back(undone)
+            await self._reclaim.wait(undone)
 
     def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
         held, booked = self._memory.ledger.of(record.id), self._memory.ledger.snapshot()
         apart = self._memory.accounts.apart(record.id)
-        self._undone[record.id] = Left(held, self._memory.last, booked, apart)
+        self._undone[record.id] = Unloaded(held, self._memory.last, booked, apart)
         return refusal
 
     async def _instances(self, record: ModelRecord) -> frozenset[str]:

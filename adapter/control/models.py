@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
-from adapter.control.diagnosis import Diagnosis, Left
+from adapter.control.diagnosis import Diagnosis
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.leftovers import Leftovers
@@ -22,6 +22,7 @@ from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
 from adapter.control.presence import Presence
+from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.reconciler import Reconciler
 from adapter.control.unloader import Unloader
 from adapter.core.ledger import Ledger
@@ -69,7 +70,8 @@ class ModelControl:
         left = Leftovers(registry, server, metrics)
         books = (ledger, sizes, memory, metrics, limits)
         self.memory = Memory(*books, requests=registry.requests, is_shared=left.are_there)
-        self.diagnosis = Diagnosis(self.memory, metrics, limits)
+        self.diagnosis = Diagnosis(self.memory)
+        self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages = packages
         self._limits = limits
         self.operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
@@ -89,6 +91,7 @@ class ModelControl:
             unloader=self._unloader,
             memory=self.memory,
             diagnosis=self.diagnosis,
+            reclaim=self._reclaim,
             metrics=metrics,
             limits=self._limits,
         )
@@ -266,9 +269,7 @@ class ModelControl:
                 before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
                 await self._unloader.unload(record, is_dead=is_dead, to_the_end=True)
             except BaseException:
-                self.registry.unload_failed(record)
-                if is_dead:
-                    self.registry.died(record)
+                self.registry.unload_failed(record, was_dead=is_dead)
                 raise
             try:
                 await self._remove(record)
@@ -276,7 +277,7 @@ class ModelControl:
                 apart = self.memory.accounts.apart(model_id)
                 held = self.memory.gone(model_id)
                 self.registry.finish_unload(record)
-            await self.diagnosis.given_back(Left(held, before, booked, apart))
+            await self._reclaim.wait(Unloaded(held, before, booked, apart))
 
     async def _remove(self, record: ModelRecord) -> None:
         """What Triton is stuck with stays: it may still be reading there."""

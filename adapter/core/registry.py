@@ -137,8 +137,10 @@ class Registry:
     def finish_unload(self, record: ModelRecord) -> None:
         self._apply(record, ModelEvent.UNLOADED)
 
-    def unload_failed(self, record: ModelRecord) -> None:
-        self._apply(record, ModelEvent.UNLOAD_FAILED)
+    def unload_failed(self, record: ModelRecord, *, was_dead: bool = False) -> None:
+        """Return the model to the state that it had before the unload."""
+        event = ModelEvent.DEAD_UNLOAD_FAILED if was_dead else ModelEvent.UNLOAD_FAILED
+        self._apply(record, event)
 
     def vanished(self, record: ModelRecord) -> None:
         self._apply(record, ModelEvent.VANISHED)

@@ -22,6 +22,7 @@ class ModelEvent(Enum):
     UNLOAD_BEGUN = "unload_begun"
     UNLOADED = "unloaded"
     UNLOAD_FAILED = "unload_failed"
+    DEAD_UNLOAD_FAILED = "dead_unload_failed"
     VANISHED = "vanished"
 
 
@@ -33,8 +34,9 @@ TRANSITIONS: dict[tuple[ModelState | None, ModelEvent], ModelState | None] = {
     (ModelState.READY, ModelEvent.UNLOAD_BEGUN): ModelState.UNLOADING,
     (ModelState.DEAD, ModelEvent.UNLOAD_BEGUN): ModelState.UNLOADING,
     (ModelState.UNLOADING, ModelEvent.UNLOADED): None,
-    # it is still there as far as anybody knows
+    # the model is still there as far as anybody knows
     (ModelState.UNLOADING, ModelEvent.UNLOAD_FAILED): ModelState.READY,
+    (ModelState.UNLOADING, ModelEvent.DEAD_UNLOAD_FAILED): ModelState.DEAD,
     # Triton was restarted under us
     (ModelState.READY, ModelEvent.VANISHED): None,
     (ModelState.DEAD, ModelEvent.VANISHED): None,

@@ -107,6 +107,15 @@ def test_an_unload_that_failed_brings_the_model_back_into_the_list():
     assert walk(registry, 10) == [["m"]]
 
 
+def test_a_failed_unload_of_a_dead_model_leaves_it_dead():
+    registry = Registry()
+    registry.died(ready(registry, "m"))
+    record = registry.begin_unload(ModelId("m"))
+    registry.unload_failed(record, was_dead=True)
+    assert record.state is ModelState.DEAD
+    assert walk(registry, 10) == [[]]
+
+
 def test_only_ready_models_are_listed():
     registry = Registry()
     begun(registry, "loading")

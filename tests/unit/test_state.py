@@ -1,6 +1,7 @@
 """Every (state, event) pair: in the table, or it raises and nothing changes."""
 
 import itertools
+from functools import partial
 
 import pytest
 
@@ -22,6 +23,7 @@ ALLOWED = {
     (DEAD, "vanished"): None,
     (UNLOADING, "unloaded"): None,
     (UNLOADING, "unload_failed"): READY,
+    (UNLOADING, "dead_unload_failed"): DEAD,
 }
 PAIRS = list(itertools.product([None, *ModelState], ModelEvent))
 REFUSED = [pair for pair in PAIRS if (pair[0], pair[1].value) not in ALLOWED]
@@ -62,6 +64,7 @@ _CALLS = {
     ModelEvent.UNLOAD_BEGUN: lambda registry, record: registry.begin_unload(record.id),
     ModelEvent.UNLOADED: Registry.finish_unload,
     ModelEvent.UNLOAD_FAILED: Registry.unload_failed,
+    ModelEvent.DEAD_UNLOAD_FAILED: partial(Registry.unload_failed, was_dead=True),
     ModelEvent.VANISHED: Registry.vanished,
 }
 
