@@ -41,7 +41,7 @@ class ModelRecord:
     @property
     def is_renamed(self) -> bool:
         """Triton knows it by another name than the caller does."""
-        return str(self.name) != str(self.id)
+        return self.name != self.id  # type: ignore[comparison-overlap]
 
 
 def not_loaded(model_id: ModelId) -> ModelNotFound:

@@ -245,6 +245,12 @@ class _Call:
         self._answer = HttpAnswer(self, self._connection)
         self._news.set()
 
+    def answered_whole(self, body: bytes) -> None:
+        self.answered()
+        if body:
+            self.received(body)
+        self.ended()
+
     def received(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._held += len(piece)

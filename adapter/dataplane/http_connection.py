@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """`is_probe`: any status is an answer; else one but 200 becomes what `failed` is told."""
         self._receiver = receiver
-        self._step(_BEGUN)
+        self.state = NEXT[self.state, _BEGUN]
         self._record = record
         self._is_head = is_head
         self._is_stream = is_stream
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         """All of the request is written."""
         if self.state is not _BROKEN:
             self._is_sent = True
-            self._step(_SENT)
+            self.state = NEXT[self.state, _SENT]
 
     def pause_reading(self) -> None:
         """Triton is held back."""
@@ -206,22 +206,23 @@ class Connection(asyncio.Protocol):
 
     # -- its end ----------------------------------------------------------------------------
 
-    def _step(self, event: Event) -> None:
-        self.state = NEXT[self.state, event]
-
-    def _end(self) -> None:
-        """The answer is all there, and the connection is free before its receiver hears of it."""
-        self._step(_ENDED)
+    def _end(self, whole: bytes | None = None) -> None:
+        """The answer is all there, and the connection is free before its receiver hears of it.
+        `whole`: its body, of which the receiver has heard nothing yet.
+        """
+        self.state = NEXT[self.state, _ENDED]
         receiver, self._receiver = self._receiver, None
         if self._is_kept and self._is_sent:
             self.resume_reading()
-            self._step(_KEPT)
+            self.state = NEXT[self.state, _KEPT]
             self._owner.free(self)
         else:
             self.abort()
         if receiver is None:
             return
-        if self._fault is None:
+        if whole is not None:
+            receiver.answered_whole(whole)
+        elif self._fault is None:
             receiver.ended()
         else:
             receiver.failed(self._judged(self._fault))
@@ -340,10 +341,13 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, rest: bytes) -> None:
         self._is_kept &= self.state is _AWAITING_HEAD
-        self._step(_HEAD)
+        self.state = NEXT[self.state, _HEAD]
         self._quiet = 0
         self._left = 0 if self._is_head or self.status in _NO_BODY else self.length
         if self.status == _OK or self._is_probe:
+            if self._is_kept and self._left == len(rest):
+                self._end(rest)
+                return
             if self._receiver is not None:
                 self._receiver.answered()
         else:
@@ -437,6 +441,9 @@ class _Nobody:
     def received(self, piece: bytes) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
+
+    def answered_whole(self, _: bytes) -> None:
+        self._hold.end()
 
     def ended(self) -> None:
         self._hold.end()

@@ -130,12 +130,15 @@ def check_whole(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
     is surely not deep.
     """
     part = body if json_bytes is None else body[:json_bytes]
-    if part.count(b"[") + part.count(b"{") > MOST_LEVELS:
+    size = len(part)
+    if size > MOST_LEVELS and part.count(b"[") + part.count(b"{") > MOST_LEVELS:
         Depth().feed(part)
-    most = max_unpacked if _SHARED_MEMORY in body else len(body)
     for found in _SHAPE.finditer(part):
-        if found[1] is not None and part.startswith(b"]", found.end()):
-            _check(found[1], most)
+        dimensions = found[1]
+        if dimensions is None or _values(dimensions) <= size:
+            continue
+        if part.startswith(b"]", found.end()):
+            _check(dimensions, max_unpacked if _SHARED_MEMORY in body else len(body))
 
 
 async def checked(

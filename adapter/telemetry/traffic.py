@@ -1,8 +1,8 @@
 """Requests that the doors answer: how many, with what codes, how long, and how much of that in
 Triton.
 
-Counted by the event loop's thread alone, and therefore without locks: three histograms and a
-counter cost a microsecond a request here, and four with prometheus_client's own.
+Counted by the event loop's thread alone, and therefore without locks. Requests are noted as they
+end and added up by the hundred: between two requests, with cold caches, that costs twice as much.
 """
 
 from bisect import bisect_left
@@ -21,6 +21,7 @@ _SECONDS = (
     *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 _GOOD = {200, "OK"}
+_NOTED = 256  # are added up at once: a quarter of a millisecond
 _OWN_SECONDS = (0.000025, 0.00005, 0.0001, 0.00025, *_SECONDS[:9], 1)
 
 
@@ -61,12 +62,15 @@ class InFlight:
 
 
 class Served:
-    """The answers of one method of one frontend. Keep it: to find it costs as much as to count."""
+    """The answers of one method of one frontend. Keep it: to find it costs as much as to count.
+    Its figures hold after `add_up`.
+    """
 
-    __slots__ = ("answers", "codes", "fast", "in_flight", "own", "total", "upstream")
+    __slots__ = ("_noted", "answers", "codes", "fast", "in_flight", "own", "total", "upstream")
 
     def __init__(self, in_flight: InFlight) -> None:
         self.in_flight = in_flight
+        self._noted: list[tuple[int | str, float, float | None, bool]] = []
         self.fast = 0
         self.codes: dict[int | str, int] = {}
         self.answers = 0
@@ -85,13 +89,20 @@ class Served:
         """`upstream_seconds`: how long of it Triton was waited for; None when it was not asked, or
         when that says nothing, as in a stream. `is_fast`: it took the fast path.
         """
-        self.fast += is_fast
-        self.codes[code] = self.codes.get(code, 0) + 1
-        self.total.observe(seconds)
-        if upstream_seconds is not None:
-            self.upstream.observe(upstream_seconds)
-            self.own.observe(max(0.0, seconds - upstream_seconds))
-            self.answers += code in _GOOD
+        self._noted.append((code, seconds, upstream_seconds, is_fast))
+        if len(self._noted) == _NOTED:
+            self.add_up()
+
+    def add_up(self) -> None:
+        for code, seconds, upstream_seconds, is_fast in self._noted:
+            self.fast += is_fast
+            self.codes[code] = self.codes.get(code, 0) + 1
+            self.total.observe(seconds)
+            if upstream_seconds is not None:
+                self.upstream.observe(upstream_seconds)
+                self.own.observe(max(0.0, seconds - upstream_seconds))
+                self.answers += code in _GOOD
+        self._noted.clear()
 
 
 class Traffic(Collector):
@@ -106,7 +117,7 @@ class Traffic(Collector):
     @property
     def answers(self) -> int:
         """Good ones that came from Triton; those of streams are left out."""
-        return sum(served.answers for served in self._served.values())
+        return sum(served.answers for served in self._added_up().values())
 
     def in_flight_of(self, frontend: str) -> InFlight:
         return self._frontends.setdefault(frontend, InFlight())
@@ -116,6 +127,16 @@ class Traffic(Collector):
         if found is None:
             found = self._served[frontend, method] = Served(self.in_flight_of(frontend))
         return found
+
+    def added_up(self, frontend: str, method: str) -> Served:
+        found = self.served(frontend, method)
+        found.add_up()
+        return found
+
+    def _added_up(self) -> dict[tuple[str, str], Served]:
+        for served in self._served.values():
+            served.add_up()
+        return self._served
 
     def describe(self) -> Iterable[Metric]:
         return []  # the names are nobody else's
@@ -144,7 +165,7 @@ class Traffic(Collector):
             "Those of them that took the fast path of the http listener.",
             labels=("frontend", "method"),
         )
-        for names, served in self._served.items():
+        for names, served in self._added_up().items():
             if served.fast:
                 fast.add_metric(names, served.fast)
             for code, count in served.codes.items():

@@ -187,7 +187,7 @@ class Door:
 
     def count(self, frontend: str, method: str, code: int) -> int:
         """Answers counted so far."""
-        return self.house.metrics.traffic.served(frontend, method).codes.get(code, 0)
+        return self.house.metrics.traffic.added_up(frontend, method).codes.get(code, 0)
 
     async def until_lost(self) -> None:
         """No connection of a caller is left."""

@@ -213,7 +213,7 @@ async def play(ways: Ways, connections: int) -> Counter[str]:
             caller.writer.close()
             await door.until_lost()
         seen["fast"] = sum(
-            door.house.metrics.traffic.served(*kind).fast
+            door.house.metrics.traffic.added_up(*kind).fast
             for kind in (("sagemaker", "invoke"), ("v2", "infer"))
         )
     return seen

@@ -14,7 +14,8 @@ from typing import Protocol, cast
 
 from adapter.errors import AdapterError, InvalidRequest, NotStarted, SlowBody
 from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
-from adapter.frontends.http.fast_path import FastPath, Inference, guarded
+from adapter.frontends.http.callbacks import guarded
+from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import END, Head, Heads
 
 # Bytes behind the request in hand from which on the caller is held back.

@@ -6,20 +6,20 @@ cannot be begun here goes to aiohttp, which says why. Nothing is parsed but the 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import wraps
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
-from adapter.core.calls import Check, FastDataPlane, Upstream
+from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
 from adapter.core.inflight import Claim, InflightBytes
 from adapter.errors import AdapterError, BackendError, CapacityError, NotStarted
 from adapter.frontends.http import binary
+from adapter.frontends.http.callbacks import guarded
 from adapter.frontends.http.head import Plain, headers_of
 from adapter.frontends.http.observer import (
     INTERNAL_ERROR,
@@ -31,6 +31,7 @@ from adapter.frontends.http.observer import (
     error_body,
     head_of,
     json_answer,
+    lines_of,
 )
 
 # Bodies up to this size are gathered, and answers up to this are; others are passed on, and all
@@ -65,31 +66,6 @@ _NONE, _GATHERING, _WAITING_ITS_TURN, _CONNECTING, _SENDING, _WAITING, _ANSWERIN
 
 
 log = logging.getLogger(__name__)
-
-
-class Guarded(Protocol):
-    """`bug` is told what a callback did not expect; it must not raise."""
-
-    def bug(self, error: Exception) -> None: ...
-
-
-_Self = TypeVar("_Self", bound=Guarded)
-_Given = ParamSpec("_Given")
-
-
-def guarded(
-    act: Callable[Concatenate[_Self, _Given], None],
-) -> Callable[Concatenate[_Self, _Given], None]:
-    """A callback after which nothing hangs and nothing leaks, whatever it raises."""
-
-    @wraps(act)
-    def run(self: _Self, *args: _Given.args, **kwargs: _Given.kwargs) -> None:
-        try:
-            act(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - all of them
-            self.bug(error)
-
-    return run  # type: ignore[return-value] # of the same parameters
 
 
 @dataclass(slots=True)
@@ -326,27 +302,47 @@ class Inference:
     # -- Receiver ---------------------------------------------------------------------------
 
     @guarded
+    def answered_whole(self, body: bytes) -> None:
+        head = self._begin_answer(b"Content-Length: %d\r\n" % len(body))
+        self._status = _OK
+        if len(body) <= _JOINED_BYTES:
+            self._front.transport.write(head + body)
+        else:
+            self._front.transport.writelines((head, body))
+        lease, self._lease, self._upstream = self._lease, None, None
+        if lease is not None:  # nothing else is left of a request that went on to its end
+            lease.end()
+        self._over()
+        self._front.answered(is_last=self._is_last)
+
+    @guarded
     def answered(self) -> None:
-        upstream = self._upstream
-        assert upstream is not None  # noqa: S101 - it tells this
-        length = upstream.length
-        self._waited = monotonic() - self._asked
-        self._stage = _ANSWERING
-        self._is_last = not (self._is_whole and self._front.takes_more)
+        assert self._upstream is not None  # noqa: S101 - it tells this
+        length = self._upstream.length
         self._is_chunked = length is None
         frame = b"Transfer-Encoding: chunked\r\n"
         if length is not None:
             frame = b"Content-Length: %d\r\n" % length
             self._hold(length, _WHOLE_BYTES)
-        fields = self._fields(upstream)
-        rest = frame + self._plain.echoed
-        self._head = head_of(_OK, fields, rest, self._path.clock, is_last=self._is_last)
+        self._head = self._begin_answer(frame)
 
-    def _fields(self, upstream: Upstream) -> list[tuple[bytes, bytes]]:
+    def _begin_answer(self, frame: bytes) -> bytes:
+        """The head of the answer; `frame` is its line on where the body ends."""
+        assert self._upstream is not None  # noqa: S101 - it tells this
+        self._waited = monotonic() - self._asked
+        self._stage = _ANSWERING
+        self._is_last = not (self._is_whole and self._front.takes_more)
+        plain, headers = self._plain, self._upstream.headers
+        if plain.answered is not headers:  # Triton says the same again, mostly
+            plain.answered, plain.lines = headers, lines_of(self._fields(headers))
+        rest = plain.lines + frame + plain.echoed
+        return head_of(_OK, (), rest, self._path.clock, is_last=self._is_last)
+
+    def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         if self._plain.route.frontend == "v2":
-            return [pair for pair in upstream.headers if pair[0].lower() not in _DROPPED]
+            return [pair for pair in headers if pair[0].lower() not in _DROPPED]
         fields = _JSON
-        for name, value in upstream.headers:
+        for name, value in headers:
             key = name.lower()
             if key == _HEADER_LENGTH:
                 fields = [(b"Content-Type", _BINARY + value), *fields[1:]]

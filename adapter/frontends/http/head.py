@@ -13,6 +13,7 @@ from typing import TypeAlias
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from multidict import CIMultiDict
 
+from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
 from adapter.frontends.http import binary
@@ -46,7 +47,8 @@ _ECHOED = {name.lower().encode(): name.encode() for name in ECHOED}
 @dataclass(slots=True)
 class Plain:
     """`onward` is its head for Triton, `echoed` are header lines of the answer. `json_bytes`: how
-    much of the body is JSON, None for all.
+    much of the body is JSON, None for all. `lines`: what the answer says of Triton's headers that
+    are `answered`.
     """
 
     route: Route
@@ -55,6 +57,8 @@ class Plain:
     onward: bytes
     echoed: bytes
     json_bytes: int | None
+    answered: RawHeaders | None = None
+    lines: bytes = b""
 
 
 @dataclass(slots=True)

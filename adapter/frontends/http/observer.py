@@ -111,9 +111,12 @@ def head_of(
     status: int, fields: Iterable[tuple[bytes, bytes]], rest: bytes, clock: Clock, *, is_last: bool
 ) -> bytes:
     """`rest` is of whole lines. `is_last`: the connection closes behind the answer."""
-    lines = b"".join([b"%b: %b\r\n" % pair for pair in fields])
     close = b"Connection: close\r\n" if is_last else b""
-    return b"%b%b%b%b%b" % (_LINES[status], lines, rest, close, clock.line)
+    return b"%b%b%b%b%b" % (_LINES[status], lines_of(fields), rest, close, clock.line)
+
+
+def lines_of(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % pair for pair in fields])
 
 
 def json_answer(
