@@ -213,7 +213,8 @@ class Connection(asyncio.Protocol):
         self.state = NEXT[self.state, _ENDED]
         receiver, self._receiver = self._receiver, None
         if self._is_kept and self._is_sent:
-            self.resume_reading()
+            if self._is_held:
+                self.resume_reading()
             self.state = NEXT[self.state, _KEPT]
             self._owner.free(self)
         else:

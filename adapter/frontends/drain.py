@@ -21,6 +21,7 @@ class Drain:
         self._control = control
         self._traffic = traffic
         self._min_seconds = min_seconds
+        self._beginnings: list[Callable[[], None]] = []
         self._refusals: list[Callable[[], None]] = []
         self._noticed_at = 0.0  # when the least time is over; of the event loop's clock
 
@@ -29,7 +30,13 @@ class Drain:
             self.is_on = True
             self._noticed_at = asyncio.get_running_loop().time() + self._min_seconds
             self._control.close()
+            for act in self._beginnings:
+                act()
             asyncio.get_running_loop().call_at(self._noticed_at, self._refuse)
+
+    def at_once(self, act: Callable[[], None]) -> None:
+        """To be called when the drain begins."""
+        self._beginnings.append(act)
 
     def then_refuse(self, refuse: Callable[[], None]) -> None:
         """To be called when the least time is over: what has not wholly come is not waited for."""

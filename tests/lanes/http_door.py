@@ -121,6 +121,7 @@ class Door:
     lane: HttpListener
     house: House
     upstream: Upstream
+    drain: Drain
     seen: list[web.BaseRequest] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -229,19 +230,20 @@ async def opened(
             house.metrics.traffic.served, default_model=ModelId("m"), max_body_bytes=MAX_BODY
         )
         heads.host = plane.host
+        drain = Drain(house.control, house.metrics.traffic, 0)
         lane = HttpListener(
             HttpMiddleware(application, observer).serve,
             FastPath(house.control, plane, observer, Clock(), inflight),
             heads,
             observer,
-            drain=Drain(house.control, house.metrics.traffic, 0),
+            drain=drain,
             limits=limits,
             look_seconds=0.02,
         )
         listening = parse_address(where)
         port = await lane.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)
-        door = Door(address, lane, house, upstream)
+        door = Door(address, lane, house, upstream, drain)
         try:
             yield door
         finally:

@@ -73,7 +73,7 @@ async def test_a_drain_refuses_what_has_not_wholly_come(path, frame):
         caller = await door.connect()
         await caller.send(head(path, frame) + b"2\r\n{}")
         await until(lambda: any(not c.is_idle for c in door.lane._connections))
-        door.lane._drain.begin()
+        door.drain.begin()
         closing = asyncio.create_task(door.lane.close(60))
         await refused(caller)
         assert await caller.rest() == b""
@@ -85,7 +85,7 @@ async def test_a_body_that_is_begun_amid_a_drain_is_not_waited_for_either():
     async with opened(limits=LONG) as door, asyncio.timeout(SECONDS):
         caller = await door.connect()
         assert (await caller.ask(request(LANE))).status == 200
-        door.lane._drain.begin()
+        door.drain.begin()
         await caller.send(head(LANE, FRAMES[0]) + b"{}")
         await refused(caller)
 

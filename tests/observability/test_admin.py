@@ -35,7 +35,7 @@ def test_each_task_tells_where_it_stands(adapter: RunningAdapter):
     with closing(Client(adapter.admin)) as admin:
         told = admin.get("/debug/tasks").body.decode()
     [chain] = [text for text in told.split("\n\n") if "in Housekeeping.run" in text]
-    assert "in ModelControl.watch" in chain
+    assert "in ModelControl.run_housekeeping" in chain
 
 
 def test_operations_and_failures_over_http_bear_the_names_of_their_requests(

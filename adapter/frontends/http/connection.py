@@ -94,8 +94,6 @@ class Listener(Protocol):
     heads: Heads
 
     @property
-    def takes_more(self) -> bool: ...
-    @property
     def linger_seconds(self) -> float: ...
     def handler(self, application: Application) -> Handler: ...
     def opened(self, connection: "Connection") -> None: ...
@@ -124,7 +122,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def takes_more(self) -> bool:
-        return self._server.takes_more
+        return self._server.fast.takes_more
 
     @property
     def is_idle(self) -> bool:
@@ -271,10 +269,10 @@ class Connection(asyncio.Protocol):
 
     def answered(self, *, is_last: bool) -> None:
         """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
-        if is_last or self.left or not self._server.takes_more:
+        if is_last or self.left or not self._server.fast.takes_more:
             self.end(gently=bool(self.left or self._ahead))
             return
-        self._enter(_IDLE)
+        self.state, self._since = _IDLE, self._loop.time()
         self._arrival = None
         if not (self._application.is_for_good or self.transport.is_reading()):
             self.transport.resume_reading()

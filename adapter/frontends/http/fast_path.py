@@ -71,7 +71,8 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class FastPath:
     """What all plain inferences share. `held`: bytes of bodies that wait for the rest of them, and
-    of answers. `inflight`: of bodies that are not gathered.
+    of answers. `inflight`: of bodies that are not gathered. `takes_more`: the next request of a
+    connection is welcome here.
     """
 
     control: ModelControl
@@ -80,6 +81,7 @@ class FastPath:
     clock: Clock
     inflight: InflightBytes
     held: int = 0
+    takes_more: bool = True
 
 
 class Front(Protocol):
@@ -88,8 +90,6 @@ class Front(Protocol):
     transport: asyncio.Transport
     is_full: bool
 
-    @property
-    def takes_more(self) -> bool: ...
     def serve_by_application(self, data: bytes) -> None: ...
     def answered(self, *, is_last: bool) -> None: ...
     def refuse(self, why: str) -> None: ...
@@ -120,7 +120,7 @@ class Inference:
         """Take the request, of whose body of `length` bytes some is there; False: it is not for
         here.
         """
-        if not self._front.takes_more:
+        if not self._path.takes_more:
             return False
         self._plain, self._raw = plain, raw
         self._begun = monotonic()
@@ -331,7 +331,7 @@ class Inference:
         assert self._upstream is not None  # noqa: S101 - it tells this
         self._waited = monotonic() - self._asked
         self._stage = _ANSWERING
-        self._is_last = not (self._is_whole and self._front.takes_more)
+        self._is_last = not (self._is_whole and self._path.takes_more)
         plain, headers = self._plain, self._upstream.headers
         if plain.answered is not headers:  # Triton says the same again, mostly
             plain.answered, plain.lines = headers, lines_of(self._fields(headers))
@@ -428,7 +428,7 @@ class Inference:
         self, status: int, body: dict[str, Any], fields: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
         self._status = status
-        is_last = not (self._is_whole and self._front.takes_more)
+        is_last = not (self._is_whole and self._path.takes_more)
         answer = json_answer(
             *(status, encoded(body), self._path.clock, fields),
             echoed=self._plain.echoed,

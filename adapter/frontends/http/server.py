@@ -54,10 +54,9 @@ class HttpListener:
         self.heads = heads
         self._serve = serve
         self._observer = observer
-        self._drain = drain
-        self._is_closing = False
         self._is_refusing = False
         self._look_seconds = look_seconds
+        drain.at_once(self._take_no_more)
         drain.then_refuse(self._refuse_arriving)
         self._connections = Connections() if connections is None else connections
         self._all_lost: asyncio.Future[None] | None = None
@@ -88,7 +87,7 @@ class HttpListener:
     async def close(self, grace_seconds: float) -> None:
         """Take nothing new; what is in hand has its time to be answered."""
         self._server.close()
-        self._is_closing = True
+        self._take_no_more()
         for connection in self._connections:
             connection.stop()
         if not await self._are_lost(grace_seconds):
@@ -145,15 +144,13 @@ class HttpListener:
         status, body = error_body(error, None)
         return json_answer(status, encoded(body), self.fast.clock, is_last=True)
 
-    @property
-    def takes_more(self) -> bool:
-        """Callers are not told to go elsewhere with their next request."""
-        return not (self._drain.is_on or self._is_closing)
+    def _take_no_more(self) -> None:
+        self.fast.takes_more = False
 
     @property
     def linger_seconds(self) -> float:
         limits = self.limits
-        return limits.linger if self.takes_more else min(limits.linger, limits.hurry)
+        return limits.linger if self.fast.takes_more else min(limits.linger, limits.hurry)
 
     async def _look(self) -> None:
         self.fast.clock.tick()
