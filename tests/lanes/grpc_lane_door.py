@@ -83,8 +83,8 @@ class RelayDoor:
                 await relay.ended.wait()
                 assert relay.downstream.streams == {}
                 assert relay.upstreams == []
-                assert relay.downstream.held == 0
-            assert self.server._context.held.held == 0
+                assert relay.downstream.buffered == 0
+            assert self.server._context.buffered.total == 0
             while self.server._context.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

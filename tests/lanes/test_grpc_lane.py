@@ -499,7 +499,7 @@ async def test_more_than_the_window_of_the_connection_ends_it():
         wire_to(door.address) as wire,
     ):
         wire.greet()
-        door.server._context.held.most = 0
+        door.server._context.buffered.limit = 0
         await wire.until(frames.SETTINGS)
         message = prefixed(
             pb.ModelInferRequest(

@@ -228,7 +228,7 @@ def test_a_block_read_by_its_fields_means_what_it_means_as_a_whole(blocks, garba
             HeaderReader(meanings, 200),
             HeaderReader(HeaderBlockCache(lambda h: h), 200),
         )
-        reader.no_table_from_here()
-        whole.no_table_from_here()
+        reader.table_size_acknowledged()
+        whole.table_size_acknowledged()
         whole._fields = whole._decode
         assert reading(reader.read, block) == reading(whole.read, block)

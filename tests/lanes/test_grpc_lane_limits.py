@@ -243,7 +243,7 @@ async def test_what_waits_is_refused_where_too_much_is_held():
         wire_to(door.address) as second,
     ):
         site = door.server._context
-        site.held.most = MIB
+        site.buffered.limit = MIB
         first.greet()
         first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
         await until(lambda: site.inflight.taken)
@@ -255,4 +255,4 @@ async def test_what_waits_is_refused_where_too_much_is_held():
         for stream_id in streams:
             _, trailers = await second.answer(stream_id)
             assert b"too much is on its way to Triton" in trailers
-        assert site.held.held == 0
+        assert site.buffered.total == 0

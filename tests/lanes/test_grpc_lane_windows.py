@@ -268,7 +268,7 @@ async def test_too_much_that_waits_for_its_rest_goes_on_and_all_is_answered():
     """Many requests whose ends come last, and together more than may be held."""
     message = prefixed(big_request("m", 200_000))
     async with relay_before(echo) as door, wire_to(door.address) as wire:
-        door.server._context.held.most = MIB
+        door.server._context.buffered.limit = MIB
         wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
         wire.send(frames.window_update(0, ALL - 65_535))
         ids = range(1, 41, 2)
@@ -385,7 +385,7 @@ async def until(condition, seconds: float = 10) -> None:
 
 def held(door) -> int:
     """All that the listener has in its memory of what passes."""
-    total = door.server._context.held.held
+    total = door.server._context.buffered.total
     for relay in door.server._sessions:
         for wire in (relay.downstream, *relay.upstreams):
             total += sum(map(len, wire.out)) + len(wire._rest)
@@ -454,7 +454,7 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
         pouring = asyncio.create_task(pour(triton, 1, whole))
         (relay,) = door.server._sessions
         await until(
-            lambda: relay.downstream.is_paused and relay.upstreams[0].held > STREAM_WINDOW // 2
+            lambda: relay.downstream.is_paused and relay.upstreams[0].buffered > STREAM_WINDOW // 2
         )
         assert 0 < held(door) < 2 * MIB
         wire.reader._transport.resume_reading()

@@ -31,7 +31,7 @@ HELD = {
     "default_size": ("123457", {"default_bytes"}),
     "max_body_bytes": ("1234567", {"_max_body", "_max_unpacked"}),
     "max_control_body_bytes": ("234567", {"_max_control_body"}),
-    "grpc_max_unary_bytes": ("345678", {"unary", "most_bytes"}),
+    "grpc_max_unary_bytes": ("345678", {"unary", "max_bytes"}),
     "grpc_max_stream_bytes": ("3456789", {"stream", "_max_message_bytes"}),
     "max_inflight_body_bytes": ("34567891", {"limit"}),
     "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),

@@ -1,4 +1,4 @@
-"""What all connections of the door share."""
+"""What the connections of one listener share, and how upstreams are connected."""
 
 import asyncio
 import socket
@@ -9,10 +9,10 @@ from typing import Any
 
 from adapter.core.inflight import InflightBytes
 from adapter.dataplane.proxy.routing import Answer, Call, RoutingPolicy, read_answer, read_call
-from adapter.protocols.http2.flow_control import HeldBytes
+from adapter.protocols.http2.flow_control import BufferedBytes
 from adapter.protocols.http2.headers import HeaderBlockCache
 
-MAX_HELD_BYTES = 2**26
+MAX_BUFFERED_BYTES = 2**26
 _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3
 
 Connect = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
@@ -20,9 +20,9 @@ Connect = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """With callers; seconds. A request has to come at `rate` bytes a second, averaged, after
-    `slow`. Of an answer something has to be taken every `answer`; when its model or the adapter
-    has to go, all of it at `rate`, after `hurry`.
+    """Time limits of clients, in seconds. After `slow` a request must arrive at `rate` bytes a
+    second on average. Part of a response must be read every `answer`; when its model is unloaded
+    or the adapter stops, all of it at `rate`, after `hurry`.
     """
 
     slow: float = 10
@@ -32,31 +32,30 @@ class CallerLimits:
 
 
 class ProxyContext:
-    """`is_leaving`: the adapter stops, and waits for callers no more than it has to.
-
-    `connect_*` raise OSError. `held`: what was received and cannot go on yet.
+    """`connect_*` raise OSError. `buffered` counts what was received and cannot be forwarded yet.
+    `is_stopping`: the adapter stops, and clients get little more time.
     """
 
     def __init__(
         self,
         policy: RoutingPolicy,
         connect_triton: Connect,
-        connect_server: Connect,
+        connect_fallback: Connect,
         *,
         timeout_seconds: float,
         max_message_bytes: int,
         inflight: InflightBytes,
-        max_held_bytes: int = MAX_HELD_BYTES,
+        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
     ) -> None:
         self.policy = policy
         self.connect_triton = connect_triton
-        self.connect_server = connect_server
+        self.connect_fallback = connect_fallback
         self.timeout_seconds = timeout_seconds
         self.max_message_bytes = max_message_bytes
         self.inflight = inflight
-        self.held = HeldBytes(max_held_bytes)
+        self.buffered = BufferedBytes(max_buffered_bytes)
         self.caller_limits = CallerLimits()
-        self.is_leaving = False
+        self.is_stopping = False
         self.calls: HeaderBlockCache[Call] = HeaderBlockCache(partial(read_call, policy))
         self.answers: HeaderBlockCache[Answer] = HeaderBlockCache(read_answer)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -68,7 +67,7 @@ class ProxyContext:
 
 
 def connect_to(address: Callable[[], str | None]) -> Connect:
-    """`host:port` or `unix:/path`, None while there is none; OSError when nobody is there."""
+    """Connect to `host:port` or `unix:/path`; OSError where nobody listens, or it is None yet."""
 
     async def connect(protocol: asyncio.Protocol) -> None:
         found = address()
@@ -86,7 +85,7 @@ def connect_to(address: Callable[[], str | None]) -> Connect:
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:
-    """So that a host that is gone does not hold what it was asked for ever."""
+    """Notice a host that is gone, which would keep its requests waiting for ever."""
     own = transport.get_extra_info("socket")
     if own is not None:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""One request of a caller: from its head until both sides have done with it."""
+"""One proxied request: its two streams, and how far it has come."""
 
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Stage(Enum):
-    """`follows`: what may, by the table `FOLLOWS`; to look there costs the hash of an Enum."""
+    """`follows` is this stage's row of `FOLLOWS`; a look-up there would hash the member."""
 
     follows: tuple["Stage", ...]
 
-    ARRIVING = "nothing of it has gone on; what came is held"
-    WAITING = "the same, and it is not its turn: too much is on its way to Triton"
-    SENDING = "its head has gone on; not all of it"
-    ASKED = "all of it has gone on"
-    ABANDONED = "all of it has gone on, nobody waits for the answer, and that is not all here"
-    OVER = "the caller has the end, or it is on its way; nothing more comes of the link"
+    ARRIVING = "nothing has been forwarded; what was received is buffered"
+    WAITING = "as ARRIVING, while too many bytes are in flight to Triton"
+    SENDING = "its headers have been forwarded, its end has not"
+    SENT = "all of it has been forwarded"
+    ABANDONED = "as SENT, and nobody waits for the response, which is not complete"
+    OVER = "the client has the end of the response, or it is queued; the upstream sends no more"
 
 
 FOLLOWS = {
-    Stage.ARRIVING: {Stage.WAITING, Stage.SENDING, Stage.ASKED, Stage.OVER},
+    Stage.ARRIVING: {Stage.WAITING, Stage.SENDING, Stage.SENT, Stage.OVER},
     Stage.WAITING: {Stage.SENDING, Stage.OVER},
-    Stage.SENDING: {Stage.ASKED, Stage.OVER},
-    Stage.ASKED: {Stage.ABANDONED, Stage.OVER},
+    Stage.SENDING: {Stage.SENT, Stage.OVER},
+    Stage.SENT: {Stage.ABANDONED, Stage.OVER},
     Stage.ABANDONED: {Stage.OVER},
     Stage.OVER: {Stage.OVER},
 }
@@ -39,90 +39,90 @@ for _stage, _after in FOLLOWS.items():
     _stage.follows = tuple(_after)
 
 _ABANDONED, _OVER = Stage.ABANDONED, Stage.OVER
-_ARRIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
+_RECEIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
 
 
-class Onward(Protocol):
-    """The connection that a request goes on by."""
+class UpstreamConnection(Protocol):
+    """The connection that a request is forwarded on."""
 
     is_triton: bool
 
     def send(self, stream: "Stream[Exchange]", piece: Piece, *, end: bool = False) -> None: ...
     def credit(self, stream: "Stream[Exchange]", size: int) -> None: ...
     def cancel(self, stream: "Stream[Exchange]") -> None: ...
-    def hold(self, size: int) -> None: ...
+    def add_buffered(self, size: int) -> None: ...
 
 
 class Exchange:
-    """`near` is its stream at the caller, `far` that at `upstream`, which is Triton or the server
-    beside us; `direct_call` is there when it is Triton. `deadline`: of the event loop's clock.
+    """`inbound` is the stream of the client's connection, `outbound` that of `upstream`.
+    `direct_call` is set when the upstream is Triton. `deadline` is by the event loop's clock.
 
-    `held`: what came while it was ARRIVING or WAITING; below `wanted` bytes there is nothing to
-    decide.
-    `left`: bytes of the message that are still to come; `last`: its last byte, which goes on with
-    the end alone, so that Triton has all of a request or knows of none. `claim`: its part of what
-    may be on its way to Triton, where it is large.
-    `came`: bytes of the request, in `waited` seconds; `taken`: bytes of the answer.
+    `buffered` holds what was received while ARRIVING or WAITING; with less than `needed_bytes` of
+    it there is nothing to decide. `claim` is a large request's share of the bytes in flight.
+    `remaining_bytes` of the message are still to come. `last_byte` is forwarded together with
+    END_STREAM, so that Triton never executes a request whose end was not received.
+    `received_bytes` of the request came in `waited_seconds`; `taken_bytes` of the response were
+    sent. `unread_mark` and `hurry_mark` are a time and the `taken_bytes` of that time: of the last
+    progress, and of when the model or the adapter began to wait for this response.
     """
 
     __slots__ = (
+        "buffered",
         "call",
-        "came",
         "claim",
         "deadline",
         "direct_call",
-        "far",
         "has_data",
-        "has_head",
-        "held",
-        "hurried",
-        "last",
-        "left",
-        "near",
+        "has_headers",
+        "hurry_mark",
+        "inbound",
+        "last_byte",
+        "needed_bytes",
+        "outbound",
+        "received_bytes",
+        "remaining_bytes",
+        "scanner",
         "stage",
-        "stuck",
-        "taken",
+        "taken_bytes",
+        "unread_mark",
         "upstream",
-        "waited",
-        "wanted",
-        "watch",
+        "waited_seconds",
     )
 
     def __init__(self, stream_id: int, send_window: int, call: Call, deadline: float) -> None:
         self.call = call
         self.deadline = deadline
         self.stage = Stage.ARRIVING
-        self.near: Stream[Exchange] = Stream(stream_id, self, send_window)
-        self.far: Stream[Exchange] | None = None
-        self.upstream: Onward | None = None
+        self.inbound: Stream[Exchange] = Stream(stream_id, self, send_window)
+        self.outbound: Stream[Exchange] | None = None
+        self.upstream: UpstreamConnection | None = None
         self.direct_call: DirectCall | None = None
-        self.watch: NameScanner | None = None
+        self.scanner: NameScanner | None = None
         self.claim: Claim | None = None
-        self.held: bytearray | bytes = b""
-        self.wanted = PREFIX_BYTES + 2
-        self.left = 0
-        self.last: bytes | memoryview = b""
-        self.came = self.taken = 0
-        self.waited = 0.0
-        # when that was seen last, and how much had been taken then
-        self.stuck: tuple[float, int] | None = None
-        self.hurried: tuple[float, int] | None = None
-        self.has_head = self.has_data = False  # of the answer, the caller has
+        self.buffered: bytearray | bytes = b""
+        self.needed_bytes = PREFIX_BYTES + 2
+        self.remaining_bytes = 0
+        self.last_byte: bytes | memoryview = b""
+        self.received_bytes = self.taken_bytes = 0
+        self.waited_seconds = 0.0
+        self.unread_mark: tuple[float, int] | None = None
+        self.hurry_mark: tuple[float, int] | None = None
+        self.has_headers = self.has_data = False  # of the response, forwarded to the client
 
     @property
-    def is_told(self) -> bool:
-        """The caller waits for nothing more of the link."""
+    def is_answered(self) -> bool:
+        """The client waits for nothing more of the upstream."""
         return self.stage is _OVER or self.stage is _ABANDONED
 
     @property
     def is_arriving(self) -> bool:
-        """It is an inference, of one message, of which its caller has more to send."""
-        is_one = self.stage in _ARRIVING and self.call.direct is not None
-        return is_one and not self.near.is_ended
+        """This is a unary inference whose client has not sent END_STREAM."""
+        is_unary = self.stage in _RECEIVING and self.call.direct is not None
+        return is_unary and not self.inbound.is_ended
 
     def to(self, stage: Stage) -> None:
         if stage not in self.stage.follows:
             raise RuntimeError(f"{self.stage.name} is not followed by {stage.name}")
         self.stage = stage
-        if self.claim is not None and stage not in _ARRIVING:
+        if self.claim is not None and stage not in _RECEIVING:
             self.claim.end()

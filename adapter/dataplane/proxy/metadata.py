@@ -1,6 +1,6 @@
-"""What gRPC's own parsers do not take of a request's headers.
+"""Finds request headers that gRPC's parsers reject.
 
-Triton and the server beside us would answer such a call INTERNAL, but it is its caller's fault.
+Triton and the fallback server would answer such a call INTERNAL, though the client is at fault.
 """
 
 import re
@@ -18,7 +18,7 @@ _MOST_NUMBER, _COST_BYTES = 2**31, 8
 
 
 def odd_header(headers: Headers) -> str | None:
-    """Why a call with these is refused."""
+    """Return why a call with these headers is refused; None where it is not."""
     for key, value in headers:
         if key.startswith(b":"):
             continue
@@ -34,13 +34,13 @@ def odd_header(headers: Headers) -> str | None:
 
 
 def seconds_of(timeout: bytes) -> float | None:
-    """Of `grpc-timeout`; None for what is none."""
+    """Parse `grpc-timeout`; None where it is malformed."""
     found = _TIMEOUT.fullmatch(timeout)
     return None if found is None else int(found[1]) * _UNITS[found[2]]
 
 
 def _bytes_of(text: bytes) -> bytes | None:
-    """Of base64, with padding or without; None where grpc would not take it."""
+    """Decode base64 with or without padding; None where grpc would reject it."""
     padded = text + b"=" * (-len(text) % 4)
     try:
         found = b64decode(padded, validate=True)

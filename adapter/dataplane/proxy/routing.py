@@ -1,4 +1,4 @@
-"""What the relay asks others: which calls may go straight to Triton, and what is told of errors."""
+"""Which calls go to Triton directly, as the proxy asks it, and the heads of calls and answers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from adapter.protocols.http2.headers import (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The head of a request. `direct` is the block for Triton when the call may go there as it is;
-    `served` the block for the server beside us. `mesh_id` is what the metadata names, `seconds`
-    the caller's own limit. `refusal`: why it is answered at once, and goes nowhere. `most_bytes`
-    bounds its message where it does not go to Triton; None for a stream, of which others judge
-    each. `length` is what `content-length` says. `http_status`: the answer to what is not gRPC.
-    `direct_start`: of the frame of `direct`, empty where that needs more than one.
+    """The headers of a request. `direct` is the header block for Triton, None when the call may not
+    go there; `fallback` the one for the fallback server. `mesh_id` is the model that the metadata
+    names, `seconds` the timeout. A `refusal` is answered at once. `max_bytes` bounds the message
+    for the fallback server; None for a stream, whose messages that server judges. `length` is
+    `content-length`, `http_status` the response to what is not gRPC. `direct_start` begins the
+    HEADERS frame of `direct`; empty where it needs CONTINUATION.
     """
 
     path: bytes
-    served: bytes
+    fallback: bytes
     direct: bytes | None
     mesh_id: str | None
     seconds: float | None
     refusal: str | None
-    most_bytes: int | None
+    max_bytes: int | None
     length: int | None
     http_status: int | None
     direct_start: bytes
@@ -41,9 +41,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The head of an answer, or its trailers; `status` as gRPC's `grpc-status` has it. Its frame
-    begins with `head_start`, or with `end_start` where it ends the answer; empty where it needs
-    more than one.
+    """The headers of a response (`is_first`), or its trailers; `status` is `grpc-status`. Its frame
+    begins with `head_start`, or with `end_start` where it ends the stream; both are empty where
+    it needs CONTINUATION.
     """
 
     block: bytes
@@ -51,54 +51,54 @@ class Answer:
     end_start: bytes
     status: int | None
     text: str
-    is_alone: bool
+    is_first: bool
 
 
 class DirectCall(Protocol):
-    """One inference that was let through. It holds its model until Triton has done with it, which
-    may be after its caller has been told, or has left.
+    """One inference that goes to Triton directly. It holds its model until Triton has finished it,
+    possibly after the client was answered or has left.
     """
 
-    def when_model_goes(self, act: Callable[[], None]) -> None:
-        """Called when an unload begins before Triton has done with it; at once when one has."""
+    def on_unload(self, act: Callable[[], None]) -> None:
+        """Run `act` when an unload begins before the call ends; at once where it has begun."""
 
     def answered(self) -> None:
-        """Triton has, and the caller is told."""
+        """Triton succeeded: end the call."""
 
     def cancelled(self) -> None:
-        """The caller has left; what becomes of the model's lease is told besides."""
+        """Count the call of a client that left; `ended`, or `abandoned` first, follows."""
 
     def abandoned(self) -> None:
-        """Nobody waits for the answer any more, and Triton still works on it, until `ended`."""
+        """Nobody waits for the response any more; Triton works on it until `ended`."""
 
     def ended(self) -> None:
-        """Triton has done with what nobody waits for."""
+        """Triton has finished an abandoned call."""
 
     def fault(self, status: int, text: str) -> AdapterError:
-        """What Triton's status means. Ends nothing."""
+        """Return the error that Triton's status means. The call does not end."""
 
     async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str]:
-        """The status that the caller is told. `is_over`: Triton has done with it."""
+        """Return the gRPC status for the client. `is_over`: Triton has finished the call."""
 
 
 class RoutingPolicy(Protocol):
-    def is_for_triton(self, header: bytes) -> bool:
-        """False for what ends here."""
+    def is_forwarded(self, header: bytes) -> bool:
+        """False for headers that are not for Triton."""
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
-        """May a call with these headers go straight, and for which model by its metadata?"""
+        """Return whether a call with these headers may go direct, and the metadata's model id."""
 
-    def most_bytes(self, path: bytes) -> int | None:
-        """Of the message of such a call that is served beside us; None for streams."""
+    def max_bytes(self, path: bytes) -> int | None:
+        """Return the limit of a message that goes to the fallback server; None for streams."""
 
     def refused(self, path: bytes, error: AdapterError) -> tuple[int, str]:
-        """The status that the caller of a call is told that was never let through."""
+        """Return the gRPC status for a call that was not forwarded."""
 
     def admit(self, name: bytes, mesh_id: str | None) -> DirectCall | None:
-        """None: it takes the slow way, where also refusals are spoken."""
+        """None: use the fallback server, which also produces the error response."""
 
-    def why_not(self, name: bytes) -> AdapterError | None:
-        """Why that model takes no inference now, where it does not."""
+    def error_of(self, name: bytes) -> AdapterError | None:
+        """Return why the model takes no inference now; None where it does."""
 
 
 def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
@@ -106,15 +106,15 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     found = dict(headers)
     refusal = odd_header(headers)
     may_go, mesh_id = policy.route(found) if refusal is None else (False, None)
-    served = encoded(headers)
-    meant = [header for header in headers if policy.is_for_triton(header[0])] if may_go else []
-    direct = served if len(meant) == len(headers) else encoded(meant) if meant else None
+    fallback = encoded(headers)
+    meant = [header for header in headers if policy.is_forwarded(header[0])] if may_go else []
+    direct = fallback if len(meant) == len(headers) else encoded(meant) if meant else None
     seconds = seconds_of(found.get(b"grpc-timeout", b""))
     path, length = found[b":path"], content_length(headers)
-    most = policy.most_bytes(path)
+    most = policy.max_bytes(path)
     start = frames.headers_start(direct or b"", end=False)
     status = _http_status(found)
-    return Call(path, served, direct, mesh_id, seconds, refusal, most, length, status, start)
+    return Call(path, fallback, direct, mesh_id, seconds, refusal, most, length, status, start)
 
 
 def _http_status(found: Mapping[bytes, bytes]) -> int | None:

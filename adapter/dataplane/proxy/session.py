@@ -1,44 +1,53 @@
-"""One caller's connection, the links that its requests go on to, and what becomes of each request.
+"""One client's HTTP/2 connection, and the upstream connections that its requests go on to.
 
-A request goes to Triton as it is when the gate lets it through, and else to the server beside us.
-The caller's connection and each link are HTTP/2 connections in their own right: a link that goes
-fails what it had, and the next request gets another one. Links live on while Triton works on
-what a caller has left.
+A request goes to Triton directly when the routing policy admits it, and else to the fallback server
+of this process. Each connection is an HTTP/2 connection in its own right: an upstream that is lost
+fails its requests, and the next request gets a new one. An upstream outlives its client while
+Triton works on abandoned requests.
 """
 
 import asyncio
 
-from adapter.dataplane.proxy.arriving import Arriving
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.downstream import Downstream
+from adapter.dataplane.proxy.requests import Requests
+from adapter.dataplane.proxy.responses import Responses
+from adapter.dataplane.proxy.time_limits import TimeLimits
 from adapter.dataplane.proxy.upstream import Upstream
 from adapter.protocols.http2.frames import Code
 
-_GREETING_SECONDS, _SILENT_SECONDS, _PONG_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
-_LOOKED_AWAY_SECONDS = 0.5  # longer, and it is not the callers who were slow
+_SETTINGS_SECONDS, _SILENT_SECONDS, _PING_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
 
 
-class ProxySession(Arriving):
+class ProxySession:
     def __init__(self, context: ProxyContext) -> None:
-        super().__init__(context)
+        self.context = context
+        self.upstreams: list[Upstream] = []
         self.downstream = Downstream(self, context)
+        self.responses = Responses(context, self.downstream, self.flush)
+        self.time_limits = TimeLimits(context, self.downstream, self.responses)
+        self.requests = Requests(
+            context, self.downstream, self.upstream, self.responses, self.time_limits
+        )
         self.ended = asyncio.Event()
-        self._begun = self._heard = self._busy = self._looked = self.clock()
+        self._clock = asyncio.get_running_loop().time
+        self._begun = self._received_at = self._busy_at = self._clock()
 
     def flush(self) -> None:
-        self.downstream.give()
+        self.downstream.send_window_updates()
         if self.downstream.out:
             self.downstream.flush()
         for upstream in self.upstreams:
-            upstream.give()
+            upstream.send_window_updates()
             if upstream.out:
                 upstream.flush()
 
-    # -- links ------------------------------------------------------------------------------
+    # -- upstream connections ---------------------------------------------------------------
 
     def upstream(self, *, is_triton: bool) -> Upstream:
+        """Return one that accepts more streams."""
         for upstream in self.upstreams:
-            if upstream.is_triton is is_triton and upstream.takes_more:
+            if upstream.is_triton is is_triton and upstream.accepts_streams:
                 return upstream
         upstream = Upstream(self, self.context, is_triton=is_triton)
         self.upstreams.append(upstream)
@@ -46,19 +55,29 @@ class ProxySession(Arriving):
         return upstream
 
     async def _connect(self, upstream: Upstream) -> None:
-        connect = self.context.connect_triton if upstream.is_triton else self.context.connect_server
+        connect = (
+            self.context.connect_triton if upstream.is_triton else self.context.connect_fallback
+        )
         try:
             await connect(upstream)
         except OSError:
             upstream.close()
             self.flush()
 
-    # -- the whole --------------------------------------------------------------------------
+    def upstream_lost(self, upstream: Upstream) -> None:
+        self.upstreams.remove(upstream)
+        delivered = upstream.was_connected
+        why = "the connection to Triton broke" if delivered else "Triton cannot be reached"
+        for stream in list(upstream.streams.values()):
+            upstream.forget(stream)
+            self.responses.upstream_failed(stream.owner, why, delivered=delivered)
+
+    # -- the session ------------------------------------------------------------------------
 
     def downstream_lost(self) -> None:
         for stream in list(self.downstream.streams.values()):
             self.downstream.forget(stream)
-            self.drop(stream.owner)
+            self.responses.client_cancelled(stream.owner)
         for upstream in list(self.upstreams):
             upstream.close_if_done()
 
@@ -67,42 +86,34 @@ class ProxySession(Arriving):
             self.ended.set()
 
     def close(self) -> None:
-        """At once, whatever is open."""
+        """Close every connection at once, whatever is in flight."""
         self.downstream.close(Code.CANCEL)
         for upstream in list(self.upstreams):
             upstream.close()
 
-    def look(self) -> None:
-        """Again and again: what takes too long, and what waits for too much that is held?"""
-        now, downstream = self.clock(), self.downstream
-        seconds, self._looked = min(now - self._looked, _LOOKED_AWAY_SECONDS), now
-        for stream in list(downstream.streams.values()):
-            exchange = stream.owner
-            if now > exchange.deadline:
-                self.too_late(exchange)
-            elif exchange.is_arriving:
-                self.look_at_arriving(exchange, seconds)
-            elif stream.queue:
-                self.look_at_unread(exchange, now)
-        if downstream.is_pressed:
-            self.begin_all()
+    def check_requests(self) -> None:
+        """Called ten times a second: apply time limits and the limit of buffered bytes."""
+        self.time_limits.check()
+        if self.downstream.is_over_budget:
+            self.requests.drain_buffers()
         self.flush()
 
-    def look_closely(self) -> None:
-        """Once a second: is the caller still there, and how much does it make us do?"""
-        now, downstream = self.clock(), self.downstream
+    def check_connection(self) -> None:
+        """Called once a second: detect dead and idle peers, and refill the budget of glitches."""
+        now, downstream = self._clock(), self.downstream
         for endpoint in (downstream, *self.upstreams):
             endpoint.glitches = 0
         if downstream.streams:
-            self._busy = now
-        if downstream.heard:
-            self._heard, downstream.heard, downstream.has_pong = now, False, True
-        if not downstream.is_acknowledged and now - self._begun > _GREETING_SECONDS:
+            self._busy_at = now
+        if downstream.has_received:
+            self._received_at, downstream.has_received = now, False
+            downstream.is_ping_acknowledged = True
+        if not downstream.is_acknowledged and now - self._begun > _SETTINGS_SECONDS:
             downstream.close(Code.SETTINGS_TIMEOUT)
-        elif now - self._heard > _SILENT_SECONDS + _PONG_SECONDS:
+        elif now - self._received_at > _SILENT_SECONDS + _PING_SECONDS:
             downstream.close()
-        elif now - self._heard > _SILENT_SECONDS and downstream.has_pong:
+        elif now - self._received_at > _SILENT_SECONDS and downstream.is_ping_acknowledged:
             downstream.ping()
-        elif now - self._busy > _IDLE_SECONDS:
-            downstream.leave()
+        elif now - self._busy_at > _IDLE_SECONDS:
+            downstream.shut_down()
         self.flush()

@@ -1,7 +1,4 @@
-"""The end that calls: a connection to Triton, or to the server beside us.
-
-Streams get their numbers here, as their heads go out.
-"""
+"""The client end of a connection to Triton or to the fallback server."""
 
 from typing import Protocol
 
@@ -21,41 +18,46 @@ _HEADER_BYTES = 4 * 2**20  # texts of Triton's errors may be long
 _LAST_ID = frames.MAX_STREAM - 2
 
 
-class Answers(Protocol):
-    """What becomes of the answers that come in on an upstream connection."""
-
-    downstream: Downstream
-
-    def answer_head(self, exchange: Exchange, answer: Answer, *, end: bool) -> None: ...
-    def answer_data(self, exchange: Exchange, piece: Piece) -> None: ...
-    def odd_answer(self, exchange: Exchange, why: str) -> None: ...
+class Responses(Protocol):
+    def headers(self, exchange: Exchange, answer: Answer, *, end: bool) -> None: ...
+    def data(self, exchange: Exchange, piece: Piece) -> None: ...
+    def malformed(self, exchange: Exchange, why: str) -> None: ...
     def upstream_reset(self, exchange: Exchange, code: int) -> None: ...
-    def upstream_gave_up(self, exchange: Exchange, why: str, *, delivered: bool) -> None: ...
+    def upstream_failed(self, exchange: Exchange, why: str, *, delivered: bool) -> None: ...
+
+
+class Session(Protocol):
+    @property
+    def downstream(self) -> Downstream: ...
+    @property
+    def responses(self) -> Responses: ...
     def upstream_lost(self, upstream: "Upstream") -> None: ...
     def flush(self) -> None: ...
     def end_if_done(self) -> None: ...
 
 
 class Upstream(Endpoint[Exchange]):
-    """`is_triton`: what it has wholly is neither reset nor closed, for Triton 2.51 may die of it;
-    the answer is read and dropped.
+    """A request that Triton has received completely is neither reset nor its connection closed,
+    since Triton 2.51 may crash of that; the response is read and dropped.
     """
 
-    def __init__(self, session: Answers, context: ProxyContext, *, is_triton: bool) -> None:
-        super().__init__(context.held, HeaderReader(context.answers, _HEADER_BYTES), _HEADER_BYTES)
+    def __init__(self, session: Session, context: ProxyContext, *, is_triton: bool) -> None:
+        super().__init__(
+            context.buffered, HeaderReader(context.answers, _HEADER_BYTES), _HEADER_BYTES
+        )
         self.session = session
         self.is_triton = is_triton
-        self.was_connected = self.is_going = False
+        self.was_connected = self.has_goaway = False
         self._next_id = 1
         self.out.append(frames.PREFACE)
-        self.greet({frames.ENABLE_PUSH: 0})
+        self.send_settings({frames.ENABLE_PUSH: 0})
 
     @property
-    def takes_more(self) -> bool:
+    def accepts_streams(self) -> bool:
         is_full = len(self.streams) >= self.max_streams or self._next_id > _LAST_ID
-        return not (self.is_going or self.is_lost or is_full)
+        return not (self.has_goaway or self.is_lost or is_full)
 
-    # -- of the connection ------------------------------------------------------------------
+    # -- the connection ---------------------------------------------------------------------
 
     def connected(self) -> None:
         self.was_connected = True
@@ -72,16 +74,18 @@ class Upstream(Endpoint[Exchange]):
     def last_stream(self) -> int:
         return 0
 
-    def going(self, last_stream_id: int) -> None:
-        """What it will not answer has failed; what it has goes on."""
-        self.is_going = True
+    def goaway_received(self, last_stream_id: int) -> None:
+        """Fail the streams that the server did not process; the others continue."""
+        self.has_goaway = True
         for stream in [one for one in self.streams.values() if one.id > last_stream_id]:
             self.forget(stream)
-            self.session.upstream_gave_up(stream.owner, "Triton is going away", delivered=False)
+            self.session.responses.upstream_failed(
+                stream.owner, "Triton is going away", delivered=False
+            )
         self.close_if_done()
 
     def close_if_done(self) -> None:
-        if (self.is_going or self.session.downstream.is_lost) and not self.streams:
+        if (self.has_goaway or self.session.downstream.is_lost) and not self.streams:
             self.close()
 
     # -- requests ---------------------------------------------------------------------------
@@ -93,18 +97,16 @@ class Upstream(Endpoint[Exchange]):
         self.out.append(frames.header_block(stream.id, block, end=end))
         return stream
 
-    def has_room_for(self, size: int) -> bool:
-        """For a whole request of a new stream."""
-        is_room = (
-            size <= self.send_window and size <= self.initial_window and size <= self.max_frame_size
-        )
-        return is_room and not self.is_paused
+    def fits_whole(self, size: int) -> bool:
+        """Whether a complete request of a new stream can be sent in one frame now."""
+        fits_windows = size <= self.send_window and size <= self.initial_window
+        return fits_windows and size <= self.max_frame_size and not self.is_paused
 
     def open_whole(self, exchange: Exchange, message: bytes) -> None:
-        """All of a request at once, for which there is room."""
+        """Send a complete request, for which `fits_whole` was true."""
         size, call = len(message), exchange.call
         stream = Stream(self._next_id, exchange, self.initial_window - size)
-        self.streams[stream.id] = exchange.far = stream
+        self.streams[stream.id] = exchange.outbound = stream
         exchange.upstream = self
         self._next_id += 2
         self.send_window -= size
@@ -113,36 +115,36 @@ class Upstream(Endpoint[Exchange]):
         self.finished(stream)
 
     def cancel(self, stream: Stream[Exchange]) -> None:
-        """It has not all of the request, or may be told to give it up."""
+        """Reset a stream: an incomplete request, or one at the fallback server."""
         self.forget(stream)
         self.out.append(frames.reset(stream.id, Code.CANCEL))
         self.close_if_done()
 
     def forget(self, stream: Stream[Exchange]) -> None:
         super().forget(stream)
-        stream.owner.far = None
+        stream.owner.outbound = None
 
     def sent(self, stream: Stream[Exchange], size: int) -> None:
-        self.session.downstream.credit(stream.owner.near, size)
+        self.session.downstream.credit(stream.owner.inbound, size)
 
     def finished(self, stream: Stream[Exchange]) -> None:
         stream.state = AFTER_OUR_END[stream.state]
-        stream.owner.to(Stage.ASKED)
+        stream.owner.to(Stage.SENT)
 
-    def other(self, _: Stream[Exchange]) -> Receiver:
+    def receiver_of(self, _: Stream[Exchange]) -> Receiver:
         return self.session.downstream
 
-    # -- answers ----------------------------------------------------------------------------
+    # -- responses --------------------------------------------------------------------------
 
     def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:
         exchange = stream.owner
         if end:
             self._ended(stream)
-            self.session.odd_answer(exchange, "it has no trailers")
-        elif exchange.is_told:
+            self.session.responses.malformed(exchange, "it has no trailers")
+        elif exchange.is_answered:
             self.credit(stream, len(piece))
         else:
-            self.session.answer_data(exchange, piece)
+            self.session.responses.data(exchange, piece)
 
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
         stream = self.streams.get(stream_id)
@@ -154,36 +156,36 @@ class Upstream(Endpoint[Exchange]):
         else:
             why = ""
         if stream is None:
-            self.no_stream(stream_id, frames.HEADERS)
+            self.frame_without_stream(stream_id, frames.HEADERS)
             return
         end = bool(flags & frames.END_STREAM)
         if end:
             self._ended(stream)
         if answer is None:
-            self.session.odd_answer(stream.owner, why)
+            self.session.responses.malformed(stream.owner, why)
         else:
-            self.session.answer_head(stream.owner, answer, end=end)
+            self.session.responses.headers(stream.owner, answer, end=end)
 
     def _ended(self, stream: Stream[Exchange]) -> None:
-        """It answers no more; what it lacks of the request it does not need."""
+        """Close a stream whose response is complete; the rest of the request is not needed."""
         stream.state = AFTER_PEERS_END[stream.state]
         if stream.owner.stage is Stage.SENDING:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
         self.forget(stream)
         self.close_if_done()
 
-    def no_stream(self, stream_id: int, _: int) -> None:
-        """Of what is forgotten Triton may not have heard."""
+    def frame_without_stream(self, stream_id: int, _: int) -> None:
+        """The server may send frames of a stream that was reset until it receives the reset."""
         if stream_id % 2 == 0 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
         self.glitch()
 
     def was_reset(self, stream: Stream[Exchange], code: int) -> None:
-        self.session.upstream_reset(stream.owner, code)
+        self.session.responses.upstream_reset(stream.owner, code)
         self.close_if_done()
 
     def stream_fault(self, stream: Stream[Exchange], code: Code) -> None:
         self.forget(stream)
         self.out.append(frames.reset(stream.id, code))
-        self.session.odd_answer(stream.owner, f"HTTP/2: {code.name}")
+        self.session.responses.malformed(stream.owner, f"HTTP/2: {code.name}")
         self.close_if_done()

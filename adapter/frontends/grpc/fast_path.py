@@ -57,7 +57,7 @@ class GrpcFastPath:
         self._limits = limits
         self._is_traced = is_traced
 
-    def is_for_triton(self, header: bytes) -> bool:
+    def is_forwarded(self, header: bytes) -> bool:
         """A mesh's own metadata end here, and so do what is kept here: a deadline, a length."""
         return not header.startswith(b"mm-") and header not in _ENDS_HERE
 
@@ -76,7 +76,7 @@ class GrpcFastPath:
         except ValueError:
             return False, None
 
-    def most_bytes(self, path: bytes) -> int | None:
+    def max_bytes(self, path: bytes) -> int | None:
         """None for a stream, and for what nobody serves."""
         if path == _LOAD:
             return self._limits.stream
@@ -102,7 +102,7 @@ class GrpcFastPath:
             return None
         return _Passage(self, lease, is_of_mesh=mesh_id is not None)
 
-    def why_not(self, name: bytes) -> AdapterError | None:
+    def error_of(self, name: bytes) -> AdapterError | None:
         try:
             self.control.lease(ModelId(name.decode()))
         except UnicodeDecodeError:
@@ -132,7 +132,7 @@ class _Passage:
         gate.served.in_flight.begin()
         self._begun = time.monotonic()
 
-    def when_model_goes(self, act: Callable[[], None]) -> None:
+    def on_unload(self, act: Callable[[], None]) -> None:
         self._lease.arrives(act)
 
     def answered(self) -> None:

@@ -44,13 +44,13 @@ class GrpcMiddleware:
         self._metrics = metrics
         self._frontend = frontend
 
-    def unary(self, method: str, act: Unary, most_bytes: int | None = None) -> Handler:
-        """`most_bytes`: of a request, unpacked."""
+    def unary(self, method: str, act: Unary, max_bytes: int | None = None) -> Handler:
+        """`max_bytes`: of a request, unpacked."""
         served = self._metrics.traffic.served(self._frontend, method)
 
         async def bounded(request: bytes, context: Context) -> bytes:
-            if most_bytes is not None and len(request) > most_bytes:
-                raise MessageTooLarge(f"message larger than max ({len(request)} vs. {most_bytes})")
+            if max_bytes is not None and len(request) > max_bytes:
+                raise MessageTooLarge(f"message larger than max ({len(request)} vs. {max_bytes})")
             return await act(request, context)
 
         async def handle(request: bytes, context: Context) -> bytes:

@@ -7,8 +7,8 @@ from adapter.protocols.http2.flow_control import (
     CONNECTION_WINDOW,
     MAX_FRAME,
     STREAM_WINDOW,
-    Flow,
-    HeldBytes,
+    BufferedBytes,
+    FlowControl,
     Owner,
     Stream,
 )
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
 
 _GLITCHES_A_SECOND, _GLITCHES_OF_A_RESET, _GLITCHES_OF_SETTINGS = 20_000, 10, 10
 _MORE_THAN_A_BLOCK = frames.PADDED | frames.HAS_PRIORITY
-_STREAMS_A_GLITCH = 8  # of those that a frame of SETTINGS touches
+_STREAMS_A_GLITCH = 8  # of those whose window SETTINGS changes
 _MAX_SETTINGS_BYTES = 64 * frames.SETTING_BYTES
-_MAX_CONTINUATIONS = 320  # of 16 KiB, Triton's longest headers
+_MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
 
 
-class Endpoint(Flow[Owner]):
-    """`glitches` counts the frames of this second that moved nothing."""
+class Endpoint(FlowControl[Owner]):
+    """`glitches` counts this second's frames that had no effect, less some for DATA."""
 
-    def __init__(self, shared: HeldBytes, reader: HeaderReader[Any], max_block_bytes: int) -> None:
+    def __init__(
+        self, shared: BufferedBytes, reader: HeaderReader[Any], max_block_bytes: int
+    ) -> None:
         super().__init__(shared)
         self.reader = reader
         self.is_acknowledged = False
         self._max_block = max_block_bytes
-        self._rest = bytearray()  # of a frame that is not all here
+        self._rest = bytearray()  # an incomplete frame
         self._has_settings = False
-        self._block: tuple[int, int, bytearray] | None = None  # stream, flags, what came of it
+        self._block: tuple[int, int, bytearray] | None = None  # stream, flags, fragments
         self._continuations = 0
         self.max_streams = frames.MAX_STREAM
         self._acts: tuple[Callable[[int, int, Any], None], ...] = (
@@ -47,7 +49,7 @@ class Endpoint(Flow[Owner]):
             *(self._on_window_update, self._on_continuation),
         )
 
-    def greet(self, values: dict[int, int]) -> None:
+    def send_settings(self, values: dict[int, int]) -> None:
         values = {
             frames.HEADER_TABLE_SIZE: 0,
             frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
@@ -61,32 +63,32 @@ class Endpoint(Flow[Owner]):
     # -- for subclasses ---------------------------------------------------------------------
 
     def data(self, stream: Stream[Owner], piece: Piece, *, end: bool) -> None:
-        """`credit` is to be called for it once it has gone on, or is not needed."""
+        """Handle DATA. Call `credit` for it once it is forwarded, or not needed."""
         raise NotImplementedError
 
-    def no_stream(self, stream_id: int, kind: int) -> None:
-        """A frame of a stream that is not open. ConnectionFault where that may not be."""
+    def frame_without_stream(self, stream_id: int, kind: int) -> None:
+        """Handle a frame of a stream that is not open; ConnectionFault where that is an error."""
         raise NotImplementedError
 
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
         raise NotImplementedError
 
     def was_reset(self, stream: Stream[Owner], code: int) -> None:
-        """The stream is forgotten already."""
+        """Handle RST_STREAM; the stream is forgotten already."""
         raise NotImplementedError
 
-    def going(self, last_stream_id: int) -> None:
-        """The peer sends GOAWAY."""
+    def goaway_received(self, last_stream_id: int) -> None:
+        """Handle GOAWAY."""
         raise NotImplementedError
 
     def stream_fault(self, stream: Stream[Owner], code: Code) -> None:
-        """The peer broke the rules of this stream."""
+        """Handle a stream error (section 5.4.2)."""
         raise NotImplementedError
 
-    def pong(self, _: bytes) -> None:
-        self.has_pong = True
+    def ping_acknowledged(self, _: bytes) -> None:
+        self.is_ping_acknowledged = True
 
-    # -- what is received: pieces -----------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:
         at = self._complete(data) if self._rest else 0
@@ -94,7 +96,7 @@ class Endpoint(Flow[Owner]):
             self._walk(data, at)
 
     def _complete(self, data: bytes) -> int:
-        """The frame that had begun; how much of `data` that took."""
+        """Complete the frame in `_rest`; return how many bytes of `data` that took."""
         rest, at = self._rest, 0
         while (more := self._needed(rest) - len(rest)) > 0:
             if at == len(data):
@@ -147,7 +149,7 @@ class Endpoint(Flow[Owner]):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS must come first")
 
     def glitch(self, weight: int = 1) -> None:
-        """A frame that moves nothing."""
+        """Count a frame that has no effect."""
         self.glitches += weight
         if self.glitches > _GLITCHES_A_SECOND or self.is_flooded():
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that move nothing")
@@ -156,10 +158,10 @@ class Endpoint(Flow[Owner]):
 
     def _on_data(self, flags: int, stream_id: int, payload: Piece) -> None:
         size = len(payload)
-        self.take(size)
+        self.count_data(size)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.no_stream(stream_id, frames.DATA)
+            self.frame_without_stream(stream_id, frames.DATA)
             return
         piece = payload
         stream.receive_window -= size
@@ -216,7 +218,7 @@ class Endpoint(Flow[Owner]):
         self.glitch(_GLITCHES_OF_A_RESET)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.no_stream(stream_id, frames.RST_STREAM)
+            self.frame_without_stream(stream_id, frames.RST_STREAM)
         else:
             self.forget(stream)
             self.was_reset(stream, frames.read_number(payload)[0])
@@ -230,16 +232,16 @@ class Endpoint(Flow[Owner]):
         if not flags & frames.ACK:
             self._has_settings = True
             values = frames.read_settings(payload)
-            self.out.append(frames.head(0, frames.SETTINGS, frames.ACK, 0))  # before what follows
+            self.out.append(frames.head(0, frames.SETTINGS, frames.ACK, 0))
             self._take_settings(values)
         elif payload:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that are acknowledged")
         elif not self.is_acknowledged:
             self.is_acknowledged = True
-            self.reader.no_table_from_here()
+            self.reader.table_size_acknowledged()
 
     def _take_settings(self, values: list[tuple[int, int]]) -> None:
-        """What is said last holds; nobody can send between two values of a frame."""
+        """The last value of each setting counts: nothing is sent between two of one frame."""
         self.glitch(len(values))
         found = dict(values)
         if frames.MAX_FRAME_SIZE in found:
@@ -249,7 +251,7 @@ class Endpoint(Flow[Owner]):
         if (difference := window - self.initial_window) != 0:
             self.glitch(len(self.streams) // _STREAMS_A_GLITCH)
             self.initial_window = window
-            self.widen_all(difference)
+            self.widen_streams(difference)
 
     def _on_push(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE was not asked for")
@@ -261,7 +263,7 @@ class Endpoint(Flow[Owner]):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING of an odd length")
         self.glitch()
         if flags & frames.ACK:
-            self.pong(payload)
+            self.ping_acknowledged(payload)
         else:
             self.out.append(frames.ping(payload, frames.ACK))
 
@@ -270,7 +272,7 @@ class Endpoint(Flow[Owner]):
             code = Code.PROTOCOL_ERROR if stream_id else Code.FRAME_SIZE_ERROR
             raise ConnectionFault(code, "an odd GOAWAY")
         self.glitch()
-        self.going(frames.read_number(payload)[0] & frames.MAX_STREAM)
+        self.goaway_received(frames.read_number(payload)[0] & frames.MAX_STREAM)
 
     def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004 - section 6.9
@@ -280,13 +282,13 @@ class Endpoint(Flow[Owner]):
         if stream_id == 0:
             if not increment:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
-            self.widen(increment)
+            self.widen_connection(increment)
             return
         stream = self.streams.get(stream_id)
         if stream is None:
-            self.no_stream(stream_id, frames.WINDOW_UPDATE)
+            self.frame_without_stream(stream_id, frames.WINDOW_UPDATE)
         elif not increment or stream.send_window + increment > frames.MAX_WINDOW:
             code = Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR
             self.stream_fault(stream, code)
         else:
-            self.widen_one(stream, increment)
+            self.widen_stream(stream, increment)

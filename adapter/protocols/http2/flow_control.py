@@ -1,8 +1,8 @@
 """Flow control of one HTTP/2 connection, both ways: RFC 9113 section 5.2.
 
-What its peer sends is given back to the peer's windows as the other side takes it: the window of a
-stream when its bytes went on, the window of the connection at once, unless too much is held. So no
-stream waits for another, and memory is bounded. The peer is told when half of a window is due.
+A stream's receive window is replenished when its bytes have been forwarded, the connection's at
+once, unless too much is buffered: no stream blocks another, and memory is bounded. WINDOW_UPDATE is
+sent when half of a window has been used.
 """
 
 from collections import OrderedDict, deque
@@ -12,44 +12,43 @@ from typing import Generic, Protocol, TypeVar
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.states import State
-from adapter.protocols.http2.transport import Piece, Wire
+from adapter.protocols.http2.transport import FrameTransport, Piece
 
 Owner = TypeVar("Owner")
 
-# what we take: of a stream, of the connection, in a frame
+# receive windows of a stream and of the connection; the largest frame that we accept
 STREAM_WINDOW, CONNECTION_WINDOW, MAX_FRAME = 2**19, 2**20, 2**16
-# each WINDOW_UPDATE costs a call of the kernel, and wakes the peer
+# each WINDOW_UPDATE costs a system call, and wakes the peer
 _STREAM_CREDIT, _CONNECTION_CREDIT = STREAM_WINDOW // 2, CONNECTION_WINDOW // 2
-_CONNECTION_CREDIT_BESIDE = CONNECTION_WINDOW // 8  # where one goes out anyway
-# what one connection may hold though all of them together hold too much
+_SHARED_WRITE_CREDIT = CONNECTION_WINDOW // 8  # where a stream's WINDOW_UPDATE is written anyway
+# what one connection may buffer though all of them together are over the limit
 _SHARE_BYTES = 2**20
 
-_TURN_BYTES = 2**16  # of a stream, before it is another's turn
+_TURN_BYTES = 2**16  # of one stream, before the next stream's turn
 _ITEMS_A_FLUSH = 32
 
 
 @dataclass(slots=True)
-class HeldBytes:
-    """Bytes that all connections of a listener have received and that cannot go on yet; beyond
-    `most` no connection gets more than its share.
+class BufferedBytes:
+    """Counts what the connections of a listener have received and not forwarded yet. Beyond `limit`
+    no connection may buffer more than its share.
     """
 
-    most: int
-    held: int = 0
+    limit: int
+    total: int = 0
 
 
 class Receiver(Protocol):
     """The connection that received what another one sends on."""
 
-    def hold(self, size: int) -> None: ...
+    def add_buffered(self, size: int) -> None: ...
 
 
 class Stream(Generic[Owner]):
-    """One end of what `owner` is. `number`: its id as frames have it.
+    """A stream of one connection, with both of its windows. `number` is its id as four bytes.
 
-    `send_window`: what we may send; `queue`: what does not fit into it, `tail` the frames that end
-    it. `receive_window`: what the peer may send; `unannounced`: what may be added to that, and the
-    peer does not know yet.
+    `queue` holds DATA beyond `send_window`, `tail` the frames that end the stream after it.
+    `unannounced` is receive credit that no WINDOW_UPDATE has carried yet.
     """
 
     __slots__ = (
@@ -79,63 +78,63 @@ class Stream(Generic[Owner]):
 
     @property
     def is_ended(self) -> bool:
-        """By the peer."""
+        """The peer has sent END_STREAM."""
         return self.state is State.HALF_CLOSED_REMOTE or self.state is State.CLOSED
 
 
-class Flow(Wire, Generic[Owner]):
-    """`held`: bytes that were received here and wait until they can go on."""
+class FlowControl(FrameTransport, Generic[Owner]):
+    """`buffered` counts bytes that were received here and not forwarded yet."""
 
-    def __init__(self, shared: HeldBytes) -> None:
+    def __init__(self, shared: BufferedBytes) -> None:
         super().__init__()
         self.shared = shared
         self.streams: dict[int, Stream[Owner]] = {}
         self.glitches = 0
-        # what we may send
+        # towards the peer
         self.send_window = self.initial_window = frames.DEFAULT_WINDOW
         self.max_frame_size = frames.FRAME_BYTES
-        # with a queue and a window of their own; the others wait for the peer to widen theirs
+        # streams with a queue and an open window; the others wait for WINDOW_UPDATE
         self._ready: OrderedDict[int, Stream[Owner]] = OrderedDict()
-        # what the peer may send
+        # from the peer
         self._receive_window = CONNECTION_WINDOW
         self._unannounced = 0
-        self._waiting: dict[int, Stream[Owner]] = {}  # for their windows, until `give`
-        self.held = 0
+        self._waiting: dict[int, Stream[Owner]] = {}  # have credit to announce
+        self.buffered = 0
 
     # -- for subclasses ---------------------------------------------------------------------
 
     def sent(self, stream: Stream[Owner], size: int) -> None:
-        """So much DATA of that stream has been written."""
+        """`size` bytes of DATA of that stream have been written."""
         raise NotImplementedError
 
     def finished(self, stream: Stream[Owner]) -> None:
-        """The end of that stream has been written."""
+        """END_STREAM, or what ends the stream, has been written."""
         raise NotImplementedError
 
-    def other(self, stream: Stream[Owner]) -> Receiver | None:
-        """Who received what that stream sends."""
+    def receiver_of(self, stream: Stream[Owner]) -> Receiver | None:
+        """Return the connection on which the stream's DATA was received."""
         raise NotImplementedError
 
-    # -- what the peer may send -------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------
 
     def credit(self, stream: Stream[Owner], size: int) -> None:
-        """So much of what came on that stream has gone on, or is not needed."""
+        """Return receive credit: `size` bytes of that stream were forwarded, or are not needed."""
         stream.unannounced += size
         if stream.unannounced >= _STREAM_CREDIT:
             self._waiting[stream.id] = stream
 
-    def hold(self, size: int) -> None:
-        """`size` received bytes are kept until they can go on; negative when they have."""
-        self.held += size
-        self.shared.held += size
+    def add_buffered(self, size: int) -> None:
+        """Count `size` received bytes that are kept here; negative when they are released."""
+        self.buffered += size
+        self.shared.total += size
 
     @property
-    def is_pressed(self) -> bool:
-        """It holds more than its share of too much."""
-        return self.held > _SHARE_BYTES and self.shared.held > self.shared.most
+    def is_over_budget(self) -> bool:
+        """All connections are over the limit, and this one over its share."""
+        return self.buffered > _SHARE_BYTES and self.shared.total > self.shared.limit
 
-    def give(self) -> None:
-        """Give windows back: not little by little, and after all that was read at once."""
+    def send_window_updates(self) -> None:
+        """Announce receive credit in large steps, after everything that was read at once."""
         least = _CONNECTION_CREDIT
         if self._waiting:
             for stream in self._waiting.values():
@@ -143,35 +142,35 @@ class Flow(Wire, Generic[Owner]):
                     self.out.append(frames.window_update(stream.id, stream.unannounced))
                     stream.receive_window += stream.unannounced
                     stream.unannounced = 0
-                    least = _CONNECTION_CREDIT_BESIDE
+                    least = _SHARED_WRITE_CREDIT
             self._waiting.clear()
-        if self._unannounced >= least and not self.is_pressed:
+        if self._unannounced >= least and not self.is_over_budget:
             self.out.append(frames.window_update(0, self._unannounced))
             self._receive_window += self._unannounced
             self._unannounced = 0
 
     def may_send(self, stream: Stream[Owner]) -> bool:
-        """The peer, as far as its windows go."""
+        """Whether the windows let the peer send on that stream."""
         return stream.receive_window > 0 and self._receive_window > 0
 
-    def take(self, size: int) -> None:
-        """So much DATA has come, of whatever stream."""
+    def count_data(self, size: int) -> None:
+        """Count received DATA against the connection's window."""
         self._receive_window -= size
         if self._receive_window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more than the connection's window")
         self._unannounced += size
         self.glitches -= size >> 13
 
-    # -- what is sent -----------------------------------------------------------------------
+    # -- sending ----------------------------------------------------------------------------
 
     def send(self, stream: Stream[Owner], piece: Piece, *, end: bool = False) -> None:
-        """DATA, at once if it fits; `end` ends the stream."""
+        """Send DATA, or queue it where a window is too small; `end` ends the stream."""
         size = len(piece)
         if stream.queue or (size and not self._fits(stream, size)):
             self._queue(stream, piece)
             if end:
                 stream.tail = frames.head(0, frames.DATA, frames.END_STREAM, stream.id)
-            self.pump()
+            self.send_queued()
             return
         if size <= self.max_frame_size:
             self.out += (frames.data_start(size, int(end)), stream.number, piece)
@@ -187,15 +186,15 @@ class Flow(Wire, Generic[Owner]):
         return size <= stream.send_window and size <= self.send_window and not self.is_paused
 
     def _send_cut(self, stream: Stream[Owner], piece: Piece, flags: int) -> None:
-        """In frames that the peer takes."""
+        """Send DATA in frames of at most `max_frame_size`."""
         size, most, view = len(piece), self.max_frame_size, memoryview(piece)
         for at in range(0, size - most, most):
             self.out += (frames.head(most, frames.DATA, 0, stream.id), view[at : at + most])
-        last = size - (size - 1) // most * most
-        self.out += (frames.head(last, frames.DATA, flags, stream.id), view[size - last :])
+        rest = size - (size - 1) // most * most
+        self.out += (frames.head(rest, frames.DATA, flags, stream.id), view[size - rest :])
 
     def end(self, stream: Stream[Owner], tail: bytes) -> None:
-        """These frames end the stream, behind what waits."""
+        """End the stream with these frames, after its queued DATA."""
         if stream.queue:
             stream.tail = tail
         else:
@@ -208,29 +207,29 @@ class Flow(Wire, Generic[Owner]):
         if piece:  # a copy: a view would keep all that was read with it
             stream.queue.append(bytes(piece))
             stream.queued += len(piece)
-            self._hold_for(stream, len(piece))
+            self._add_buffered_for(stream, len(piece))
             self._make_ready(stream)
 
     def _make_ready(self, stream: Stream[Owner]) -> None:
         if stream.queue and stream.send_window > 0:
             self._ready[stream.id] = stream
 
-    def _hold_for(self, stream: Stream[Owner], size: int) -> None:
-        other = self.other(stream)
-        if other is not None:
-            other.hold(size)
+    def _add_buffered_for(self, stream: Stream[Owner], size: int) -> None:
+        receiver = self.receiver_of(stream)
+        if receiver is not None:
+            receiver.add_buffered(size)
 
     def unqueue(self, stream: Stream[Owner]) -> None:
-        """What waits is not needed any more."""
+        """Drop queued DATA."""
         if stream.queue:
             stream.queue.clear()
             self._ready.pop(stream.id, None)
-            self._hold_for(stream, -stream.queued)
+            self._add_buffered_for(stream, -stream.queued)
             self.sent(stream, stream.queued)
             stream.queued = 0
 
-    def pump(self) -> None:
-        """Some of each stream in turn, as far as there is room."""
+    def send_queued(self) -> None:
+        """Send queued DATA of each stream in turn, as far as the windows reach."""
         while self._ready and self.send_window > 0 and not self.is_paused:
             self._send_next(self._ready.popitem(last=False)[1])
             if len(self.out) > _ITEMS_A_FLUSH:
@@ -251,7 +250,7 @@ class Flow(Wire, Generic[Owner]):
         self.send_window -= size
         self.glitches -= size >> 13
         self._make_ready(stream)  # behind the others
-        self._hold_for(stream, -size)
+        self._add_buffered_for(stream, -size)
         self.sent(stream, size)
         if not queue and stream.tail:
             self.out.append(stream.tail)
@@ -262,26 +261,26 @@ class Flow(Wire, Generic[Owner]):
             self.unqueue(stream)
         self.streams.pop(stream.id, None)
 
-    def widen(self, increment: int) -> None:
-        """Of the connection."""
+    def widen_connection(self, increment: int) -> None:
+        """WINDOW_UPDATE of the connection."""
         self.send_window = _widened(self.send_window, increment)
-        self.pump()
+        self.send_queued()
 
-    def widen_one(self, stream: Stream[Owner], increment: int) -> None:
+    def widen_stream(self, stream: Stream[Owner], increment: int) -> None:
         stream.send_window += increment
         if stream.queue:
             self._make_ready(stream)
-            self.pump()
+            self.send_queued()
 
-    def widen_all(self, difference: int) -> None:
-        """Of each stream; it may be negative."""
+    def widen_streams(self, difference: int) -> None:
+        """Apply a change of SETTINGS_INITIAL_WINDOW_SIZE, which may be negative."""
         for stream in self.streams.values():
             stream.send_window = _widened(stream.send_window, difference)
             if stream.send_window > 0:
                 self._make_ready(stream)
             else:
                 self._ready.pop(stream.id, None)
-        self.pump()
+        self.send_queued()
 
 
 def _widened(send_window: int, by: int) -> int:

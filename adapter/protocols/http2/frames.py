@@ -15,12 +15,12 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 1, 2, 3
 INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
 
 HEAD_BYTES = 9
-FRAME_BYTES = 2**14  # what everybody takes
+FRAME_BYTES = 2**14  # what every peer accepts
 MAX_FRAME_BYTES = 2**24 - 1
 MAX_WINDOW = MAX_STREAM = 2**31 - 1
 DEFAULT_WINDOW = 2**16 - 1
 
-# upper and lower part of the length, type, flags, stream
+# length (upper and lower part), type, flags, stream
 _HEAD = Struct(">HBBBL")
 _SETTING = Struct(">HL")
 _NUMBER = Struct(">L")
@@ -46,7 +46,7 @@ class Code(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke the protocol: the connection ends."""
+    """A connection error (section 5.4.1): the connection is closed."""
 
     def __init__(self, code: Code, why: str) -> None:
         super().__init__(why)
@@ -54,14 +54,14 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The peer broke the protocol on one stream: that one ends."""
+    """A stream error (section 5.4.2): the stream is reset."""
 
     def __init__(self, code: Code, why: str) -> None:
         super().__init__(why)
         self.code = code
 
 
-# the first five bytes of a frame's head; the number of its stream follows
+# the first five bytes of a frame header; the stream's number follows
 _START = Struct(">HBBB")
 number = _NUMBER.pack
 
@@ -71,7 +71,7 @@ def data_start(length: int, flags: int) -> bytes:
 
 
 def headers_start(block: bytes, *, end: bool) -> bytes:
-    """Empty where one frame does not do."""
+    """Return the start of a HEADERS frame; empty where the block needs CONTINUATION."""
     if len(block) > FRAME_BYTES:
         return b""
     flags = END_HEADERS | END_STREAM if end else END_HEADERS
@@ -120,7 +120,7 @@ def goaway(last_stream_id: int, code: int, why: str = "") -> bytes:
 
 
 def header_block(stream_id: int, block: bytes, *, end: bool) -> bytes:
-    """HEADERS, and CONTINUATION for what does not fit into one frame."""
+    """Return HEADERS, and CONTINUATION for what exceeds one frame."""
     ending = END_STREAM if end else 0
     if len(block) <= FRAME_BYTES:
         return head(len(block), HEADERS, ending | END_HEADERS, stream_id) + block

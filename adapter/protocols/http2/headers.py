@@ -1,6 +1,6 @@
-"""Header blocks of HTTP/2 (RFC 7541) for peers that keep no table: SETTINGS_HEADER_TABLE_SIZE 0.
+"""HPACK header blocks (RFC 7541) of peers without a table: SETTINGS_HEADER_TABLE_SIZE is 0.
 
-Without a table a block means the same whenever it comes, so what it means is kept by its bytes.
+Without a table equal blocks mean equal headers, so what a block means is cached by its bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,14 +16,14 @@ from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
 T = TypeVar("T")
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
-_KEPT_BLOCKS, _KEPT_BLOCK_BYTES = 512, 2048
-_LITERAL_LIMIT = 0x7F  # of a number's first byte, 7 bits of it
+_CACHED_BLOCKS, _CACHED_BLOCK_BYTES = 512, 2048
+_LITERAL_LIMIT = 0x7F  # of the 7 bits in an integer's first byte
 _SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
-_ENTRY_BYTES = 32  # that count for each header, by RFC 7541 section 4.1
-_SHORT_BYTES, _KEPT_SHORT = 128, 1024
+_ENTRY_BYTES = 32  # overhead of each header, by RFC 7541 section 4.1
+_SHORT_BYTES, _CACHED_SHORT = 128, 1024
 _LENGTH_DIGITS = 18
 # RFC 9113 section 8.2.2
-_OF_HTTP_1 = frozenset(
+_CONNECTION_SPECIFIC = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 _REQUEST = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -34,7 +34,7 @@ _PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
 
 
 class HeaderBlockCache(Generic[T]):
-    """What header blocks mean, by their bytes. One for all connections of a kind."""
+    """Caches what header blocks mean by their bytes, for all connections of a kind."""
 
     def __init__(self, meaning: Callable[[Headers], T]) -> None:
         self.of = meaning
@@ -42,37 +42,39 @@ class HeaderBlockCache(Generic[T]):
         self.fields: dict[bytes, tuple[bytes, bytes]] = {}
 
     def keep(self, block: bytes, meaning: T) -> None:
-        if len(block) > _KEPT_BLOCK_BYTES:
+        if len(block) > _CACHED_BLOCK_BYTES:
             return
-        if len(self.kept) >= _KEPT_BLOCKS:
+        if len(self.kept) >= _CACHED_BLOCKS:
             self.kept.clear()
         self.kept[block] = meaning
 
     def keep_field(self, field: bytes, header: tuple[bytes, bytes]) -> None:
-        if len(self.fields) >= _KEPT_BLOCKS:
+        if len(self.fields) >= _CACHED_BLOCKS:
             self.fields.clear()
-        self.fields[field] = header  # of at most 129 bytes a string, as `field_starts` has them
+        self.fields[field] = header  # each string has at most 129 bytes, by `field_starts`
 
 
 class HeaderReader(Generic[T]):
-    """Of one connection. Until the peer has heard that there is no table it may use one."""
+    """Decodes the header blocks of one connection. The peer may use a table until it acknowledges
+    our settings.
+    """
 
-    def __init__(self, meanings: HeaderBlockCache[T], max_bytes: int) -> None:
-        self._meanings = meanings
+    def __init__(self, cache: HeaderBlockCache[T], max_bytes: int) -> None:
+        self._cache = cache
         self._max_bytes = max_bytes
         self._decoder = Decoder(max_header_list_size=max_bytes)
         self.kept: Callable[[bytes], T | None] = _nothing
 
-    def no_table_from_here(self) -> None:
-        """The peer has acknowledged our settings. It should say so at the start of its next block
-        (RFC 7541 section 4.2), which grpc forgets where it refuses a message for its size.
+    def table_size_acknowledged(self) -> None:
+        """Cache blocks from here on. The peer's next block should start with a table size update
+        (RFC 7541 section 4.2), which grpc omits where it refuses a message for its size.
         """
         self._decoder.max_allowed_table_size = 0
         self._decoder.header_table_size = 0
-        self.kept = self._meanings.kept.get
+        self.kept = self._cache.kept.get
 
     def read(self, block: bytes) -> T:
-        """StreamFault when the headers are malformed; the connection can go on."""
+        """StreamFault when the headers are malformed; the connection continues."""
         if (kept := self.kept(block)) is not None:
             return kept
         try:
@@ -83,9 +85,9 @@ class HeaderReader(Generic[T]):
             raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from error
         except (IndexError, UnicodeDecodeError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, "not a header block") from error
-        meaning = self._meanings.of(found)
+        meaning = self._cache.of(found)
         if self.kept is not _nothing:
-            self._meanings.keep(block, meaning)
+            self._cache.keep(block, meaning)
         return meaning
 
     def _decode(self, block: bytes) -> Headers:
@@ -93,26 +95,26 @@ class HeaderReader(Generic[T]):
         return tuple((bytes(key), bytes(value)) for key, value in found)
 
     def _fields(self, block: bytes) -> Headers:
-        """Most fields of a block have come before, in others: all but a limit of time, or an id."""
+        """Decode by field: all but a timeout or an id occurred in earlier blocks."""
         starts = field_starts(block)
         if starts is None:
             return self._decode(block)
         found: list[tuple[bytes, bytes]] = []
-        send_window, fields = self._max_bytes, self._meanings.fields
+        budget, fields = self._max_bytes, self._cache.fields
         for start, end in pairwise((*starts, len(block))):
             field = block[start:end]
             if (header := fields.get(field)) is None:
                 (header,) = self._decode(field)
-                self._meanings.keep_field(field, header)
-            send_window -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
-            if send_window < 0:
+                self._cache.keep_field(field, header)
+            budget -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
+            if budget < 0:
                 raise OversizedHeaderListError
             found.append(header)
         return tuple(found)
 
 
 def field_starts(block: bytes) -> list[int] | None:
-    """Where the fields begin (RFC 7541 section 6); None where it is not for us to say."""
+    """Return where fields start (RFC 7541 section 6); None where the decoder has to look."""
     starts, at, end = [], 0, len(block)
     while at < end:
         starts.append(at)
@@ -121,7 +123,7 @@ def field_starts(block: bytes) -> list[int] | None:
             return None
         prefix = 0x7F if first & 0x80 else 0x3F if first & 0x40 else 0x0F
         index, at = first & prefix, at + 1
-        if index == prefix:  # the number goes on; by one byte where there is no table
+        if index == prefix:  # the integer continues, by one byte where there is no table
             if at == end or block[at] & 0x80:
                 return None
             at += 1
@@ -133,11 +135,11 @@ def field_starts(block: bytes) -> list[int] | None:
 
 
 def _nothing(_: bytes) -> None:
-    """Until then a block may mean one thing now and another later."""
+    """Placeholder until the peer acknowledges table size 0: blocks are not cacheable before."""
 
 
 def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Literals that no table is needed for."""
+    """Encode headers as literals, which need no table."""
     return b"".join(
         _encoded_short(key, value) if len(key) + len(value) < _SHORT_BYTES else _encoded(key, value)
         for key, value in headers
@@ -152,7 +154,7 @@ def _encoded(key: bytes, value: bytes) -> bytes:
     return bytes(made)
 
 
-_encoded_short = lru_cache(_KEPT_SHORT)(_encoded)
+_encoded_short = lru_cache(_CACHED_SHORT)(_encoded)
 
 
 def _add_length(made: bytearray, length: int) -> None:
@@ -168,14 +170,14 @@ def _add_length(made: bytearray, length: int) -> None:
 
 
 def check_request(headers: Headers) -> None:
-    """The head of a request, by RFC 9113 section 8.3.1."""
+    """StreamFault where the headers are not those of a request (RFC 9113 section 8.3.1)."""
     seen = _check(headers)
     if not seen >= _NEEDED or not seen <= _REQUEST or (b":path", b"") in headers:
         raise StreamFault(Code.PROTOCOL_ERROR, "pseudo-headers are missing or odd")
 
 
 def content_length(headers: Headers) -> int | None:
-    """Of the body, as RFC 9113 section 8.1.1 has it. StreamFault where it is none."""
+    """Return the body's length (RFC 9113 section 8.1.1). StreamFault where malformed."""
     found = [value for key, value in headers if key == b"content-length"]
     if not found:
         return None
@@ -185,13 +187,13 @@ def content_length(headers: Headers) -> int | None:
 
 
 def check_answer(headers: Headers) -> None:
-    """The head of an answer, or trailers of either side."""
+    """StreamFault where these are neither headers of a response nor trailers."""
     if not _check(headers) <= {b":status"}:
         raise StreamFault(Code.PROTOCOL_ERROR, "odd pseudo-headers")
 
 
 def _check(headers: Headers) -> set[bytes]:
-    """The pseudo-headers there are."""
+    """Return the pseudo-headers."""
     seen: set[bytes] = set()
     are_over = False
     for key, value in headers:
@@ -208,19 +210,19 @@ def _check(headers: Headers) -> set[bytes]:
 
 
 def _check_plain(key: bytes, value: bytes) -> None:
-    if not key or not _NOT_IN_NAMES.isdisjoint(key) or b":" in key or key in _OF_HTTP_1:
+    if not key or not _NOT_IN_NAMES.isdisjoint(key) or b":" in key or key in _CONNECTION_SPECIFIC:
         raise StreamFault(Code.PROTOCOL_ERROR, "a header that HTTP/2 does not have")
     if key == b"te" and value != b"trailers":
         raise StreamFault(Code.PROTOCOL_ERROR, "te is not trailers")
 
 
 def plain_block(status: int) -> bytes:
-    """The head of an answer that is not gRPC's."""
+    """Return headers of a response that is not gRPC."""
     return encoded([(b":status", str(status).encode()), (b"content-type", b"text/plain")])
 
 
 def status_block(code: int, text: str, *, alone: bool) -> bytes:
-    """Trailers with a gRPC status. `alone`: they are the whole answer."""
+    """Return trailers with a gRPC status. `alone`: a Trailers-Only response."""
     top = [(b":status", b"200"), (b"content-type", b"application/grpc")] if alone else []
     message = "".join(chr(b) if b in _PLAIN else f"%{b:02X}" for b in text.encode())
     return encoded(

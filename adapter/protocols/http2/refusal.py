@@ -1,13 +1,13 @@
-"""What a connection gets that is one too many."""
+"""Closes connections beyond the limit."""
 
 import asyncio
 from typing import cast
 
 
 class Refusal(asyncio.Protocol):
-    """Closes before a word is said. To a gRPC client that is a connection which failed: its calls
-    are UNAVAILABLE, and it tries again ever more slowly. With SETTINGS and GOAWAY it would come
-    again at once, and its calls would wait for their deadline.
+    """Closes without sending anything. A gRPC client takes that for a failed connection: its calls
+    are UNAVAILABLE, and it backs off. After SETTINGS and GOAWAY it would reconnect at once, and
+    its calls would wait for their deadline.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

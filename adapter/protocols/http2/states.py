@@ -1,4 +1,4 @@
-"""States of a stream, and what may come from the peer in each: RFC 9113 section 5.1."""
+"""States of a stream, and the frames that a peer may send in each: RFC 9113 section 5.1."""
 
 from enum import IntEnum
 
@@ -7,12 +7,12 @@ from adapter.protocols.http2.frames import Code
 
 
 class State(IntEnum):
-    IDLE = 0  # nothing has been said of it
+    IDLE = 0
     OPEN = 1
-    HALF_CLOSED_LOCAL = 2  # we have ended
-    HALF_CLOSED_REMOTE = 3  # the peer has ended
-    CLOSED = 4  # both have, or the peer has reset it
-    RESET = 5  # closed by us, and the peer may not have heard of it
+    HALF_CLOSED_LOCAL = 2  # we have sent END_STREAM
+    HALF_CLOSED_REMOTE = 3  # the peer has sent END_STREAM
+    CLOSED = 4  # both have, or the peer has sent RST_STREAM
+    RESET = 5  # closed by our RST_STREAM, which the peer may not have received
 
 
 _BOTH_WAYS = frozenset(
@@ -25,18 +25,18 @@ TAKES = {
     State.OPEN: _BOTH_WAYS,
     State.HALF_CLOSED_LOCAL: _BOTH_WAYS,
     State.HALF_CLOSED_REMOTE: _ENDED,
-    State.CLOSED: _ENDED,  # what was under way when it closed
-    State.RESET: _BOTH_WAYS,  # the same; nothing is made of it
+    State.CLOSED: _ENDED,  # in flight when it closed
+    State.RESET: _BOTH_WAYS,  # the same; they are ignored
 }
 
-# of whatever else comes; an error of the connection but for HALF_CLOSED_REMOTE
+# for any other frame; a connection error but for HALF_CLOSED_REMOTE
 FAULTS = {
     State.IDLE: Code.PROTOCOL_ERROR,
     State.HALF_CLOSED_REMOTE: Code.STREAM_CLOSED,
     State.CLOSED: Code.STREAM_CLOSED,
 }
 
-# by the state before
+# indexed by the state before
 AFTER_OUR_END = (
     State.IDLE,
     State.HALF_CLOSED_LOCAL,

@@ -1,4 +1,4 @@
-"""One connection as asyncio sees it, and what is written to it."""
+"""The asyncio side of a connection: its output buffer, its events, how it is closed."""
 
 import asyncio
 import logging
@@ -12,19 +12,19 @@ log = logging.getLogger(__name__)
 Piece: TypeAlias = bytes | memoryview
 
 _PAUSE_BYTES = 2**18
-# that wait to be sent; DATA stops at the mark above, so the rest are answers of ours
+# unsent bytes; DATA stops at _PAUSE_BYTES, so the rest are replies to the peer's frames
 _MAX_UNSENT_BYTES = 2**21
-_LAST_WORDS_SECONDS, _LAST_ANSWER_SECONDS = 2.0, 30.0
+_ERROR_CLOSE_SECONDS, _CLOSE_SECONDS = 2.0, 30.0
 _SMALL_BYTES = 2**12
-_JOINED_BYTES = 2**15  # to copy so much costs less than to write many pieces
+_JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
 
 
-class Wire(asyncio.Protocol):
-    """`out` is written by `flush`; without a transport it waits for one."""
+class FrameTransport(asyncio.Protocol):
+    """`flush` writes `out`, or keeps it until the connection is made."""
 
     def __init__(self) -> None:
         self.is_open = self.is_lost = self.is_paused = False
-        self.has_pong = self.heard = True
+        self.is_ping_acknowledged = self.has_received = True
         self.out: list[Piece] = []
         self._transport: asyncio.Transport | None = None
         self._abort: asyncio.TimerHandle | None = None
@@ -38,28 +38,28 @@ class Wire(asyncio.Protocol):
         raise NotImplementedError
 
     def flush_all(self) -> None:
-        """Of all connections that what was received may have written to."""
+        """Flush every connection to which received data may have been forwarded."""
         raise NotImplementedError
 
     def lost(self) -> None:
-        """It is of no use any more; what has been written may still be on its way. Told once."""
+        """The connection is unusable, though written data may still be sent. Called once."""
         raise NotImplementedError
 
     def gone(self) -> None:
-        """Nothing is on its way any more."""
+        """The transport is closed."""
         raise NotImplementedError
 
-    def pump(self) -> None:
-        """The peer reads again."""
+    def send_queued(self) -> None:
+        """Send queued data: the peer reads again."""
         raise NotImplementedError
 
     def last_stream(self) -> int:
         raise NotImplementedError
 
-    # -- of asyncio -------------------------------------------------------------------------
+    # -- asyncio ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         if self.is_lost:
             self._transport.abort()
             return
@@ -80,13 +80,13 @@ class Wire(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        self.pump()
+        self.send_queued()
         self.flush_all()
 
     def data_received(self, data: bytes) -> None:
         if not self.is_open:
             return
-        self.heard = True
+        self.has_received = True
         try:
             self.received(data)
         except ConnectionFault as fault:
@@ -96,7 +96,7 @@ class Wire(asyncio.Protocol):
             self.close(Code.INTERNAL_ERROR)
         self.flush_all()
 
-    # -- what is sent -----------------------------------------------------------------------
+    # -- sending ----------------------------------------------------------------------------
 
     def flush(self) -> None:
         if self.is_open and self._transport is not None:
@@ -109,27 +109,27 @@ class Wire(asyncio.Protocol):
             self.out.clear()
 
     def is_flooded(self) -> bool:
-        """The peer makes us answer, and reads nothing."""
+        """The peer sends frames that need replies, and does not read the replies."""
         transport = self._transport
         if not self.is_paused or transport is None:
             return False
         return transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
 
     def ping(self) -> None:
-        self.has_pong = False
+        self.is_ping_acknowledged = False
         self.out.append(frames.ping(b"adapter?"))
 
-    def say_goodbye(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+    def send_goaway(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         self.out.append(frames.goaway(self.last_stream(), code, why))
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         transport = self._transport
         if self.is_open and transport is not None:
-            self.say_goodbye(code, why)
+            self.send_goaway(code, why)
             self.flush()
             self.is_open = False
             transport.close()
-            seconds = _LAST_WORDS_SECONDS if code else _LAST_ANSWER_SECONDS
+            seconds = _ERROR_CLOSE_SECONDS if code else _CLOSE_SECONDS
             self._abort = asyncio.get_running_loop().call_later(seconds, transport.abort)
         self._lose()
         if transport is None:
@@ -144,7 +144,7 @@ class Wire(asyncio.Protocol):
 
 
 def part(data: bytes, start: int, end: int) -> Piece:
-    """A copy where that is cheaper than a view."""
+    """Return a copy where that is cheaper than a view."""
     if end - start > _SMALL_BYTES:
         return memoryview(data)[start:end]
     return data[start:end]

@@ -1,0 +1,259 @@
+"""Requests of one client: received, then forwarded to Triton directly or to the fallback server."""
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from adapter.dataplane.proxy.context import ProxyContext
+from adapter.dataplane.proxy.downstream import Downstream
+from adapter.dataplane.proxy.exchange import Exchange, Stage
+from adapter.dataplane.proxy.responses import Responses
+from adapter.dataplane.proxy.routing import Call
+from adapter.dataplane.proxy.time_limits import TimeLimits
+from adapter.dataplane.proxy.upstream import Upstream
+from adapter.errors import InvalidRequest, MessageTooLarge, Overloaded
+from adapter.protocols.http2.frames import Code
+from adapter.protocols.http2.states import AFTER_PEERS_END
+from adapter.protocols.http2.transport import Piece
+from adapter.protocols.protobuf import (
+    PREFIX_BYTES,
+    NameScanner,
+    Peek,
+    first_name,
+    length_of,
+    plain_name,
+)
+
+_NAME_PREFIX_BYTES = 2**11  # the name ends within them, where the message begins with one
+# smaller messages are forwarded when they are complete, larger ones as they are received
+_BUFFERED_MESSAGE_BYTES = 2**18
+
+
+class FindUpstream(Protocol):
+    def __call__(self, *, is_triton: bool) -> Upstream: ...
+
+
+class Requests:
+    def __init__(
+        self,
+        context: ProxyContext,
+        downstream: Downstream,
+        upstream: FindUpstream,
+        responses: Responses,
+        time_limits: TimeLimits,
+    ) -> None:
+        self._context = context
+        self._downstream = downstream
+        self._upstream = upstream
+        self._responses = responses
+        self._time_limits = time_limits
+        self._clock = asyncio.get_running_loop().time
+
+    def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
+        downstream, seconds = self._downstream, self._context.timeout_seconds
+        if call.seconds is not None:
+            seconds = min(seconds, call.seconds)
+        exchange = Exchange(stream_id, downstream.initial_window, call, self._clock() + seconds)
+        if end:
+            exchange.inbound.state = AFTER_PEERS_END[exchange.inbound.state]
+        downstream.streams[stream_id] = exchange.inbound
+        if end and call.length:
+            downstream.refuse(stream_id, Code.PROTOCOL_ERROR)
+        elif call.http_status is not None:
+            self._responses.discard(exchange, b"", end=end)
+        elif call.refusal is not None:
+            self._responses.refuse(exchange, InvalidRequest(call.refusal))
+        elif end or (call.direct is None and call.max_bytes is None):
+            self._open_fallback(exchange, end=end)
+
+    def data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        exchange.received_bytes += len(piece)
+        if end and exchange.received_bytes == len(piece) and self._goes_whole(exchange, piece):
+            return
+        length, received = exchange.call.length, exchange.received_bytes
+        if length is not None and (received > length or (end and received < length)):
+            self._downstream.refuse(
+                exchange.inbound.id, Code.PROTOCOL_ERROR
+            )  # RFC 9113 section 8.1.1
+        elif exchange.call.http_status is not None:
+            self._responses.discard(exchange, piece, end=end)
+        elif exchange.stage is Stage.ARRIVING:
+            self._arrive(exchange, piece, end=end)
+        elif exchange.stage is Stage.WAITING:
+            self._buffer(exchange, piece)
+        elif exchange.stage is Stage.SENDING:
+            self._forward(exchange, piece, end=end)
+        else:
+            self._downstream.credit(exchange.inbound, len(piece))
+
+    def _goes_whole(self, exchange: Exchange, piece: Piece) -> bool:
+        """Forward a complete request of one DATA frame to Triton, as most small requests are.
+        False, with nothing done, where it is anything else.
+        """
+        call = exchange.call
+        if call.direct is None or call.length is not None or not isinstance(piece, bytes):
+            return False
+        name = plain_name(piece, self._context.max_message_bytes)
+        if name is None:
+            return False
+        upstream = self._upstream(is_triton=True)
+        if not upstream.fits_whole(len(piece)) or not call.direct_start:
+            return False
+        exchange.direct_call = self._context.policy.admit(name, call.mesh_id)
+        if exchange.direct_call is None:
+            return False
+        upstream.open_whole(exchange, piece)
+        return True
+
+    # -- buffering --------------------------------------------------------------------------
+
+    def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        if exchange.buffered or not end:
+            self._buffer(exchange, piece)
+            if len(exchange.buffered) < exchange.needed_bytes and not end:
+                return
+        name = self._name_in(exchange, exchange.buffered or piece)
+        if end or not self._needs_more(exchange, name):
+            self._claim_and_route(exchange, name, bytes(exchange.buffered) or piece, end=end)
+
+    def _buffer(self, exchange: Exchange, piece: Piece) -> None:
+        if not isinstance(exchange.buffered, bytearray):
+            exchange.buffered = bytearray()
+        exchange.buffered += piece
+        self._downstream.add_buffered(len(piece))
+
+    def _name_in(self, exchange: Exchange, start: Piece | bytearray) -> bytes | Peek:
+        if exchange.call.direct is None and len(start) >= PREFIX_BYTES:
+            return Peek.NO
+        return first_name(bytes(start[:_NAME_PREFIX_BYTES]), self._context.max_message_bytes)
+
+    def _needs_more(self, exchange: Exchange, name: bytes | Peek) -> bool:
+        """Whether to wait for more of the message before it is routed."""
+        here = len(exchange.buffered)
+        if name is Peek.MORE:
+            exchange.needed_bytes = here + 1
+            return True
+        size = PREFIX_BYTES + length_of(exchange.buffered)
+        is_large = size < here or size > _BUFFERED_MESSAGE_BYTES
+        if name is Peek.NO or is_large or self._downstream.is_over_budget:
+            return False
+        exchange.needed_bytes = size + 1
+        return True
+
+    def drain_buffers(self) -> None:
+        """Route requests that are being buffered: they keep out the bytes that would complete them.
+        Refuse those that wait for others, since they may keep out what the others need.
+        """
+        for stream in list(self._downstream.streams.values()):
+            exchange = stream.owner
+            if exchange.stage is Stage.ARRIVING and exchange.buffered:
+                name = self._name_in(exchange, exchange.buffered)
+                if name is not Peek.MORE:
+                    self._claim_and_route(exchange, name, bytes(exchange.buffered), end=False)
+            elif exchange.stage is Stage.WAITING:
+                error = Overloaded("too much is on its way to Triton", delivered=False)
+                self._responses.refuse(exchange, error)
+
+    # -- routing ----------------------------------------------------------------------------
+
+    def _claim_and_route(
+        self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool
+    ) -> None:
+        """A large message waits while too many bytes are in flight."""
+        inflight, size = self._context.inflight, length_of(piece)
+        if size <= _BUFFERED_MESSAGE_BYTES:
+            self._route(exchange, name, piece, end=end)
+        elif inflight.has_room_for(size):
+            exchange.claim = inflight.claim(size, _granted)
+            self._route(exchange, name, piece, end=end)
+        else:
+            if not exchange.buffered:
+                self._buffer(exchange, piece)
+            exchange.to(Stage.WAITING)
+            exchange.claim = inflight.claim(size, partial(self._route_waiting, exchange))
+
+    def _route_waiting(self, exchange: Exchange) -> None:
+        piece = bytes(exchange.buffered)
+        self._route(exchange, self._name_in(exchange, piece), piece, end=exchange.inbound.is_ended)
+        self._responses.flush()
+
+    def _route(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
+        self._responses.release_buffer(exchange)
+        block = exchange.call.direct
+        if block is not None and self._admits(exchange, name, piece, end=end):
+            self._open(exchange, block, is_triton=True, end=False)
+            self._send(exchange, piece, end=end)
+        elif (error := self._too_large(exchange, length_of(piece))) is not None:
+            why = self._context.policy.error_of(name) if isinstance(name, bytes) else None
+            self._responses.refuse(exchange, why or error)
+        else:
+            self._open_fallback(exchange, end=False)
+            self._forward(exchange, piece, end=end)
+
+    def _too_large(self, exchange: Exchange, size: int) -> MessageTooLarge | None:
+        most, direct = exchange.call.max_bytes, self._context.max_message_bytes
+        if exchange.call.direct is not None and size > direct:
+            most = direct
+        if most is None or size <= most:
+            return None
+        return MessageTooLarge(f"message larger than max ({size} vs. {most})")
+
+    def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
+        if not isinstance(name, bytes):
+            return False
+        scanner = NameScanner(length_of(start))
+        try:
+            scanner.feed(start[PREFIX_BYTES:])
+            if end:
+                scanner.end()
+            exchange.direct_call = self._context.policy.admit(name, exchange.call.mesh_id)
+        except InvalidRequest:
+            return False  # the fallback server says so
+        if exchange.direct_call is None:
+            return False
+        exchange.scanner = scanner
+        if not end:
+            exchange.direct_call.on_unload(partial(self._time_limits.model_unloads, exchange))
+        exchange.remaining_bytes = PREFIX_BYTES + length_of(start)
+        return True
+
+    # -- forwarding -------------------------------------------------------------------------
+
+    def _open_fallback(self, exchange: Exchange, *, end: bool) -> None:
+        self._open(exchange, exchange.call.fallback, is_triton=False, end=end)
+
+    def _open(self, exchange: Exchange, block: bytes, *, is_triton: bool, end: bool) -> None:
+        upstream = exchange.upstream = self._upstream(is_triton=is_triton)
+        exchange.to(Stage.SENDING)
+        exchange.outbound = upstream.open(exchange, block, end=end)
+        if end:
+            upstream.finished(exchange.outbound)
+
+    def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        scanner = exchange.scanner
+        if scanner is not None:
+            try:
+                scanner.feed(piece)
+                if end:
+                    scanner.end()
+            except InvalidRequest as error:
+                self._downstream.credit(exchange.inbound, len(piece))
+                self._responses.fail(exchange, error)
+                return
+        self._send(exchange, piece, end=end)
+
+    def _send(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        upstream, outbound = exchange.upstream, exchange.outbound
+        if upstream is None or outbound is None:
+            return
+        if exchange.scanner is not None:
+            exchange.remaining_bytes -= len(piece)
+            if end:
+                piece = exchange.last_byte or piece
+            elif not exchange.remaining_bytes and piece:
+                piece, exchange.last_byte = piece[:-1], bytes(piece[-1:])
+        upstream.send(outbound, piece, end=end)
+
+
+def _granted() -> None:
+    """The claim was granted at once."""
