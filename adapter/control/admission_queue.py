@@ -1,4 +1,4 @@
-"""Loads are admitted one after the other."""
+"""Admits loads to memory one after the other."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ from adapter.telemetry.metrics import Metrics
 
 
 class AdmissionQueue:
-    """Who waits for memory is not overtaken; but nobody waits longer than `seconds` for who is
-    before.
+    """A load that waits for memory is not overtaken, but blocks the loads behind it for `seconds`
+    at most.
     """
 
     def __init__(self, seconds: float, metrics: Metrics) -> None:

@@ -1,4 +1,4 @@
-"""What has to be looked at now and then, whether or not anybody asks."""
+"""The periodic work of control: polls memory and Triton, saves sizes, ends leftovers."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from adapter.errors import AdapterError
 from adapter.runtime import background
 
 _TICK_SECONDS = 0.5
-# A look at memory costs milliseconds for each process; traffic alone changes little.
+# A memory reading costs milliseconds for each process; traffic alone changes little.
 _PEAK_SECONDS = 2.0
 _RECONCILE_SECONDS = 2.0
 _LEFTOVERS_SECONDS = 10.0
@@ -25,7 +25,7 @@ _RECONCILE_SECONDS_PER_MODEL = 0.001
 
 
 class Housekeeping:
-    """`lock_of` gives the lock of a model."""
+    """`lock_of` returns the operation lock of a model."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Housekeeping:
         self._peaks_at = self._reconciled_at = self._left_at = time.monotonic()
 
     async def run(self) -> NoReturn:
-        """For ever. What fails here is no caller's fault, and is tried again."""
+        """Run for ever. A step that fails is tried again at the next tick."""
         await asyncio.sleep(_TICK_SECONDS)
         await background.forever(
             self._poll_memory,
@@ -63,7 +63,7 @@ class Housekeeping:
         )
 
     async def save(self) -> None:
-        """Keep what was learned of sizes, for the next run."""
+        """Save the learned sizes for the next run, and update the notes of the models concerned."""
         learning = self._memory.learning
         learned, learning.relearned = learning.relearned, set()
         self._unnoted |= learned
@@ -77,8 +77,9 @@ class Housekeeping:
             await self._note(model_id)
 
     async def _note(self, model_id: ModelId) -> None:
-        """In the model's own turn, or a model that is half gone could be noted as loaded. One that
-        is busy has its note later.
+        """Update the model's note under its lock: no half unloaded model may be noted as loaded.
+
+        The note of a busy model is written later.
         """
         lock = self._lock_of(model_id)
         if lock.locked():
@@ -103,11 +104,11 @@ class Housekeeping:
         elif now - self._peaks_at >= max(_PEAK_SECONDS, lag):
             self._peaks_at = now
             before, self._were_active = self._were_active, self._active()
-            # a gauge that lags shows only now what those of before have taken
+            # a sensor that lags shows only now what the models active before have taken
             await self._memory.tick(self._were_active | before if lag else self._were_active)
 
     def _active(self) -> set[ModelId]:
-        """Models with requests since the last time."""
+        """Return the models that had requests since the last call."""
         active = set()
         for record in self._registry.records():
             ended = record.served - record.in_flight
@@ -125,7 +126,7 @@ class Housekeeping:
             await self._reconciler.free_stuck(restarted=False)
 
     async def _poll_leftovers(self) -> None:
-        """Say so, though nothing is measured just now, and end what can be ended."""
+        """End abandoned processes, and report leftovers even while nothing is being measured."""
         now = time.monotonic()
         if now - self._left_at >= _LEFTOVERS_SECONDS:
             self._left_at = now

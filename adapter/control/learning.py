@@ -1,4 +1,4 @@
-"""What packages are expected to take, and what is learned of that from those that are loaded."""
+"""Estimates the memory that packages need, and learns from the models that are loaded."""
 
 from adapter.core.ledger import Ledger
 from adapter.core.measuring import Measured
@@ -9,7 +9,7 @@ from adapter.telemetry.metrics import Metrics
 
 
 class Learning:
-    """`relearned`: models whose figures have changed since they were last asked for and cleared."""
+    """`relearned`: models whose figures have changed since a caller last cleared the set."""
 
     def __init__(self, ledger: Ledger, sizes: Sizes, metrics: Metrics) -> None:
         self.relearned: set[ModelId] = set()
@@ -22,8 +22,10 @@ class Learning:
         return self._sizes.estimate(package, {d: book.index for d, book in books.items()})
 
     def learn(self, measured: Measured, expected: Estimate | None, *, was_wrong: bool) -> None:
-        """Hold the most that it was ever seen to take: it may grow to that again. `expected` is
-        the estimate of a load that ends with this. `was_wrong`: that was more than there is.
+        """Hold the most that the package was ever measured to take: it may grow to that again.
+
+        `expected` is the estimate, where the measurement ends a load; `was_wrong`: the estimate was
+        above the limit.
         """
         key, model_id = measured.package_key, measured.model_id
         if measured.exact and expected is not None:
@@ -37,7 +39,7 @@ class Learning:
         self.relearned.add(model_id)
 
     def ended(self, model_id: ModelId, key: str, most: Bytes | None) -> None:
-        """The model is gone; `most` is all that it was measured to take, None where nothing was."""
+        """Note the most that a model, now gone, was measured to take; None: it was not measured."""
         self.relearned.discard(model_id)
         if most is not None and self._sizes.lived(key, most):
             self.relearned.add(model_id)

@@ -1,4 +1,4 @@
-"""One inference holds its model in place, for as long as Triton works on it."""
+"""Leases keep a model loaded for as long as Triton works on an inference of it."""
 
 import asyncio
 import logging
@@ -12,26 +12,27 @@ from adapter.errors import TooManyAbandoned
 
 log = logging.getLogger(__name__)
 
-# Somebody waits for a drain: one that takes longer is told.
+# An unload that waits for requests longer than this is logged.
 _SILENT_SECONDS = 2.0
 
 
 class LeaseState(Enum):
     NEW = auto()
     HELD = auto()
-    ABANDONED = auto()  # nobody waits for the answer any more, and Triton still works on it
+    ABANDONED = auto()  # the caller has gone or timed out, and Triton still works on the request
     ENDED = auto()
 
 
-# Python 3.11 looks long for a member of an enumeration.
+# Looking up a member of an enumeration is slow in Python 3.11.
 _NEW, _HELD, _ABANDONED, _ENDED = LeaseState
 
 
 class Leases:
-    """`failed` is told of each lease that ended with an error, and says what its caller is told.
+    """Creates leases, and counts and drains them.
 
-    `abandoned`: how many are at this moment, also of models that are gone. `max_abandoned`: how
-    many a model may have and still get new requests.
+    `failed` is called with the error of each lease that ends with one, and returns the error for
+    the caller. `abandoned`: how many leases are abandoned now, also of models that are gone.
+    `max_abandoned`: with so many a model gets no new requests.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Leases:
         self._arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
 
     def of(self, record: ModelRecord) -> "Lease":
-        """TooManyAbandoned where the model is busy with what nobody waits for."""
+        """Return a new lease; raise TooManyAbandoned if too many of the model are abandoned."""
         if record.abandoned >= self._max_abandoned:
             raise TooManyAbandoned(
                 f"model {record.id!r} still works on {record.abandoned} requests whose callers "
@@ -55,9 +56,9 @@ class Leases:
         return Lease(record, self)
 
     async def drained(self, record: ModelRecord, seconds: float) -> bool:
-        """Wait until none is left of this model, so long at most; False where some are.
+        """Wait until no lease of this model is left, for `seconds` at most; False if some are.
 
-        Not for callers: what has not wholly come from them is refused.
+        Requests that have not arrived completely are refused and not waited for.
         """
         for refuse in list(self._arriving.get(record, {}).values()):
             refuse()
@@ -85,7 +86,7 @@ class Leases:
                 del self._arriving[lease.record]
 
     def was_last(self, record: ModelRecord) -> None:
-        """Of the leases that this model had; there may be others later."""
+        """Note that the last lease of this model has ended; there may be others later."""
         if (event := self._drained.get(record)) is not None:
             event.set()
 
@@ -105,10 +106,10 @@ def _tell(record: ModelRecord, seconds: float) -> None:
 
 
 class Lease:
-    """`begin`, then `end`; or a `with` block. An unload waits for it to end.
+    """Keeps one model loaded between `begin` and `end`, or for a `with` block.
 
-    A caller who leaves ends nothing, since Triton goes on: after `abandon` the `with` block may be
-    left, and only `end` ends the lease.
+    A caller who leaves does not end the lease, since Triton goes on: after `abandon` the `with`
+    block may be left, and only `end` ends the lease.
 
     A class with __enter__ costs a sixth of a @contextmanager, and this is on the hot path.
     """
@@ -121,29 +122,30 @@ class Lease:
         self._leases = leases
 
     def begin(self) -> None:
-        """Once, with nothing awaited since it was made: the model may be unloaded meanwhile."""
+        """Begin the lease, once, and before anything is awaited: an unload may run meanwhile."""
         self.state = _HELD
         self.record.in_flight += 1
         self.record.served += 1
         self.record.used_at = monotonic()
 
     def arrives(self, refuse: Callable[[], None]) -> None:
-        """It waits for its caller: for the request, or until the answer is taken. `refuse` is
-        called when the model has to go meanwhile, at once where it has to go already, and does
-        nothing where nobody is waited for. The last one said holds.
+        """Mark the lease as waiting for its caller, to send the request or to take the answer.
+
+        `refuse` is called when the model is unloaded meanwhile, at once if an unload waits already;
+        it must do nothing if the lease no longer waits. A later call replaces `refuse`.
         """
         self._leases.arrives(self, refuse)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more. No-op but for a lease that is held."""
+        """Note that nobody waits for the answer any more. A no-op unless the lease is held."""
         if self.state is _HELD:
             self.state = _ABANDONED
             self.record.abandoned += 1
             self._leases.abandoned += 1
 
     def end(self, error: BaseException | None = None) -> BaseException | None:
-        """Triton is done with it. `error`: what became of it; what its caller is to be told of that
-        is returned. No-op when it has ended already.
+        """End the lease: Triton is done with the request. Returns the error for the caller, if the
+        request failed with `error`. A no-op if the lease has ended already.
         """
         if self.state is _ABANDONED:
             self.record.abandoned -= 1
@@ -165,6 +167,6 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if self.state is _HELD:
-            told = self.end(error)
-            if told is not None and told is not error:
-                raise told
+            answer = self.end(error)
+            if answer is not None and answer is not error:
+                raise answer

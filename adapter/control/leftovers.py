@@ -1,4 +1,7 @@
-"""What still runs in Triton though its model is gone. Nothing can be measured beside it."""
+"""Finds processes that still run below Triton though their model is gone.
+
+While there are any, no memory measurement is valid.
+"""
 
 import logging
 from collections.abc import Collection, Iterator
@@ -14,9 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Without a server of our own nobody can see its processes, and there are none as far as is
-    known.
-    """
+    """Without an embedded server its processes cannot be seen, and no leftovers are reported."""
 
     def __init__(self, registry: Registry, server: Server | None, metrics: Metrics) -> None:
         self._registry = registry
@@ -27,7 +28,7 @@ class Leftovers:
         self._abandoned: frozenset[ProcessId] = frozenset()
 
     async def are_there(self) -> bool:
-        """Whether a process lives below Triton that no model owns; True while none can be seen."""
+        """Return whether an ownerless process runs below Triton; True if that cannot be seen."""
         if self._server is None:
             return bool(self._unended)
         owned = self._owned()
@@ -35,14 +36,15 @@ class Leftovers:
             found = await self._server.running_models()
         except (OSError, AdapterError):
             return True
-        # one that was loaded or unloaded meanwhile is no stranger
+        # a model that was loaded or unloaded meanwhile owns its processes
         self._found(found - owned - self._owned())
         return bool(self._ownerless or self._unended)
 
     async def end_abandoned(self) -> None:
-        """End daemons of models that have gone without an unload, or have lost their process; at
-        the second call that finds them, as a load may be between two processes. BackendUnavailable
-        when none can be seen.
+        """End daemons of models that are gone without an unload, or have lost their process.
+
+        A daemon is ended by the second call that finds it, as a load may be between two processes.
+        Raises BackendUnavailable when processes cannot be seen.
         """
         if self._server is None:
             return
@@ -57,7 +59,7 @@ class Leftovers:
 
     @contextmanager
     def unended(self, record: ModelRecord, processes: Collection[ProcessId]) -> Iterator[None]:
-        """While its unload waits for what cannot be ended."""
+        """Report the model as left running while its unload waits for processes to end."""
         self._unended.add(record.id)
         self._count()
         pids = sorted(process.pid for process in processes)

@@ -1,4 +1,4 @@
-"""Loads that take more than there is: found while they go on and when they are done."""
+"""Detects loads that take more memory than the limit, during the load and at its end."""
 
 import time
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from adapter.errors import CapacityError, ModelTooLarge
 
 
 class Limit:
-    """The limit of each device, held against what a load was seen to take."""
+    """Compares the limit of each device with what a load was measured to take."""
 
     def __init__(self, ledger: Ledger, sizes: Sizes, accounts: Accounts) -> None:
         self._ledger = ledger
@@ -28,13 +28,13 @@ class Limit:
         return any(n > books[d].limit_bytes for d, n in estimate.needs.items() if d in books)
 
     def is_below_the_device(self, reading: MemoryReading | None) -> bool:
-        """Some device has more than may be given: nothing but we would stop a load."""
+        """Return whether a limit is below its device's memory: only the adapter enforces that."""
         books = self._ledger.snapshot().devices
-        seen = reading.devices if reading else {}
-        return any(books[d].limit_bytes < s.limit_bytes for d, s in seen.items() if d in books)
+        read = reading.devices if reading else {}
+        return any(books[d].limit_bytes < r.limit_bytes for d, r in read.items() if d in books)
 
     def tries(self, key: str, estimate: Estimate) -> None:
-        """A load is let in; one that seems too large is so only once."""
+        """Note that a load is admitted; a package that seems too large is admitted only once."""
         if self.is_below(estimate):
             self._oversize.tried(key)
 
@@ -42,13 +42,13 @@ class Limit:
         return self._oversize.may_try(key)
 
     def proven(self, key: str) -> Bytes | None:
-        """What the package was measured to take, where that is more than there is."""
+        """Return what the package was measured to take, if that is above the limit."""
         return self._oversize.proven(key, self._ledger.snapshot(), time.monotonic())
 
     def less_reserved(
         self, reading: MemoryReading | None, loading: Collection[ModelId]
     ) -> MemoryReading | None:
-        """Without what loads under way have taken: that is in their reservations already."""
+        """Return `reading` less what loads under way have taken: their reservations cover it."""
         if reading is None:
             return None
         found = 0
@@ -57,13 +57,13 @@ class Limit:
             found += min(own, self._ledger.of(model_id).get(HOST, 0))
         return reading.less({HOST: found}) if found else reading
 
-    # -- amid and after it ------------------------------------------------------------------
+    # -- during and after it ----------------------------------------------------------------
 
     def overrun(
         self, model_id: ModelId, reading: MemoryReading | None
     ) -> CapacityError | ModelTooLarge | None:
-        """Amid a load: a refusal where its own processes have passed the limit of host memory by
-        more than the headroom. What they take by now is learned.
+        """Return a refusal if the load's own processes exceed the limit of host memory by more than
+        the headroom. The size that they have by now is learned.
         """
         own = {HOST: self._accounts.in_processes(model_id, reading)}
         found = self._refusal(model_id, own, reading, is_over=False)
@@ -74,7 +74,7 @@ class Limit:
     def excess(
         self, model_id: ModelId, reading: MemoryReading | None
     ) -> CapacityError | ModelTooLarge | None:
-        """After a load: a refusal where a limit is passed by what this load took."""
+        """Return a refusal if what the load took has passed a limit."""
         found = self._refusal(model_id, self._accounts.taken(model_id), reading, is_over=True)
         if found is None:
             self._oversize.fits(self._accounts.key_of(model_id))

@@ -1,4 +1,4 @@
-"""Gets a staged model into Triton: watched, bounded, and tried again when memory came back."""
+"""Loads a staged model into Triton, within time limits, and retries once memory is free."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from adapter.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
-# Denser at first: a process that dies of its first line lives for a few tenths of a second.
+# Polls more often at first: a process that fails at its start lives for tenths of a second.
 _FIRST_POLL_SECONDS, _FIRST_SECONDS = 0.1, 3.0
 
 
@@ -50,12 +50,13 @@ class Loader:
         self._undone: dict[ModelId, Unloaded] = {}
 
     async def load(self, record: ModelRecord, package: Package, estimate: Estimate) -> int | None:
-        """Return when Triton serves every model of the package, and what it takes is measured as
-        far as it can be by then; returns the process that serves them, None where it is not ours.
-        A load that has taken more than there is is refused after all.
+        """Load every model of the package, and measure what they take as far as possible.
+
+        Returns the pid of the embedded server, None without one. A load that has taken more than
+        the limit is refused after all.
 
         A load that ran out of memory is undone and, when memory came back, tried once more
-        (docs/design/memory.md), unless Triton is stuck with it. What is raised is the last word.
+        (docs/design/memory.md), unless Triton is stuck with it. Raises the final error.
         """
         ended, before = self._memory.ended_unloads, await self._memory.read()
         error = await self._try(record, estimate)
@@ -66,7 +67,7 @@ class Loader:
                 log.info("model.load_retried", extra={"model_id": record.id, "reason": str(error)})
                 error = await self._try(record, estimate)
         if error is not None:
-            raise self._last_word(error, package) from error.__cause__
+            raise self._final_error(error, package) from error.__cause__
         process = self._server.pid if self._server else None
         await self._memory.loaded(record.id)
         if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
@@ -77,7 +78,7 @@ class Loader:
         return process
 
     async def load_undone(self, record: ModelRecord) -> None:
-        """The load is undone in Triton. What it took beyond the limit is waited for."""
+        """Account for a load undone in Triton; wait for the memory of one that passed the limit."""
         undone = self._undone.pop(record.id, None)
         await self._memory.not_loaded(record.id)
         if undone is not None:
@@ -98,7 +99,7 @@ class Loader:
         return frozenset().union(*(each or () for each in found))
 
     async def _try(self, record: ModelRecord, estimate: Estimate) -> AdapterError | None:
-        """The failure as text and memory together show it; None when all went well."""
+        """Load once; return None, or the failure as its text and the readings of memory show it."""
         begun = time.monotonic()
         try:
             for name in record.placement.load:
@@ -114,10 +115,10 @@ class Loader:
             return judged
         return None
 
-    def _last_word(self, error: AdapterError, package: Package) -> AdapterError:
-        """A model that can never fit must not have all others evicted for it, for ever."""
+    def _final_error(self, error: AdapterError, package: Package) -> AdapterError:
+        """Return the final error: a model that can never fit must not evict all others for ever."""
         if isinstance(error, LoadFailed) and package.warnings:
-            # Triton names neither file nor line: what was found odd may be the reason
+            # Triton names neither file nor line: a warning of the inspection may be the reason
             found = "; ".join([str(error), *package.warnings])
             return LoadFailed(found, model_id=error.model_id)
         if not isinstance(error, OutOfMemory):
@@ -166,8 +167,8 @@ class Loader:
             load.cancel()
 
     async def _end_overrun(self, record: ModelRecord, server: Server) -> AdapterError | None:
-        """A load that has passed the limit by more than the reserve is ended: what it takes next
-        the kernel may get by killing others.
+        """End a load that exceeds the limit by more than the reserve: if it took still more, the
+        kernel might kill other processes for it.
         """
         last = self._memory.last
         if last is None or last.of_models is None:
@@ -195,8 +196,10 @@ def _pause(begun: float) -> float:
 
 
 class _StubMonitor:
-    """Triton starts a python process twice: to complete the configuration, and to serve. In
-    between there is none, for less than a second. Before, while the load waits in Triton's queue.
+    """Detects that the python process of a model has ended during its load.
+
+    Triton starts a python process twice: to complete the configuration, and to serve. There is none
+    for less than a second in between, nor while the load waits in Triton's queue.
     """
 
     def __init__(self, names: Collection[str], limits: TimeLimits) -> None:
@@ -206,8 +209,8 @@ class _StubMonitor:
         self._lived: dict[str, float] = {}
 
     def lost(self, lives: dict[str, bool | None], now: float, *, may_queue: bool) -> str | None:
-        """The name of a model whose process has been missing for too long. None in `lives` is a
-        model without one.
+        """Return the name of a model whose process has been missing for too long. None in `lives`
+        stands for a model without a python process.
         """
         for name, alive in lives.items():
             if alive:

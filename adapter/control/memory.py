@@ -1,8 +1,8 @@
-"""What control knows of memory: the ledger, held against what the memory reader sees.
+"""Admits loads to memory and measures what models take, by the ledger and the memory reader.
 
-Loads and unloads report here when they begin and end. What the models then take is in the accounts
-(core/accounts.py); where it is not told apart, it is what memory grew by from one quiet moment to
-the next.
+Loads and unloads report here when they begin and end. What each model takes is in the accounts
+(core/accounts.py); where readings do not tell models apart, it is the growth of memory from one
+quiet moment to the next.
 """
 
 import asyncio
@@ -24,17 +24,18 @@ from adapter.core.model import ModelId, Package
 from adapter.core.sizing import Basis, Estimate, Sizes
 from adapter.telemetry.metrics import Metrics
 
-# How often a load that waits looks again when nobody tells it of a change.
+# How often a load that waits polls memory when no operation reports a change.
 _POLL_SECONDS = 0.25
-_EARLY_SECONDS = 0.1  # by so much an event loop's timers may be early
+_EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
 _KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
 
 class Memory:
-    """`ledger` and `sizes` change through here alone. `requests` tells how many there have been and
-    how many are under way, `is_shared` whether something runs in Triton that is no model's.
+    """The only writer of `ledger` and `sizes`.
 
-    `samples`: what was seen of late, with its time.monotonic().
+    `requests` returns how many inferences there have been and how many are in flight, `is_shared`
+    whether a process runs below Triton that belongs to no model. `samples`: the recent samples,
+    each with its time.monotonic().
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Memory:
         self._queue = AdmissionQueue(limits.alone, metrics)
         self._changed = asyncio.Event()
         self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
-        self._supposed: set[ModelId] = set()  # of no known size, and not measured: need not be seen
+        # loaded on a guessed size and unmeasured: their removal need not show in a reading
+        self._supposed: set[ModelId] = set()
         self._begun = 0
         self._since: dict[ModelId, float] = {}  # when each operation under way got to Triton
         self.accounts = Accounts()
@@ -91,7 +93,7 @@ class Memory:
         return len(self._loads)  # under way, or not measured yet
 
     def is_measured(self, model_id: ModelId) -> bool:
-        """Whether what the ledger holds is final, but for growth under traffic."""
+        """Return whether what the ledger holds is final, except for growth under traffic."""
         return model_id not in self._loads and self.accounts.is_measured(model_id)
 
     # -- loads ------------------------------------------------------------------------------
@@ -99,8 +101,8 @@ class Memory:
     async def admit(self, model_id: ModelId, package: Package) -> Estimate:
         """Reserve what the model is expected to take, or raise a refusal.
 
-        Waits its turn, while loads of unknown footprint go on, and while memory is about to come
-        back; each for a bounded time.
+        Waits for earlier loads, for loads of unknown footprint, and for memory that is about to be
+        freed; each for a bounded time.
         """
         begun, short_since = time.monotonic(), 0.0
         async with self._queue.slot():
@@ -128,8 +130,8 @@ class Memory:
         return estimate
 
     async def loaded(self, model_id: ModelId) -> None:
-        """Triton serves the model. It is measured now or, with a gauge that lags, a little later;
-        until then the ledger holds what was expected.
+        """Note that Triton serves the model, and measure it: now or, with a sensor that lags, a
+        little later; until then the ledger holds the estimate.
         """
         estimate, since = self._loads[model_id], self._since.pop(model_id)
         held = self.ledger.settle(model_id, None)
@@ -140,7 +142,7 @@ class Memory:
             self._supposed.add(model_id)
         key = self.accounts.key_of(model_id)
         known = estimate.basis is Basis.LEARNED and self.sizes.is_exact(key)
-        # what is not told apart is read once all is quiet
+        # models that readings do not tell apart are measured at the next quiet moment
         told_apart = self.last is not None and self.last.of_models is not None
         reading = await self.read() if told_apart else self.last
         measured = self.accounts.loaded(model_id, estimate.needs, reading, known=known)
@@ -153,7 +155,7 @@ class Memory:
             await task
 
     async def not_loaded(self, model_id: ModelId) -> None:
-        """The load is undone. What it left behind, if anything, nobody can tell."""
+        """Note that the load is undone. Memory that it may have left cannot be attributed."""
         self.accounts.disturbed()
         self._sensor.changed()
         try:
@@ -166,7 +168,7 @@ class Memory:
 
     @asynccontextmanager
     async def unloading(self, model_id: ModelId) -> AsyncIterator[None]:
-        """Loads that do not fit wait for it a moment."""
+        """Mark an unload as in progress: loads that do not fit wait for it for a moment."""
         self.unloads.add(model_id)
         try:
             yield
@@ -178,20 +180,20 @@ class Memory:
             self._changed.set()
 
     async def begin_unload(self) -> MemoryReading | None:
-        """Within `unloading`, before Triton is asked."""
+        """Note that Triton is about to be asked. To be called within `unloading`."""
         reading = await self.read()
         self._begin(reading, unloads=1)
-        # one that still drains will ask later: too early a time only clears a reader too soon
+        # an unload that still drains asks later: too early a time only clears a reader too soon
         for model_id in self.unloads:
             self._since.setdefault(model_id, time.monotonic())
         return reading
 
     def gone(self, model_id: ModelId) -> Bytes:
-        """Triton has let go; returns what was held."""
+        """Note that Triton has unloaded the model; return the bytes that it held."""
         held = self.ledger.of(model_id)
         self.accounts.released(model_id, held)
         self._sensor.changed()
-        since = self._since.get(model_id)  # None when it has vanished, at some time
+        since = self._since.get(model_id)  # None when the model vanished at an unknown time
         if since is not None and model_id not in self._supposed:
             self._sensor.must_show(held, since)
         self._forget(model_id)
@@ -201,7 +203,7 @@ class Memory:
     # -- in between -------------------------------------------------------------------------
 
     async def tick(self, active: Collection[ModelId]) -> None:
-        """Now and then. `active`: models with requests since the last time."""
+        """Measure growth under traffic. `active`: models with requests since the last call."""
         begun, reading = self._begun, await self.read() if self.is_busy or active else None
         if reading is not None and begun == self._begun:
             settled = None if self.is_busy else self._sensor.settled(reading)
@@ -210,19 +212,21 @@ class Memory:
                 self._learn(measured)
 
     def adopt(self, model_id: ModelId, held: Bytes) -> None:
-        """A model of an earlier run, which Triton still has."""
+        """Add a model of an earlier run that Triton still serves."""
         self.accounts.add(model_id, "")
         self.ledger.hold(model_id, held)
 
     async def rebase(self) -> None:
-        """What is used beyond what is held is Triton's own."""
+        """Attribute what is used beyond what models hold to Triton itself."""
         self.ledger.rebase(self._sensor.settled(await self.read()))
 
     # -- inside -----------------------------------------------------------------------------
 
     def _begin(self, reading: MemoryReading | None, *, unloads: int) -> None:
-        """An operation, which is `unloads` of the unloads, begins to change memory. At a quiet
-        moment, all is measured from here, or nothing where the reading does not show that moment.
+        """Note that an operation begins to change memory; `unloads`: 1 if it is an unload, else 0.
+
+        If no other is in progress, this is a quiet moment, and the next measurement starts from
+        `reading`; nothing is measured if the reading is not recent enough.
         """
         if not self._loads and len(self.unloads) == unloads:
             settled = self._sensor.settled(reading)
@@ -236,7 +240,7 @@ class Memory:
     def _outlook(
         self, key: str, reading: MemoryReading | None, *, waits_for_others: bool, may_wait: bool
     ) -> Outlook:
-        """`waits_for_others` no longer: the loads of others are not waited for."""
+        """`waits_for_others` is False once a load has waited for others for too long."""
         loads = [e.basis for e in self._loads.values()] if waits_for_others else []
         book = self.ledger.snapshot()
         return Outlook(
@@ -272,8 +276,8 @@ class Memory:
             self._changed.set()
 
     async def _catch_up(self, model_id: ModelId) -> None:
-        """Measure what was loaded, when the operation on this model is the last one under way.
-        Another that begins meanwhile, or is still going on, does so at its own end.
+        """Measure what was loaded, if no operation on another model is in progress. Otherwise the
+        last of them measures at its own end.
         """
         if not self._is_behind or not self._loads.keys() | self.unloads <= {model_id}:
             return

@@ -1,8 +1,7 @@
-"""The control plane: load, unload, list. Slow, serialised per model, and undone when it fails.
+"""The control plane: loads, unloads and leases models. Serialised per model, undone on failure.
 
-An operation outlives its caller: it runs in a task of its own, and a caller who goes away does
-not stop it. Per model one operation runs at a time, in order of arrival; models wait for each
-other only where memory is at stake (core/admission.py).
+An operation runs in a task of its own and outlives its caller. Each model runs one operation at a
+time, in order of arrival; models wait for each other only for memory (core/admission.py).
 """
 
 import asyncio
@@ -61,7 +60,7 @@ class ModelControl:
         load_threads: int = 4,
         max_abandoned: int = 64,
     ) -> None:
-        """`loads_again`: what Triton has lost is loaded anew. `load_threads` are Triton's.
+        """`loads_again`: models that Triton has lost are reloaded. `load_threads`: Triton's.
 
         `max_abandoned`: see Leases.
         """
@@ -119,20 +118,20 @@ class ModelControl:
         try:
             return self.leases.of(self.registry.serving(model_id))
         except ModelNotFound:
-            self._refuse_unless_open()  # before it took stock nobody knows
+            self._refuse_unless_open()  # the registry is not complete before `open`
             self._reconciler.refuse_returning(model_id)
             raise
 
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
-        """A lease; a load of this model that is under way is waited for, so long at most."""
+        """Return a lease; wait for a load of this model in progress, for `wait_seconds` at most."""
         if (task := self._loading.get(model_id)) is not None:
             await asyncio.wait({task}, timeout=wait_seconds)
         return self.lease(model_id)
 
     async def load(self, model_id: ModelId, source: ModelSource, **log_fields: str) -> ModelRecord:
-        """Bring the model up. `log_fields` goes into the log line: request ids and the like.
+        """Load the model. `log_fields` go into the log line: request ids and the like.
 
-        Raises AlreadyLoaded at once, also while the same load is still going on.
+        Raises AlreadyLoaded at once, also while the same load is still in progress.
         """
         self._refuse_unless_open()
         known = self.registry.get(model_id)
@@ -143,7 +142,7 @@ class ModelControl:
         return await self._outcome(model_id, self._begin_load(model_id, source, **log_fields))
 
     async def loaded(self, model_id: ModelId) -> ModelRecord:
-        """What has become of the last load: where one is under way, its outcome."""
+        """Return the record of a loaded model, or the outcome of its load in progress."""
         if (task := self._loading.get(model_id)) is not None:
             return await self._outcome(model_id, task)
         return self.registry.serving(model_id)
@@ -159,7 +158,7 @@ class ModelControl:
         return task.result()
 
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
-        """Take the model down; return when Triton no longer has it and its memory is back."""
+        """Unload the model; return when Triton no longer has it and its memory is free."""
         self._refuse_unless_open()
         if model_id not in self.registry and model_id not in self._loading:
             raise not_loaded(model_id)
@@ -172,13 +171,13 @@ class ModelControl:
         task.result()
 
     def why_stuck(self) -> str | None:
-        """Why no load can succeed until Triton is restarted; None while that is not so."""
+        """Return why no load can succeed until Triton is restarted; None while loads can."""
         return self._reconciler.why_stuck()
 
-    # -- the life of the whole --------------------------------------------------------------
+    # -- start, housekeeping and stop ---------------------------------------------------------
 
     async def open(self) -> None:
-        """Take stock of what an earlier run of ours left in Triton, before the first load."""
+        """Adopt or unload what an earlier run left in Triton; loads are accepted afterwards."""
         await self._reconciler.take_stock()
         self.is_open = True
 
@@ -186,7 +185,7 @@ class ModelControl:
         await self._housekeeping.run()
 
     async def triton_restarted(self) -> None:
-        """Triton is back, with nothing in it."""
+        """Handle a restart of Triton, which has lost all models."""
         await self._reconciler.triton_restarted()
 
     async def reconcile(self) -> None:
@@ -194,18 +193,18 @@ class ModelControl:
         await self._reconciler.reconcile()
 
     def close(self) -> None:
-        """Take no more operations."""
+        """Accept no more operations."""
         self.is_open = False
 
     async def drain(self, seconds: float) -> None:
-        """Wait for the operations under way; none may begin any more."""
+        """Close, and wait for the operations in progress."""
         self.close()
         await self.operations.drain(seconds)
-        with suppress(AdapterError):  # the disk refuses; no reason to stop badly
+        with suppress(AdapterError):  # a disk error must not keep the adapter from stopping
             await self._housekeeping.save()
 
     async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
-        """What to tell the caller of an inference that failed so."""
+        """Return the error for the caller of an inference that failed with `error`."""
         await self._reconciler.confirm_death(error, model_id)
         return await self.diagnosis.judged(error, model_id)
 
@@ -273,14 +272,14 @@ class ModelControl:
                 raise
             try:
                 await self._remove(record)
-            finally:  # Triton has let go, whatever the disk says
+            finally:  # Triton has unloaded the model, even if the folders stay
                 apart = self.memory.accounts.apart(model_id)
                 held = self.memory.gone(model_id)
                 self.registry.finish_unload(record)
             await self._reclaim.wait(Unloaded(held, before, booked, apart))
 
     async def _remove(self, record: ModelRecord) -> None:
-        """What Triton is stuck with stays: it may still be reading there."""
+        """Remove the folders, unless Triton is stuck with the model: it may still read them."""
         if record.name not in self._unloader.stuck:
             await self._packages.remove(record.name)
 
@@ -288,7 +287,7 @@ class ModelControl:
         try:
             await step()
         except AdapterError as error:
-            # Nothing more can be done from here, and the load's own failure is what is raised.
+            # nothing more can be done, and the failure of the load itself is raised
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
 
     def _refuse_unless_open(self) -> None:

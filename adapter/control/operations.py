@@ -33,11 +33,11 @@ class Operations:
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, model_id: ModelId) -> asyncio.Lock:
-        """The FIFO lock of this model; it is forgotten when nobody holds or awaits it."""
+        """Return the FIFO lock of this model; an unused lock is garbage collected."""
         return self._locks.setdefault(model_id, asyncio.Lock())
 
     def refuse_when_full(self, model_id: ModelId) -> None:
-        """Overloaded: loads outlive their callers, so that no bound on those bounds them."""
+        """Raise Overloaded at the limit: no limit on callers bounds loads, which outlive them."""
         if len(self._tasks) >= _MAX_OPERATIONS:
             raise Overloaded(
                 f"{len(self._tasks)} loads and unloads are under way already",
@@ -48,8 +48,8 @@ class Operations:
     def start(
         self, operation: str, model_id: ModelId | None, work: Coroutine[Any, Any, T]
     ) -> asyncio.Task[T]:
-        """Run `work` to its end, whether or not anybody goes on waiting for it. `operation` and
-        `model_id`, None where it is of no single one, are for the log.
+        """Run `work` to its end, even if its caller stops waiting. `operation` and `model_id` are
+        for the log; None: the operation concerns no single model.
         """
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -71,7 +71,7 @@ class Operations:
         work: Coroutine[Any, Any, T],
         log_fields: dict[str, str],
     ) -> T:
-        """Do `work`, and leave its one log line and its counts behind."""
+        """Await `work`, then write its log line and update the metrics."""
         begun = time.monotonic()
         outcome, level, event = "ok", logging.INFO, f"model.{operation}ed"
         fields: dict[str, Any] = dict(log_fields)
@@ -107,7 +107,7 @@ class Operations:
 
     def _ended(self, operation: str, model_id: ModelId | None, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        # Retrieved here too, in case that the caller has gone: an operation never fails unseen.
+        # Read the exception here too: the caller may have gone, and no failure may go unseen.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, AdapterError):
             fields = {"operation": operation, "model_id": model_id}

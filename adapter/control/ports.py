@@ -1,4 +1,4 @@
-"""What control needs of the world. Satisfied by shape: backend and packages import none of this."""
+"""The protocols that control depends on. Classes of backend and packages fit them structurally."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,56 +19,56 @@ from adapter.core.model import (
 class Triton(Protocol):
     @property
     def live(self) -> bool:
-        """It answered at the last look."""
+        """Whether Triton answered the last probe."""
 
     @property
     def lives(self) -> int:
-        """How often it came, the first time included."""
+        """How many times Triton became live."""
 
     async def load(self, name: TritonName, model_id: ModelId) -> None: ...
     async def unload(self, name: TritonName, model_id: ModelId) -> None: ...
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]: ...
     async def ready(self) -> set[str]: ...
     async def present(self) -> set[str]:
-        """Those that Triton has, or is bringing up or down."""
+        """Return the models that Triton has, or is loading or unloading."""
 
 
 class Server(Protocol):
-    """A Triton of our own."""
+    """The embedded tritonserver."""
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None while there is none."""
+        """The pid of the server process; None while there is none."""
 
     @property
     def load_threads(self) -> int:
-        """How many loads it works on at a time."""
+        """How many loads the server runs at a time."""
 
     def has_live_stub(self, name: TritonName) -> bool | None:
-        """Whether a python process of this model runs; None when that cannot be known."""
+        """Return whether a python process of this model runs; None when unknown."""
 
     def live_instances(self, name: TritonName) -> frozenset[str] | None:
-        """The instances of this model whose python processes run; None as above."""
+        """Return the instances of this model whose python processes run; None when unknown."""
 
     def end_stubs(self, name: TritonName) -> None:
         """Kill the python processes of this model."""
 
     async def running_models(self) -> frozenset[TritonName]:
-        """Those that have a python process, loaded or not. OSError when none can be seen."""
+        """Return the models with a python process, loaded or not. OSError if none can be seen."""
 
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
-        """The python processes of these models, which are being unloaded, and what they have
-        started, daemons included.
+        """Return the python processes of these models, which are being unloaded, and all processes
+        that those started, daemons included.
         """
 
     async def abandoned(self) -> frozenset[ProcessId]:
-        """What models have started that have no python process any more."""
+        """Return processes started by models that no longer have a python process."""
 
     async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
-        """Those that live, and what these have started since; all while none can be seen."""
+        """Return the live ones and what they started since; all of `known` if none can be seen."""
 
     async def kill(self, known: Collection[ProcessId]) -> None:
-        """End them at once, and what they have started."""
+        """Kill these processes and all that they started."""
 
     async def restart(self, reason: str) -> None: ...
 
@@ -91,10 +91,10 @@ class MemoryReader(Protocol):
     async def read(self) -> MemoryReading | None: ...
     @property
     def is_in_doubt(self) -> bool:
-        """What it says has not moved since a change that it must show."""
+        """Whether the readings have not changed since a change of memory that they must show."""
 
     def changed(self, since: float) -> None:
-        """Models came or went that it must show, at `since` (time.monotonic) at the earliest."""
+        """Note a change that readings must show, from `since` (time.monotonic) at the earliest."""
 
 
 class SizeStore(Protocol):
@@ -103,13 +103,13 @@ class SizeStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """In seconds.
+    """Time limits in seconds.
 
-    `stall`: how long an unload may stand still before it is helped along. `recovery`: how long
-    memory that is about to come back is waited for. `alone`: how long a load of unknown footprint
+    `stall`: how long an unload may make no progress before its processes are killed. `recovery`:
+    how long to wait for memory that is about to be freed. `alone`: how long a load of unknown size
     waits to run without others. `stub_gone`: how long a load goes on without its python process
-    before it is given up; `stub_unseen`: the same where none was ever seen. `linger`: how long what
-    a model has started may outlive it; `killed`: how long a process may that was killed.
+    before it is given up; `stub_unseen`: the same if none was ever seen. `linger`: how long
+    processes started by a model may outlive it; `killed`: how long a killed process may.
     """
 
     load: float = 350.0

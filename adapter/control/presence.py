@@ -1,4 +1,4 @@
-"""Whether Triton is here, and whether the registry says what it has."""
+"""Tracks whether Triton is up, and whether the registry matches its models."""
 
 import asyncio
 import time
@@ -9,14 +9,14 @@ from adapter.core.model import ModelId
 from adapter.errors import BackendUnavailable, ModelNotFound
 
 _POLL_SECONDS = 0.05
-# From the first closed connection of a process to its end: it has gigabytes of a GPU to give back.
+# From the first closed connection of a process to its end: it frees gigabytes of GPU memory.
 _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One stay of Triton: its connection and, where the process is ours, its process; None while
-    there is none. Models do not outlive their process.
+    """One life of Triton: the number of its connection, and the pid of the process if it is
+    embedded; None while there is none. Models do not outlive their process.
     """
 
     connection: int | None
@@ -24,7 +24,7 @@ class Life:
 
 
 class Presence:
-    """`come_back`: what Triton loses is loaded anew from here, so nobody else is to load it."""
+    """`come_back`: the adapter reloads the models that Triton loses, so nobody else should."""
 
     def __init__(self, triton: Triton, server: Server | None, *, loads_again: bool) -> None:
         self.is_restarting = False
@@ -42,39 +42,40 @@ class Presence:
         return Life(connection, self._server.pid if self._server else None)
 
     def confirm(self, life: Life) -> None:
-        """The registry says what Triton has in this life, which was noted before the look. One that
-        has ended meanwhile says nothing of now: another look may have confirmed the next already.
+        """Note that the registry matches Triton in `life`, which was taken before Triton was asked.
+
+        A life that has ended meanwhile is ignored: the next may have been confirmed already.
         """
         if life == self.now():
             self._confirmed = life
 
     @property
     def is_here(self) -> bool:
-        """It answers, and the registry is true to it."""
+        """Whether Triton answers and the registry matches its models."""
         return self.now() == self._confirmed and self._confirmed.connection is not None
 
     @property
     def has_lost_all(self) -> bool:
-        """A process of our own has ended with all of its models, and the registry has them yet."""
+        """Whether the embedded server has ended with models that the registry still has."""
         if self._server is None or self._confirmed is None or self.come_back:
             return False
         return self._server.pid != self._confirmed.process
 
     def refuse_lost(self, model_id: ModelId) -> None:
-        """ModelNotFound when Triton has ended, with this and all other models."""
+        """Raise ModelNotFound if Triton has ended, and with it this and all other models."""
         if self.has_lost_all:
             raise lost(model_id)
 
     def refuse_ended(self, process: int | None, model_id: ModelId) -> None:
-        """BackendUnavailable when this process of our own, which has loaded a model, has ended."""
+        """Raise BackendUnavailable if the server process that loaded a model has ended."""
         if self._server is not None and (process is None or self._server.pid != process):
             raise BackendUnavailable(
                 "Triton ended while the model was being loaded", model_id=model_id, delivered=True
             )
 
     async def is_cause_of(self, error: BackendUnavailable) -> bool:
-        """Did a call fail because Triton has ended, with all models? That is known a moment later:
-        a process closes its connections while it ends.
+        """Return whether a call failed because Triton has ended, with all models. Waits for that to
+        show: a process closes its connections before it has ended.
         """
         if type(error) is not BackendUnavailable or self._server is None or self.come_back:
             return False
@@ -88,7 +89,7 @@ class Presence:
         return False
 
     async def wait_here(self, deadline: float) -> None:
-        """Until Triton is here. BackendUnavailable when it is not by `deadline` (monotonic)."""
+        """Wait for `is_here`; raise BackendUnavailable at `deadline` (time.monotonic)."""
         while not self.is_here:
             if time.monotonic() > deadline:
                 raise BackendUnavailable("Triton did not come back in time", delivered=False)

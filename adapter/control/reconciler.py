@@ -1,4 +1,4 @@
-"""Keeps the registry true to Triton: after our own start, after Triton's, and in between."""
+"""Reconciles the registry with Triton: at the start, after a restart of Triton, and in between."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ _SETTLED = (ModelState.READY, ModelState.DEAD)
 
 
 class Reconciler:
-    """`load_threads`: so many loads Triton works on at a time. `lock_of` gives the lock of a model,
-    `begin_load` does not wait for the load, `start` not for the work.
+    """`load_threads`: how many loads Triton runs at a time. `lock_of` returns the operation lock of
+    a model. `begin_load` does not wait for the load, nor `start` for the work.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Reconciler:
         self._returning: set[ModelId] = set()
 
     async def take_stock(self) -> None:
-        """Before the first load: take over what an earlier run of ours had loaded and Triton still
-        serves, and take down whatever else it left.
+        """Adopt the models that an earlier run loaded and Triton still serves, and unload whatever
+        else that run left. To be called before the first load.
         """
         life = self._presence.now()
         staged = await self._packages.staged()
@@ -76,7 +76,7 @@ class Reconciler:
         record.placement = model.placement
         try:
             await self._unloader.unload(record)
-        except BackendTimeout as error:  # Triton is stuck with it; all else works
+        except BackendTimeout as error:  # Triton is stuck with this model; all else works
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
         else:
             await self._packages.remove(model.name)
@@ -90,8 +90,8 @@ class Reconciler:
         log.info("model.adopted", extra={"model_id": model.model_id})
 
     async def reconcile(self) -> None:
-        """Forget the models that Triton no longer has: it was restarted, or they were taken."""
-        # noted before the look at Triton: what becomes ready after it must not be missed there
+        """Forget the models that Triton no longer has: it was restarted, or unloaded them."""
+        # taken before Triton is asked: a model that becomes ready later must not count as lost
         before = [r for r in self._registry.records() if r.state in _SETTLED]
         life = self._presence.now()
         ready = await self._triton.ready()
@@ -120,16 +120,17 @@ class Reconciler:
         return self._presence.come_back and record.can_load_again
 
     def refuse_returning(self, model_id: ModelId, found_gone: ModelRecord | None = None) -> None:
-        """ModelNotReady where Triton lost a model that is about to be loaded again: to be told
-        "not found" would make the caller load it as well. `found_gone`: an inference just saw it.
+        """Raise ModelNotReady for a model that Triton lost and that is about to be loaded again:
+        "not found" would make the caller load it as well. `found_gone`: an inference has just found
+        this model to be gone.
         """
         is_back_soon = found_gone is not None and self._comes_back(found_gone)
         if is_back_soon or model_id in self._returning:
             raise ModelNotReady(f"model {model_id!r} is being loaded again", model_id=model_id)
 
     async def confirm_death(self, error: AdapterError, model_id: ModelId) -> None:
-        """Before an inference is answered that failed so: a death that its text tells of is looked
-        for, so that whoever asks again is told of it.
+        """Check whether the model has lost its process, if the text of `error` says so, before the
+        inference is answered: the next request must find the model dead.
         """
         record = self._registry.get(model_id)
         if isinstance(error, StubDied) and record is not None:
@@ -138,8 +139,8 @@ class Reconciler:
                 await asyncio.shield(check)
 
     def call_failed(self, record: ModelRecord, error: BaseException) -> BaseException:
-        """An inference did. Returns what its caller is to be told."""
-        # what looked like a lack of memory may be a death as well, and then says so by its cause
+        """Handle the error of an inference; return the error for its caller."""
+        # an OutOfMemory may wrap a StubDied; then the model is dead too
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self._suspect(record)
         elif isinstance(error, ModelNotFound):
@@ -152,8 +153,8 @@ class Reconciler:
         return error
 
     def _suspect(self, record: ModelRecord) -> None:
-        """Triton's words say that a python process of the model has died. With a Triton of our own
-        that is looked at: a model may say whatever its caller said.
+        """Handle an error text that says that a python process of the model has died. With an
+        embedded server that is checked: a model may repeat any text that its caller sent.
         """
         if self._server is None:
             self._registry.died(record)
@@ -174,21 +175,21 @@ class Reconciler:
         self._presence.is_restarting = False
 
     def why_stuck(self) -> str | None:
-        """Why no load can succeed any more; None while some can."""
+        """Return why no load can succeed any more; None while loads can."""
         stuck = len(self._unloader.stuck)
         if stuck < self._load_threads:
             return None
         return f"{stuck} loads are stuck in Triton and keep all of its {self._load_threads} threads"
 
     async def restart_if_stuck(self) -> None:
-        """Nothing else gets the threads back. A Triton that is not ours, others have to restart."""
+        """Restart an embedded Triton whose load threads are all stuck: nothing else frees them."""
         reason = self.why_stuck()
         if reason is not None and self._server is not None and not self._presence.is_restarting:
             self._presence.is_restarting = True
             await self._server.restart(reason)
 
     async def free_stuck(self, *, restarted: bool) -> None:
-        """Clear away what was given up, once Triton has ended with it."""
+        """Clear away models that were given up, once Triton has finished with them."""
         if not self._unloader.stuck:
             return
         present = set() if restarted else await self._triton.present()
@@ -199,12 +200,12 @@ class Reconciler:
                 continue
             async with lock:  # no load may take the name before its folder is cleared
                 if self._unloader.stuck.get(record.name) is not record:
-                    continue  # another look has
+                    continue  # done meanwhile by another call
                 del self._unloader.stuck[record.name]
                 await self._clear_away(record, also_the_entry=bool(names & ready))
 
     async def _clear_away(self, record: ModelRecord, *, also_the_entry: bool = False) -> None:
-        """The entry is gone from Triton; its helpers need not be."""
+        """Unload what Triton still has of the package, and remove its folders."""
         try:
             if also_the_entry or len(record.placement.names) > 1:
                 await self._unloader.unload(record)
@@ -214,7 +215,7 @@ class Reconciler:
 
 
 def _has_lost_a_process(record: ModelRecord, server: Server) -> bool:
-    """One of several may be gone, and each request that it is given fails."""
+    """Return whether a process is gone: even one of several fails each request it is given."""
     names = record.placement.names
     found = [server.live_instances(name) for name in names]
     if None not in found and record.instances - frozenset().union(*(each or () for each in found)):

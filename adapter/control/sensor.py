@@ -1,4 +1,4 @@
-"""The memory reader, and whether what it says can be relied on yet."""
+"""Reads memory, and decides whether a reading is recent enough to measure from."""
 
 import math
 import time
@@ -11,13 +11,13 @@ from adapter.core.ledger import Ledger
 from adapter.core.memory import Bytes, MemoryReading, total
 
 _SAMPLES = 512
-# Of a device: a change that its reader must show sooner or later.
+# A hundredth of a device: a change of that size must show in a reading sooner or later.
 _NOTICEABLE_SHARE = 100
 
 
 class MemorySensor:
-    """`samples`: what was seen of late, with its time.monotonic(). `is_shared`: whether something
-    takes memory that is no model's.
+    """`samples`: the recent samples, each with its time.monotonic(). `is_shared` returns whether
+    a process takes memory that belongs to no model.
     """
 
     def __init__(
@@ -31,7 +31,9 @@ class MemorySensor:
         self._is_shared = False
 
     async def read(self) -> MemoryReading | None:
-        self._is_shared = await self._ask_shared()  # first: it may end before the reading
+        self._is_shared = (
+            await self._ask_shared()
+        )  # first: such a process may end before the reading
         reading = await self._reader.read()
         self._ledger.open(reading)
         if reading is not None:
@@ -47,31 +49,31 @@ class MemorySensor:
         return self._reader.last.lag_seconds if self._reader.last else 0.0
 
     def changed(self) -> None:
-        """Memory has just changed: for as long as they lag, readings may be from before."""
+        """Note a change of memory: readings may be from before it, for as long as they lag."""
         self._changed_at = time.monotonic()
 
     def must_show(self, amounts: Bytes, since: float) -> None:
-        """So much came or went, at `since` (time.monotonic) at the earliest, and no reader that
-        works can miss it.
+        """Expect the reader to show a change by `amounts`, from `since` (time.monotonic) on; small
+        changes are ignored.
         """
         if self._is_noticeable(amounts):
             self._reader.changed(since)
 
     def missed(self, measured: Bytes, expected: Bytes) -> bool:
-        """Whether `measured` says more of the reader than of the load. One that is late or frozen
-        shows nothing at all of it; one that shows a part has moved, and is believed.
+        """Return whether a zero measurement means a late or frozen reader, not a load that took
+        nothing. A reader that shows a part of the load has moved, and is believed.
         """
         return self.lag_seconds > 0 and total(measured) == 0 and self._is_noticeable(expected)
 
     def is_settling(self, reading: MemoryReading | None) -> bool:
-        """The last reading may be older than the last change, or frozen."""
+        """Return whether the reading may be older than the last change, or frozen."""
         if reading is None:
             return False
         age = time.monotonic() - self._changed_at
         return age < reading.lag_seconds or self._reader.is_in_doubt
 
     def settled(self, reading: MemoryReading | None) -> MemoryReading | None:
-        """None in place of a reading that nothing may be measured from."""
+        """Return `reading`, or None if nothing may be measured from it."""
         return None if self._is_shared or self.is_settling(reading) else reading
 
     def _is_noticeable(self, amounts: Bytes) -> bool:

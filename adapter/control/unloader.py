@@ -1,4 +1,4 @@
-"""Takes a model out of Triton, and knows when it is really gone, and what is stuck for good."""
+"""Unloads a model from Triton until its processes have ended; keeps a list of stuck models."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# What Triton takes at most to let go of a model whose process has ended as it should.
+# How long Triton takes at most to unload a model whose process has ended normally.
 _NORMAL_SECONDS = 1.0
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 
@@ -25,8 +25,8 @@ _Processes = frozenset[ProcessId]
 
 
 class Unloader:
-    """`stuck`: models whose load does not end, by their names. Triton has a few threads for loads
-    and each such model keeps one; mostly for good, until Triton is restarted.
+    """`stuck`: models whose load does not end, by name. Each keeps one of Triton's few load
+    threads, mostly until Triton is restarted.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Unloader:
         self._metrics = metrics
 
     def give_up(self, record: ModelRecord) -> None:
-        """Triton does not answer for this load, and an unload would wait for it as well."""
+        """Mark a model as stuck: Triton never ends its load, and an unload would wait for that."""
         self.stuck[record.name] = record
         log.error("model.load_stuck", extra={"model_id": record.id, "stuck": len(self.stuck)})
 
     def free_name(self, model_id: ModelId) -> TritonName:
-        """The model's name in Triton, or another while Triton is stuck with that one."""
+        """Return the model's name in Triton, or another while Triton is stuck with that one."""
         name, number = triton_name(model_id), 0
         while name in self.stuck:
             number += 1
@@ -64,27 +64,27 @@ class Unloader:
         is_dead: bool = False,
         to_the_end: bool = False,
     ) -> None:
-        """Unload, and return when nothing is left but what is stuck: Triton has let go, and of an
-        embedded one the model's processes, with all that they have started, are seen to be gone.
+        """Unload the model; return when Triton no longer has it and, with an embedded server, its
+        processes and all that they started have ended. A stuck model is left alone.
 
-        What shows no progress has its processes killed. BackendTimeout when something goes on all
-        the same; with `to_the_end` that is waited for without limit.
+        The processes of an unload without progress are killed. Raises BackendTimeout if some
+        survive; `to_the_end` waits for them without limit instead.
         """
         if record.name in self.stuck:
             return
         names = frozenset(record.placement.names)
-        # known now: helping along starts others under the same names
+        # taken now: `_unload_again` starts others under the same names
         processes = await self._processes_of(names)
         try:
             for name in reversed(record.placement.load):
                 await self._triton.unload(name, record.id)
         except BackendTimeout:
-            if record.state is ModelState.LOADING:  # it waits for that load to end
+            if record.state is ModelState.LOADING:  # the unload waits for that load
                 self.give_up(record)
             raise
         left = await self._triton.wait_gone(names, _NORMAL_SECONDS)
-        was_helped = bool(left) and await self._hurry(record, left, processes, is_dead=is_dead)
-        await self._see_ended(record, processes, asks_leases=was_helped, to_the_end=to_the_end)
+        was_reloaded = bool(left) and await self._hurry(record, left, processes, is_dead=is_dead)
+        await self._see_ended(record, processes, asks_leases=was_reloaded, to_the_end=to_the_end)
 
     async def _hurry(
         self,
@@ -94,10 +94,10 @@ class Unloader:
         *,
         is_dead: bool,
     ) -> bool:
-        """Triton has not let go of `left` at once. Returns whether it had to be helped along."""
+        """Hasten the unload of `left`. Returns whether `_unload_again` was needed."""
         is_dead = is_dead or any([await self._has_lost_its_process(name) for name in left])
-        # also when it seems dead: its process may have ended in the ordinary way just now; and what
-        # computes even now had its time before
+        # a model that seems dead gets a second too: its process may just have ended normally; one
+        # that still computes had its time during the drain
         is_hopeless = is_dead or record.in_flight > 0
         grace_seconds = _NORMAL_SECONDS if is_hopeless else self._limits.stall
         left = await self._triton.wait_gone(left, grace_seconds)
@@ -107,10 +107,10 @@ class Unloader:
         if await self._kill(record, processes):
             left = await self._triton.wait_gone(left, _NORMAL_SECONDS)
         if left:
-            await self._help_along(record, left, is_dead=is_dead)
+            await self._unload_again(record, left, is_dead=is_dead)
         return bool(left)
 
-    async def _help_along(self, record: ModelRecord, left: set[str], *, is_dead: bool) -> None:
+    async def _unload_again(self, record: ModelRecord, left: set[str], *, is_dead: bool) -> None:
         """The unload of a model whose python process has died stays in UNLOADING for ever. Loading
         the same name again gives Triton a live process, and the unload of that one completes.
         Of the first process Triton then says nothing any more (docs/design/triton.md).
@@ -121,7 +121,7 @@ class Unloader:
             except AdapterError as error:
                 if not is_dead:
                     raise _not_gone(record) from error
-                # Its files are gone as well. Nothing of it is left but a line in Triton's index.
+                # Its files are gone as well: only a line in Triton's index is left.
                 reason = {"model_id": record.id, "reason": str(error)}
                 log.warning("model.abandoned", extra=reason)
                 left = left - {name}
@@ -130,14 +130,15 @@ class Unloader:
         if await self._triton.wait_gone(left, self._limits.unload / 2):
             raise _not_gone(record)
 
-    # -- what goes on though Triton has let go ------------------------------------------------
+    # -- processes that outlive the unload ----------------------------------------------------
 
     async def _see_ended(
         self, record: ModelRecord, processes: _Processes, *, asks_leases: bool, to_the_end: bool
     ) -> None:
-        """Triton says that the model is gone. Where it was helped along it says so of another
-        process than the one that computes. Where there is no process to look at, the requests in
-        flight tell whether something does (`asks_leases`).
+        """Wait until the model's processes have ended, and kill those that do not.
+
+        After `_unload_again` Triton's index says nothing of the process that computes. Where that
+        cannot be seen either, `asks_leases` waits for the requests in flight instead.
         """
 
         async def is_left() -> bool:
@@ -157,15 +158,15 @@ class Unloader:
                 await self._kill(record, processes)
 
     async def _left(self, record: ModelRecord, processes: _Processes) -> _Processes:
-        """Those that live, and daemons of the model's that have come up since."""
+        """Return the processes that live, and daemons that the model has started since."""
         try:
             others = await self._processes_of(record.placement.names)
-        except BackendUnavailable:  # they cannot be seen
+        except BackendUnavailable:  # processes cannot be seen
             return processes
         return others | await self._living(processes)
 
     async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
-        """Whether there were any to be killed."""
+        """Kill the processes that live; return whether there were any."""
         if self._server is None or not (living := await self._living(processes)):
             return False
         pids = sorted(process.pid for process in living)
@@ -192,7 +193,7 @@ class Unloader:
 
 
 async def _outlasts(is_left: Callable[[], Awaitable[bool]], seconds: float) -> bool:
-    """Poll until nothing is left, so long at most."""
+    """Poll until nothing is left, for `seconds` at most; return whether something is."""
     end, pause = time.monotonic() + seconds, _POLL_FIRST_SECONDS
     while await is_left():
         if time.monotonic() + pause > end:
