@@ -1,7 +1,7 @@
 """The second witness: was memory short when a call failed with words that might mean it?
 
 Some real lacks of memory carry no word of it (a killed python process, TensorRT's enqueue). Such
-weak words count only when an observation agrees (docs/memory.md, The second witness).
+weak words count only when an observation agrees (docs/memory.md, Words that need evidence).
 """
 
 from collections.abc import Mapping, Sequence
