@@ -16,8 +16,8 @@ METHOD = "ModelStreamInfer"
 
 @asynccontextmanager
 async def serving(metrics: Metrics, act) -> AsyncIterator[str]:
-    edge = GrpcMiddleware(metrics, "grpc")
-    handlers = {METHOD: edge.stream(METHOD, act)}
+    middleware = GrpcMiddleware(metrics, "grpc")
+    handlers = {METHOD: middleware.stream(METHOD, act)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""The edge of the gRPC doors: every error goes through one table, every call is counted."""
+"""What every gRPC request goes through: one table of errors, one log line, one count."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from adapter.core.calls import RpcMetadata
-from adapter.errors import AdapterError, MessageTooLarge, NotPassedThrough, OutOfMemory, was_refused
+from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, was_refused
 from adapter.frontends.status import grpc_status
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
@@ -28,25 +28,28 @@ _INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})
 
 
 def metadata_of(context: Context) -> RpcMetadata:
-    """What came with the caller's request."""
+    """Return the metadata of the client's request."""
     return tuple((key, value) for key, value in context.invocation_metadata() or ())
 
 
 def ids_of(context: Context) -> dict[str, str]:
-    """For the log."""
+    """Return the request's ids, as log fields."""
     return request_ids.of_metadata(metadata_of(context))
 
 
 class GrpcMiddleware:
-    """Makes handlers that take and give bytes as they are."""
+    """Makes handlers whose requests and responses are bytes."""
 
     def __init__(self, metrics: Metrics, frontend: str) -> None:
         self._metrics = metrics
         self._frontend = frontend
 
+    def served(self, method: str) -> Served:
+        return self._metrics.traffic.served(self._frontend, method)
+
     def unary(self, method: str, act: Unary, max_bytes: int | None = None) -> Handler:
-        """`max_bytes`: of a request, unpacked."""
-        served = self._metrics.traffic.served(self._frontend, method)
+        """`max_bytes` bounds a request after decompression."""
+        served = self.served(method)
 
         async def bounded(request: bytes, context: Context) -> bytes:
             if max_bytes is not None and len(request) > max_bytes:
@@ -54,62 +57,71 @@ class GrpcMiddleware:
             return await act(request, context)
 
         async def handle(request: bytes, context: Context) -> bytes:
-            return await self._watched(method, served, bounded(request, context), context)
+            return await self._serve(method, served, bounded(request, context), context)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def stream(self, method: str, act: Stream) -> Handler:
-        served = self._metrics.traffic.served(self._frontend, method)
+        served = self.served(method)
 
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
-            await self._watched(method, served, act(requests, context), context)
+            await self._serve(method, served, act(requests, context), context)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    def denied(self, method: str, why: str) -> Handler:
-        """For what the setting `passthrough` does not open."""
-        served = self._metrics.traffic.served(self._frontend, method)
+    def status_of(
+        self, method: str, error: Exception, log_fields: Mapping[str, str] | None = None
+    ) -> tuple[grpc.StatusCode, str]:
+        """Log and count an error; return the status and the text for the client. What is no
+        AdapterError is a bug, whose text stays in the log.
+        """
+        if isinstance(error, AdapterError):
+            self.note(method, error, log_fields)
+            return grpc_status(error)
+        log.error("request.failed", exc_info=error, extra={"method": method})
+        return grpc.StatusCode.INTERNAL, "InternalError: internal error; see the log"
 
-        async def handle(_: bytes, context: Context) -> None:
-            self.note(method, NotPassedThrough(why), ids_of(context))
-            served.count("PERMISSION_DENIED", 0.0)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"NotPassedThrough: {why}")
-
-        return grpc.unary_unary_rpc_method_handler(handle)
-
-    def note(self, method: str, error: AdapterError, seen: Mapping[str, str] | None = None) -> None:
-        """Log and count an error that a caller is told. `seen`: fields for the log."""
+    def note(
+        self, method: str, error: AdapterError, log_fields: Mapping[str, str] | None = None
+    ) -> None:
+        """Log and count an error that a client is told."""
         level = logging.INFO if was_refused(error) else logging.WARNING
-        reason = str(error)[:2000]
-        fields = {**(seen or {}), "method": method, "reason": reason, "error": type(error).__name__}
+        fields = {**(log_fields or {}), "method": method, "reason": str(error)[:2000]}
+        fields["error"] = type(error).__name__
         if error.model_id:
             fields["model_id"] = error.model_id
         log.log(level, "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
 
-    async def _watched(
-        self, method: str, served: Served, work: Awaitable[T], context: Context
-    ) -> T:
-        begun, code, waited = time.monotonic(), grpc.StatusCode.OK, Waited()
+    async def _serve(self, method: str, served: Served, work: Awaitable[T], context: Context) -> T:
+        request, code, waited = CountedRequest(served), grpc.StatusCode.OK, Waited()
         WAITED.set(waited)
-        served.in_flight.begin()
         try:
             return await work
-        except AdapterError as error:
-            self.note(method, error, ids_of(context))
-            code, text = grpc_status(error)
-            return await context.abort(code, text)
-        except asyncio.CancelledError:  # the caller has gone, or its deadline has passed
+        except asyncio.CancelledError:  # the client has left, or its deadline has passed
             code = grpc.StatusCode.CANCELLED
             raise
-        except grpc.aio.InternalError as error:  # so has one to whom nothing can be written
+        except grpc.aio.InternalError as error:  # a write to a client that has left
             code = grpc.StatusCode.CANCELLED
             raise asyncio.CancelledError from error
-        except Exception:
-            log.exception("request.failed", extra={"method": method})
-            code = grpc.StatusCode.INTERNAL
-            return await context.abort(code, "InternalError: internal error; see the log")
+        except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
+            code, text = self.status_of(method, error, ids_of(context))
+            return await context.abort(code, text)
         finally:
-            served.in_flight.end()
-            served.count(code.name, time.monotonic() - begun, waited.seconds)
+            request.count(code.name, waited.seconds)
+
+
+class CountedRequest:
+    """One request: in flight until it is counted with the code of its response."""
+
+    __slots__ = ("_begun", "_served")
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        served.in_flight.begin()
+        self._begun = time.monotonic()
+
+    def count(self, code: str, upstream_seconds: float | None = None) -> None:
+        self._served.in_flight.end()
+        self._served.count(code, time.monotonic() - self._begun, upstream_seconds)

@@ -235,8 +235,8 @@ class ModelRuntime:
             "modelSize": (self.size, pb.ModelSizeRequest),
             "runtimeStatus": (self.status, pb.RuntimeStatusRequest),
         }
-        edge = GrpcMiddleware(self._metrics, "modelmesh")
-        handlers = {name: edge.unary(name, _of_bytes(*act)) for name, act in acts.items()}
+        middleware = GrpcMiddleware(self._metrics, "modelmesh")
+        handlers = {name: middleware.unary(name, _of_bytes(*act)) for name, act in acts.items()}
         service = grpc.method_handlers_generic_handler(SERVICE, handlers)
         server.add_generic_rpc_handlers((service,))
 

@@ -43,12 +43,12 @@ class StreamInfer:
         control: ModelControl,
         dataplane: RpcDataPlane,
         faults: Faults,
-        edge: GrpcMiddleware,
+        middleware: GrpcMiddleware,
         load_wait_seconds: float,
     ) -> None:
         self.control = control
         self.faults = faults
-        self.edge = edge
+        self.middleware = middleware
         self.load_wait_seconds = load_wait_seconds
         self._dataplane = dataplane
 
@@ -178,7 +178,7 @@ class _Conversation:
             model_id = id_in(message, self._metadata)
             record = await self._held.take(model_id, self._service.load_wait_seconds)
         except AdapterError as error:
-            self._service.edge.note(_METHOD, error, self._ids)
+            self._service.middleware.note(_METHOD, error, self._ids)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)
             refusal = with_field(b"", _ERROR, grpc_text(error).encode())
             await self._write(with_field(refusal, _ANSWER, answer))
@@ -216,7 +216,7 @@ class _Conversation:
             # a lease that ends with an error is how control learns of it
             with suppress(AdapterError), control.lease(record.id):
                 raise said
-        self._service.edge.note(_METHOD, error, self._ids)
+        self._service.middleware.note(_METHOD, error, self._ids)
         return grpc_text(error)
 
     async def _write(self, message: bytes) -> None:

@@ -19,6 +19,7 @@ from adapter.errors import (
     CapacityError,
     ModelNotFound,
     ModelNotReady,
+    NotPassedThrough,
 )
 from adapter.frontends.grpc.limits import MessageLimits
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, Handler, Unary, metadata_of
@@ -79,18 +80,20 @@ class V2Service(grpc.GenericRpcHandler):
         self._is_live = is_live
         self._is_ready = is_ready
         self._load_wait_seconds = load_wait_seconds
-        edge = GrpcMiddleware(metrics, frontend)
-        stream = StreamInfer(control, dataplane, faults, edge, load_wait_seconds)
-        handlers = {"ModelStreamInfer": edge.stream("ModelStreamInfer", stream.serve)}
+        middleware = GrpcMiddleware(metrics, frontend)
+        stream = StreamInfer(control, dataplane, faults, middleware, load_wait_seconds)
+        handlers = {"ModelStreamInfer": middleware.stream("ModelStreamInfer", stream.serve)}
         most = limits.unary
-        handlers |= {name: edge.unary(name, act, most) for name, act in self._acts().items()}
+        handlers |= {name: middleware.unary(name, act, most) for name, act in self._acts().items()}
         for name, setting in _ON_REQUEST.items():
-            handlers[name] = self._on_request(edge, name, setting, setting in passthrough)
+            handlers[name] = self._on_request(middleware, name, setting, setting in passthrough)
         if repository is not None:
             calls = GrpcRepository(repository)
-            handlers["RepositoryIndex"] = edge.unary("RepositoryIndex", calls.index)
-            handlers["RepositoryModelLoad"] = edge.unary("RepositoryModelLoad", calls.load)
-            handlers["RepositoryModelUnload"] = edge.unary("RepositoryModelUnload", calls.unload)
+            handlers["RepositoryIndex"] = middleware.unary("RepositoryIndex", calls.index)
+            handlers["RepositoryModelLoad"] = middleware.unary("RepositoryModelLoad", calls.load)
+            handlers["RepositoryModelUnload"] = middleware.unary(
+                "RepositoryModelUnload", calls.unload
+            )
         self._handlers = {f"/{SERVICE}/{name}": handler for name, handler in handlers.items()}
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -113,14 +116,12 @@ class V2Service(grpc.GenericRpcHandler):
         }
 
     def _on_request(
-        self, edge: GrpcMiddleware, method: str, setting: str, is_allowed: bool
+        self, middleware: GrpcMiddleware, method: str, setting: str, is_allowed: bool
     ) -> Handler:
         if not is_allowed:
-            return edge.denied(
-                method, f"{method} is not passed on: the setting passthrough lacks {setting}"
-            )
+            return middleware.unary(method, partial(_deny, method, setting))
         act = self._trace if method == "TraceSetting" else partial(self._passed, method)
-        return edge.unary(method, act)
+        return middleware.unary(method, act)
 
     # -- about the server -------------------------------------------------------------------
 
@@ -206,6 +207,10 @@ class V2Service(grpc.GenericRpcHandler):
         if trailing := passed_on(answer.trailing_metadata):
             context.set_trailing_metadata(trailing)
         return answer.message
+
+
+async def _deny(method: str, setting: str, _: bytes, __: Context) -> bytes:
+    raise NotPassedThrough(f"{method} is not passed on: the setting passthrough lacks {setting}")
 
 
 def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> bytes:
