@@ -258,14 +258,14 @@ OTHER_ANSWERS = [["500", "INTERNAL", "`InternalError`", "-", "a bug", "see the l
 def errors_page() -> str:
     return (
         "# Errors\n\n"
-        'Every error answer of the `http` door is JSON: `{"error": TEXT, "code": CODE, '
+        'Every error answer of the `http` listener is JSON: `{"error": TEXT, "code": CODE, '
         '"model_name": NAME or null}`. `error` is for people and may change; `code` and the status '
         "are for programs.\n\n"
         "Answers with status 507, and `ModelTooLarge`, have five more members, each of them null "
         "where nobody knew: `needed_bytes`, `free_bytes`, `limit_bytes`, `device`, and `matched`, "
         "the words in the failure text that mean out of memory. [memory.md](memory.md) says which "
         "failures become 507.\n\n"
-        "At the gRPC doors the answer is the code of the second column, and the text is "
+        "At the gRPC listeners the answer is the code of the second column, and the text is "
         "`CODE: TEXT` with the code of the third. It is cut after 7 KiB as gRPC encodes it, since "
         "gRPC turns what is longer into RESOURCE_EXHAUSTED. Within a stream it is the "
         "`error_message` of a message, not cut. What ModelMesh does with each code is in "
@@ -289,7 +289,7 @@ def error_row(kind: type[BaseException]) -> list[str]:
 def metrics_page() -> str:
     return (
         "# Metrics\n\n"
-        "At `/metrics` of the `admin` door, in the text format of Prometheus. Labels never name a "
+        "At `/metrics` of the `admin` listener, in Prometheus's text format. Labels never name a "
         "model. A counter or a histogram with labels appears with its first event. Histograms have "
         "the usual `_bucket`, `_count` and `_sum`.\n\n"
         + table(["metric", "type", "labels", "meaning"], metric_rows())

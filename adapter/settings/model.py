@@ -38,19 +38,19 @@ class Settings(BaseModel):
 
     http: AnyAddress = _setting(
         "0.0.0.0:8080",
-        "door of the SageMaker contract: HOST:PORT, unix:/path or off",
+        "listener of the SageMaker contract: HOST:PORT, unix:/path or off",
     )
     grpc: AnyAddress = _setting(
         "0.0.0.0:8085",
-        "door of ModelMesh's runtime contract and of V2 over gRPC: HOST:PORT, unix:/path or off",
+        "listener of ModelMesh's runtime contract and V2 over gRPC: HOST:PORT, unix:/path or off",
     )
     grpc_data: AnyAddress = _setting(
         "off",
-        "a second gRPC door, for V2 inference alone: HOST:PORT, unix:/path or off",
+        "a second gRPC listener, for V2 inference alone: HOST:PORT, unix:/path or off",
     )
     admin: AnyAddress = _setting(
         "0.0.0.0:8081",
-        "door of /livez, /readyz, /metrics and so on: HOST:PORT, unix:/path or off",
+        "listener of /livez, /readyz, /metrics and so on: HOST:PORT, unix:/path or off",
     )
     triton: Literal["external", "embedded"] = _setting(
         "external",

@@ -30,7 +30,7 @@ class Address:
 
     @property
     def is_any_port(self) -> bool:
-        """Then two doors that say the same are not at the same address."""
+        """Then two listeners that say the same are not at the same address."""
         return self.kind == "tcp" and self.port == 0
 
     def __str__(self) -> str:

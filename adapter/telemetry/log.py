@@ -14,7 +14,7 @@ from typing import Literal, TextIO
 
 EVENTS: Mapping[str, str] = {
     "adapter.failed": "it could not start, for the reason given; the process ends",
-    "adapter.listening": "a door is open; fields say which and where",
+    "adapter.listening": "a listener is open; fields say which and where",
     "adapter.started": "ready for work",
     "adapter.stopped": "everything is closed; the process ends",
     "adapter.stopping": "asked to stop; work in flight goes on for a while",

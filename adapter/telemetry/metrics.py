@@ -1,6 +1,6 @@
 """Prometheus metrics, on a registry of their own. Names and meanings: docs/metrics.md.
 
-Labels are bounded: by door, method, code and outcome, never by model (an endpoint may serve
+Labels are bounded: by listener, method, code and outcome, never by model (an endpoint may serve
 thousands).
 """
 

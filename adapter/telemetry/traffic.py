@@ -1,4 +1,4 @@
-"""Requests that the doors answer: how many, with what codes, how long, and how much of that in
+"""Requests that the listeners answer: how many, with what codes, how long, and how much of that in
 Triton.
 
 Counted by the event loop's thread alone, and therefore without locks. Requests are noted as they
@@ -144,7 +144,7 @@ class Traffic(Collector):
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             "adapter_requests",
-            "Requests answered, by door, method and status.",
+            "Requests answered, by listener, method and status.",
             labels=("frontend", "method", "code"),
         )
         total = _seconds(

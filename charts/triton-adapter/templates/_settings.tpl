@@ -48,7 +48,7 @@ ADAPTER_{{ upper $name }}: {{ include "triton-adapter.settingText" (list $name $
 {{- ceil (get $settings (index . 1) | default (index . 2)) | int -}}
 {{- end -}}
 
-{{/* The port of a door, empty when it is off or a socket: (list . name) */}}
+{{/* The port of a listener, empty when it is off or a socket: (list . name) */}}
 {{- define "triton-adapter.port" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" (index . 0)) -}}
 {{- $name := index . 1 -}}

@@ -65,7 +65,7 @@
 {{- range $name, $key := dict "http" "http" "grpc" "grpc" "grpc_data" "grpcData" "admin" "admin" -}}
 {{- $any = add $any (get $.Values.service $key) -}}
 {{- if and (get $.Values.service $key) (not (include "triton-adapter.port" (list $ $name))) -}}
-{{- fail (printf "service.%s: the door settings.%s is off or a socket; set the port to 0" $key $name) -}}
+{{- fail (printf "service.%s: the listener settings.%s is off or a socket; set the port to 0" $key $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if not $any -}}
