@@ -1,8 +1,8 @@
-"""What each loaded model takes, as far as readings show it.
+"""Keeps what each loaded model takes, as far as readings show it.
 
 Where a reading tells processes apart, as that of host memory does for python models, a model takes
-what its own processes take: whatever else goes on. The rest, and all memory of GPUs, is shared
-out by what happened between two readings (core/measuring.py).
+what its own processes take, whatever else is going on. The rest, and all memory of GPUs, is
+attributed by what happened between two readings (core/measuring.py).
 """
 
 from collections.abc import Collection
@@ -18,9 +18,9 @@ _NOISE_BYTES = 2**20
 
 @dataclass(slots=True)
 class _Account:
-    """`names` are the model's in Triton. `taken` and `most` were measured: at the last look, and
-    at the most since the load; None while nothing was. `is_due`: its load is not measured yet.
-    `is_apart`: all that it takes is in processes of its own.
+    """One loaded model. `names` are its names in Triton. `taken`: the last measurement, `most`: the
+    highest since the load; None before the first. `is_due`: the load is not measured yet.
+    `is_apart`: all that the model takes is in processes of its own.
     """
 
     package_key: str
@@ -41,11 +41,11 @@ class Accounts:
         self._models[model_id] = _Account(package_key)
 
     def placed(self, model_id: ModelId, names: Collection[str]) -> None:
-        """Triton will know it, and what it brings along, by these names."""
+        """Set the names in Triton of the model and of its helpers and steps."""
         self._models[model_id].names = frozenset(names)
 
     def forget(self, model_id: ModelId) -> Bytes | None:
-        """The most that it was measured to take since its load; None when nothing was."""
+        """Remove the model; return the most it was measured to take since its load, or None."""
         self._growth.forget(model_id)
         self._window.forget(model_id)
         account = self._models.pop(model_id, None)
@@ -60,33 +60,33 @@ class Accounts:
         return account is None or not account.is_due
 
     def taken(self, model_id: ModelId) -> Bytes:
-        """At the last look."""
+        """Return the last measurement of the model."""
         account = self._models.get(model_id)
         return (account.taken if account else None) or NO_BYTES
 
     def in_processes(self, model_id: ModelId, reading: MemoryReading | None) -> int:
-        """Bytes of the processes that are this model's alone."""
+        """Return the bytes of the processes that belong to this model alone."""
         account = self._models.get(model_id)
         if account is None or reading is None or not reading.of_models:
             return 0
         return sum(reading.of_models.get(name, 0) for name in account.names)
 
     def apart(self, model_id: ModelId) -> frozenset[str]:
-        """Its names in Triton, where all that it takes is in processes of its own; else none."""
+        """Return the names in Triton of a model in processes of its own; of any other none."""
         account = self._models.get(model_id)
         return account.names if account is not None and account.is_apart else frozenset()
 
     @property
     def are_apart(self) -> bool:
-        """Every model is in processes of its own: what is shared is Triton's."""
+        """Whether every model is in processes of its own: shared memory is Triton's then."""
         return all(account.is_apart for account in self._models.values())
 
     # -- loads and unloads ------------------------------------------------------------------
 
     def open(self, reading: MemoryReading | None, requests: int) -> None:
-        """A quiet moment: loads are measured from here. `requests` are those that have ended."""
+        """Start measuring at a quiet moment. `requests`: how many inferences have ended."""
         for account in self._models.values():
-            account.is_due = False  # whatever was not measured never will be
+            account.is_due = False  # what is not measured by now never will be
         self._window.open(reading and reading.shared)
         self._growth.end(reading)
         self._requests_before = requests
@@ -94,8 +94,9 @@ class Accounts:
     def loaded(
         self, model_id: ModelId, expected: Bytes, reading: MemoryReading | None, *, known: bool
     ) -> Measured | None:
-        """A load ended well: what it takes, where its processes are told apart. `known`: what is
-        expected is its own, and was measured.
+        """Note a successful load; return its measurement if the reading tells its processes apart.
+
+        `known`: `expected` was learned from this very package.
         """
         account = self._models[model_id]
         if account.names and reading is not None and account.names <= _told_apart(reading):
@@ -107,7 +108,7 @@ class Accounts:
         return None
 
     def released(self, model_id: ModelId, held: Bytes) -> None:
-        """A model left. One in processes of its own changes nothing that is shared."""
+        """Note an unload. That of a model in processes of its own frees no shared memory."""
         account = self._models.get(model_id)
         if account is None or not account.is_apart:
             self._window.released(model_id, held)
@@ -116,8 +117,10 @@ class Accounts:
         self._window.disturbed()
 
     def close(self, reading: MemoryReading | None, requests: int) -> list[Measured]:
-        """The next quiet moment: what the loads took that are not told apart. `requests` are those
-        that have begun; where they are others than had ended at the start, no load was alone.
+        """Measure, at the next quiet moment, the loads that readings do not tell apart.
+
+        `requests`: how many inferences have begun; if more than had ended at `open`, no load was
+        alone, and no measurement is exact.
         """
         if requests != self._requests_before:
             self._window.disturbed()
@@ -140,12 +143,11 @@ class Accounts:
         active: Collection[ModelId],
         baseline: Bytes,
     ) -> list[Measured]:
-        """What has grown under traffic. `settled` is `reading` where it shows what traffic did,
-        and nothing else; `active` are the models with requests since the last tick, `baseline` is
-        what no model takes.
+        """Return the models that have grown under traffic.
 
-        Growth of host memory that is in no model's process is nobody's: Triton takes it to read
-        large requests.
+        `settled` is `reading` if it shows only what traffic did, else None. `active`: the models
+        with requests since the last tick. `baseline`: what no model takes. Growth of host memory
+        outside the models' processes is attributed to none: Triton needs it for large requests.
         """
         found = []
         for model_id, account in self._models.items():

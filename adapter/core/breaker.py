@@ -1,4 +1,4 @@
-"""Ends the loop of a model that runs out of memory whatever is evicted for it.
+"""Breaks the eviction loop of a model that runs out of memory whatever is evicted for it.
 
 Every 507 makes the platform unload others and come again. A model larger than the device, or one
 that leaks, would empty the endpoint again and again.
@@ -24,11 +24,11 @@ class _Failures:
 
 
 class EvictionLoopBreaker:
-    """Counts failures by key, one for each package or model, until it succeeds once.
+    """Counts failures by key, one for each package or model, until its next success.
 
-    `budget` is how many times in a row a model may run out of memory with nothing else resident
-    before that is the model's own fault. It is tried each time all the same, so an answer of the
-    breaker heals by itself. 10,000 keys are kept; the one that failed longest ago is forgotten.
+    `budget`: how many times in a row a model may run out of memory with nothing else loaded before
+    it counts as hopeless. It is still tried each time, so the breaker closes by itself. 10,000
+    keys are kept; the one that failed longest ago is forgotten.
     """
 
     def __init__(self, budget: int = 3) -> None:
@@ -41,11 +41,11 @@ class EvictionLoopBreaker:
     def out_of_memory(
         self, key: str, *, alone: bool, requested_bytes: int | None, limit_bytes: int | None
     ) -> Hopeless | None:
-        """Note the failure; a reason when it must be answered with ModelTooLarge and not with 507.
+        """Note the failure; return a reason if it must be answered with ModelTooLarge, not 507.
 
         That is when the budget is spent, or when the allocator was asked for more than the device
-        has and that is not the first time. A failure beside others says nothing about the model:
-        it neither counts nor wipes out the count.
+        has, for the second time. A failure while other models are loaded says nothing about the
+        model: it neither counts nor resets the count.
         """
         failures = self._failures.pop(key, None) or _Failures()
         self._failures[key] = failures

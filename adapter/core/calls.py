@@ -1,4 +1,4 @@
-"""Calls from a frontend to a data plane, over HTTP and gRPC: bytes in, bytes out, no tensors."""
+"""The interface between frontends and data planes, for HTTP and gRPC: bytes, no tensors."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,9 +15,9 @@ ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Hold(Protocol):
-    """What keeps a model in place while Triton works on a call of it (control/lease.py).
+    """Keeps a model loaded while Triton works on a call of it (control/lease.py).
 
-    A data plane whose caller leaves before Triton is done calls `abandon`, and `end` when it is.
+    A data plane whose caller leaves before Triton is done calls `abandon`, and `end` once it is.
     """
 
     @property
@@ -28,11 +28,11 @@ class Hold(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class V2Call:
-    """A call of Triton's V2 REST, passed on as it is. `path` stands behind /v2, in Triton's names.
-    `body` is whole when small, else a stream, whose length is among the `headers` if it is known.
+    """A call of Triton's V2 REST API, passed on unchanged. `path` follows /v2, in Triton's names.
+    `body` is whole when small, else a stream whose length, if known, is among the `headers`.
 
-    `is_probe`: any status is an answer. `is_stream`: it may last for ever, so that the time limit
-    is one for each piece of the answer.
+    `is_probe`: any status is an answer. `is_stream`: the answer may never end, so the time limit
+    applies to each piece of it.
     """
 
     method: str
@@ -44,7 +44,7 @@ class V2Call:
 
 
 class V2Answer(Protocol):
-    """A good answer, not read yet. Read it once, whole or in chunks.
+    """A successful answer whose body is not read yet. Read it once, whole or in chunks.
 
     `json_header_bytes` is how much of the body is JSON, the rest being raw tensors; None when all
     of it is JSON (the binary tensor extension of V2).
@@ -64,16 +64,17 @@ class V2Answer(Protocol):
 
 class V2DataPlane(Protocol):
     def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[V2Answer]:
-        """Whatever is no good answer is raised as one of our errors. `hold` is of the model that
-        the call is about, if it is about one; who leaves early leaves it to Triton.
+        """Forward the call; an unsuccessful answer is raised as an AdapterError.
+
+        `hold` is of the call's model, if it has one. It is abandoned if the context is left early.
         """
 
 
 class Upstream(Protocol):
-    """A connection to Triton during one call, which is told of by callbacks; see Receiver.
+    """A connection to Triton during one call, which reports by callbacks to a Receiver.
 
-    `begin`, then `send`, or `write` and at its end `sent`. Who does not want the answer any more,
-    or was told that the call failed, calls `leave`.
+    Call `begin`, then `send`, or `write` and finally `sent`. Call `leave` to give up the answer,
+    and after `failed`.
     """
 
     headers: RawHeaders
@@ -90,10 +91,12 @@ class Upstream(Protocol):
 
 
 class Receiver(Protocol):
-    """Is told of one call. Of a good answer: `answered` when its headers are there, and its length
-    if that is known; `received` for each piece; `ended`. Or, where all of it came at once,
-    `answered_whole` alone. Or at any time `failed`, and nothing more. `pause_writing` and
-    `resume_writing`: how fast Triton takes the request.
+    """Receives the events of one call.
+
+    For a successful answer: `answered` once its headers are there, and its length if known,
+    `received` for each piece, then `ended`; or `answered_whole` alone if all came at once. Or at
+    any time `failed`, and nothing more. `pause_writing` and `resume_writing` pass on Triton's
+    backpressure.
     """
 
     def answered(self) -> None: ...
@@ -106,14 +109,14 @@ class Receiver(Protocol):
 
 
 class Check(Protocol):
-    """InvalidRequest where the body that is fed, piece by piece, would end Triton."""
+    """Checks a body piece by piece; raises InvalidRequest for one that would crash Triton."""
 
     def feed(self, piece: bytes) -> None: ...
 
 
 class FastDataPlane(Protocol):
-    """The way of a call without a task. `host` is empty until Triton is up, and only then an
-    upstream can be had. `json_bytes`: how much of a body is JSON, None for all; `length` of all.
+    """Makes calls by callbacks, without a task. `host` is empty until Triton is up; upstreams are
+    available only then. `json_bytes`: how much of a body is JSON, None for all; `length`: of all.
     """
 
     host: str
@@ -128,10 +131,10 @@ class FastDataPlane(Protocol):
 
 
 def keepalive(*, seconds: float, answer_seconds: float) -> ChannelOptions:
-    """Options of a grpc channel whose connection ends when the host at its other end is gone.
+    """Return options of a grpc channel whose connection ends when the peer host is gone.
 
-    While a call is open and nothing has come for `seconds`, a ping is sent; what is not answered
-    within `answer_seconds`, a ping or sent bytes (TCP_USER_TIMEOUT), ends the connection.
+    While a call is open and nothing has arrived for `seconds`, a ping is sent. A ping or sent bytes
+    (TCP_USER_TIMEOUT) without an acknowledgement in `answer_seconds` end the connection.
     """
     return (
         ("grpc.keepalive_time_ms", round(seconds * 1000)),
@@ -144,8 +147,8 @@ def keepalive(*, seconds: float, answer_seconds: float) -> ChannelOptions:
 
 @dataclass(frozen=True, slots=True)
 class RpcCall:
-    """`method` of inference.GRPCInferenceService. `seconds` are left until the caller's deadline,
-    None when it set none.
+    """A call of `method` of inference.GRPCInferenceService. `seconds` are left until the caller's
+    deadline, None without one.
     """
 
     method: str
@@ -169,15 +172,15 @@ class RpcStream(Protocol):
 
 
 class RpcDataPlane(Protocol):
-    """Whatever is no good answer is raised as one of our errors.
+    """Calls Triton over gRPC; a failed call is raised as an AdapterError.
 
-    `hold` is of the model that the call is about, if it is about one.
+    `hold` is of the call's model, if it has one.
     """
 
     async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
-        """Who leaves early, or has no answer in time, leaves it to Triton, which is not told."""
+        """Return the answer. A call that is cancelled or late goes on in Triton, unread."""
 
     def stream(self, call: RpcCall, hold: Hold) -> AbstractAsyncContextManager[RpcStream]:
-        """`hold` is of all models of the stream. Who leaves the context early leaves the stream to
-        Triton: nothing more is written to it, and its answers are read for nobody.
+        """Open a stream; `hold` is of all its models. If the context is left early, nothing more is
+        written to the stream, and its remaining answers are read and dropped.
         """

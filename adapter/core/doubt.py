@@ -1,8 +1,8 @@
-"""Is a failed inference that says out of memory to be believed?
+"""Decides whether to believe a failed inference that claims to have run out of memory.
 
 Each 507 makes the platform unload other models, and a model may repeat in its error what its caller
-wrote. So the first such failure of a model counts as it stands; after that the text is held against
-what is known, and a 507 that can help nobody is not given again and again.
+wrote. So the first such failure of a model is believed; after that the text is compared with what
+is known of memory, and a 507 that cannot help is not repeated.
 """
 
 import re
@@ -13,7 +13,7 @@ from adapter.core.memory import HOST, Device
 from adapter.errors import InferenceFailed, OutOfMemory
 
 _MAX_KEYS = 10_000
-# An allocator that fails with four times as much free as it was asked for would be a rare thing.
+# An allocator hardly ever fails with four times as much free as was requested.
 _FAR_MORE = 4
 _OF_GPU = re.compile(
     r"\b(?:cuda|gpu|hip|cu(?:blas|dnn|solver|sparse|rand|fft))|cuda_", re.IGNORECASE
@@ -22,7 +22,7 @@ _OF_SHM = re.compile(r"shared memory|/dev/shm|\bshm\b", re.IGNORECASE)
 
 
 class Doubt:
-    """By key, one for each package."""
+    """Keeps past failures by key, one for each package."""
 
     def __init__(self) -> None:
         self._breaker = EvictionLoopBreaker()
@@ -37,8 +37,9 @@ class Doubt:
         has_no_gpu: bool,
         is_alone: bool,
     ) -> OutOfMemory | InferenceFailed:
-        """`error` by its text, or InferenceFailed. `free` is what a reading that does not lag shows
-        free of each device, empty where there is none. `is_alone`: no other model is loaded.
+        """Return `error` if it is believed, else InferenceFailed. `free`: the free bytes of each
+        device by a reading that does not lag, empty without one. `is_alone`: no other model is
+        loaded.
         """
         is_first = key not in self._failed
         self._failed.pop(key, None)
@@ -58,8 +59,8 @@ class Doubt:
 
 
 def _is_far_more(error: OutOfMemory, free: Mapping[Device, int]) -> bool:
-    """On every device that the text may be about. Of /dev/shm, and of host memory beside GPUs,
-    nothing is known.
+    """Return whether every device that the text may be about has far more free than requested.
+    For /dev/shm, and for host memory on a machine with GPUs, that is unknown.
     """
     needed, text = error.figures.needed_bytes, str(error)
     is_of_gpu = _OF_GPU.search(text) is not None

@@ -1,7 +1,8 @@
-"""The second witness: was memory short when a call failed with words that might mean it?
+"""Corroborates a suspected lack of memory: was memory low when the call failed?
 
-Some real lacks of memory carry no word of it (a killed python process, TensorRT's enqueue). Such
-weak words count only when an observation agrees (docs/memory.md, Words that need evidence).
+Some failures for lack of memory do not mention it (a killed python process, TensorRT's enqueue).
+Such weak evidence counts only when an observation agrees (docs/memory.md, Words that need
+evidence).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from adapter.core.memory import Bytes, Device, MemoryReading
 from adapter.errors import AdapterError, MemoryFigures, ModelFailed, OutOfMemory
 
 _MIB = 2**20
-# below a twentieth of a device allocators begin to fail, whatever the headroom is set to
+# below a twentieth of a device allocators begin to fail, whatever the headroom is
 _LOW_SHARE = 20
 
 
@@ -25,7 +26,7 @@ class View(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """`free_bytes` is observed, limit less used; what the ledger has promised is not in it."""
+    """One device. `free_bytes` is limit less used, as observed; reservations are not deducted."""
 
     free_bytes: int
     limit_bytes: int
@@ -38,7 +39,7 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """One observation. The last two as in MemoryReading."""
+    """One observation of all devices. The other fields are as in MemoryReading."""
 
     devices: Mapping[Device, DeviceSample]
     shm_free_bytes: int | None = None
@@ -71,9 +72,8 @@ def sample_of(book: LedgerSnapshot, reading: MemoryReading) -> MemorySample:
 
 
 def view_of(samples: Sequence[MemorySample], *, predicted: Bytes) -> View:
-    """`samples` are from shortly before the failing call until just after it, in order.
-
-    `predicted` is what the call was expected to take on top of the first sample.
+    """Return whether memory was low. `samples` are from shortly before the failing call until just
+    after it, in order; `predicted` is what the call was expected to take beyond the first sample.
     """
     if not any(sample.says_something for sample in samples):
         return View.UNKNOWN
@@ -86,14 +86,14 @@ def view_of(samples: Sequence[MemorySample], *, predicted: Bytes) -> View:
 
 
 def view_of_shm(samples: Sequence[MemorySample]) -> View:
-    """The same of /dev/shm alone."""
+    """Return whether /dev/shm was full."""
     if all(sample.shm_free_bytes is None for sample in samples):
         return View.UNKNOWN
     return View.LOW if any(sample.is_shm_low for sample in samples) else View.OK
 
 
 def corroborated(error: AdapterError, view: View, figures: MemoryFigures) -> AdapterError:
-    """OutOfMemory for a failure that is suspected of it while memory was short; else `error`."""
+    """Return OutOfMemory for a suspected failure while memory was low; else `error`."""
     if view is not View.LOW or not isinstance(error, ModelFailed) or error.suspected is None:
         return error
     found = OutOfMemory(

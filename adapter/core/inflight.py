@@ -1,7 +1,7 @@
 """Bounds the sum of the request bodies that are on their way to Triton.
 
-Each body that is large enough to count claims all of its length before any of it goes on, in the
-order of their asking, so that what has begun can always end.
+Each body that is large enough to count claims its whole length, in order of arrival, before any of
+it is passed on, so that a body that was begun can always be finished.
 """
 
 from collections import OrderedDict
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 
 class Claim:
-    """Of one body. `end` is to be called once all of it has gone on, or no more of it is to go;
-    further calls do nothing.
+    """The claim of one body. `end` is to be called once the body is sent or given up; further calls
+    do nothing.
     """
 
     __slots__ = ("_end", "begin", "size")
@@ -29,7 +29,7 @@ class Claim:
 
 
 class InflightBytes:
-    """`taken`: bytes that are claimed now. A body larger than `limit` goes alone."""
+    """The claims on `limit` bytes; `taken` are claimed now. A larger body is sent alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -45,8 +45,8 @@ class InflightBytes:
         return not self._waiting and (self.taken == 0 or self.taken + size <= self.limit)
 
     def claim(self, size: int, act: Callable[[], None]) -> Claim:
-        """`act` is called once there is room: before this returns where there is, and else within
-        the `end` of another claim. It must not raise.
+        """Claim `size` bytes. `act`, which must not raise, is called once they are granted: before
+        this returns, or within the `end` of another claim.
         """
         claim = Claim(size, act, self._end)
         has_room = self.has_room_for(size)

@@ -1,4 +1,4 @@
-"""Bytes of memory by device, and what was read of them. 'Unknown' is an answer: None."""
+"""Bytes of memory by device, and readings of them. None means unknown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ NO_BYTES: Bytes = {}
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """`index` is CUDA's number of the GPU within Triton, None where nobody says."""
+    """One device. `index` is CUDA's number of the GPU within Triton, None if unknown."""
 
     limit_bytes: int
     used_bytes: int
@@ -43,20 +43,20 @@ class MemoryReading:
 
     @property
     def used(self) -> Bytes:
-        return {device: seen.used_bytes for device, seen in self.devices.items()}
+        return {device: figures.used_bytes for device, figures in self.devices.items()}
 
     @property
     def shared(self) -> "MemoryReading":
-        """Without what is in processes of one model alone: Triton's own process is left."""
+        """The reading without the processes of single models: Triton's own process is left."""
         if not self.of_models:
             return self
         return self.less({HOST: sum(self.of_models.values())})
 
     def less(self, amounts: Bytes) -> "MemoryReading":
-        """As if these bytes were not used."""
+        """Return the reading as if these bytes were not used."""
         devices = {
-            device: replace(seen, used_bytes=max(0, seen.used_bytes - amounts.get(device, 0)))
-            for device, seen in self.devices.items()
+            device: replace(read, used_bytes=max(0, read.used_bytes - amounts.get(device, 0)))
+            for device, read in self.devices.items()
         }
         return replace(self, devices=devices)
 
@@ -70,7 +70,7 @@ def plus(one: Bytes, other: Bytes) -> Bytes:
 
 
 def minus(one: Bytes, other: Bytes) -> Bytes:
-    """May be below zero."""
+    """Return the difference, which may be negative."""
     return {d: one.get(d, 0) - other.get(d, 0) for d in {**one, **other}}
 
 

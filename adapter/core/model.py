@@ -1,4 +1,4 @@
-"""Values that name and describe a model. Frozen; validated where they are made."""
+"""Values that name and describe a model. Immutable; validated where they are created."""
 
 import re
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ _UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """`started`, in the kernel's ticks since its own start, tells it from a later one that was
-    given the same pid.
+    """Identifies a process: `started`, in clock ticks since boot, tells it from a later process
+    with the same pid.
     """
 
     pid: int
@@ -29,7 +29,7 @@ class ProcessId:
 
 
 def parse_model_id(text: str) -> ModelId:
-    """Refuse what cannot be a name at all; everything else is opaque and accepted as it is."""
+    """Return `text` as a ModelId; refuse only what cannot be a name at all."""
     if not text:
         raise InvalidRequest("model_name is empty")
     if _UNPRINTABLE.search(text):
@@ -43,14 +43,14 @@ def parse_model_id(text: str) -> ModelId:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where the caller says the files are. `url` is kept as given: `modelUrl` must echo it.
+    """A load request's description of a package. `url` is kept as given: `modelUrl` must echo it.
 
-    `model_type` is the caller's word for the format (`onnx`, `tensorflow:1.5`), `schema` the path
-    of a file with inputs and outputs, `entry` the model of a package with several that is to
-    answer; None where the files decide. `config` stands in for the package's config.pbtxt.
-    `files`, safe relative paths and contents, are the package when there are any; `url` only tells
-    them from others then. `declared_bytes` is the caller's word for the memory that the model
-    takes; it beats the package's own.
+    `model_type` is the format that the caller names (`onnx`, `tensorflow:1.5`), `schema` the path
+    of a file with inputs and outputs, `entry` the model that answers in a package with several;
+    None where the files decide. `config` replaces the package's config.pbtxt. `files`, safe
+    relative paths and contents, are the package if there are any; `url` is only an identity then.
+    `declared_bytes`: the memory that the model takes according to the caller; it overrides the
+    package's own figure.
     """
 
     url: str
@@ -64,7 +64,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """`path` within the staged folder is to show the file or folder `target`, a real path."""
+    """A link to make: `path` within the staged folder to `target`, a real path."""
 
     path: str
     target: str
@@ -96,7 +96,7 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What was looked at and can be staged. `parts` has helpers first and the entry last.
+    """An inspected package, ready to be staged. `parts` has helpers first and the entry last.
 
     `size_bytes` is what the files take on disk, `declared_bytes` what the package says it takes in
     memory (None when silent). `content_key` is equal for the same files: learned sizes are kept
@@ -117,8 +117,8 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The names in Triton of a staged package: those to load, in order, and those that come along
-    with an ensemble. The entry is the last one to load.
+    """The names in Triton of a staged package: `load`, to be loaded in this order, the entry last;
+    and `along`, loaded by Triton as steps of an ensemble.
     """
 
     load: tuple[TritonName, ...]
@@ -131,7 +131,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class StagedModel:
-    """What an earlier run left in Triton's repository. `name` is the entry's.
+    """A package that an earlier run left in Triton's repository. `name` is the entry's.
 
     `is_loaded`: Triton served it when the note was last written. Only then the fields below are
     known. `source` lacks what the load request itself brought, its config and files, and

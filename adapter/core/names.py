@@ -1,4 +1,4 @@
-"""A caller's model id -> the one name that Triton, the disk and the logs of the stubs know.
+"""Maps a caller's model id to its name in Triton, on disk and in the logs of the stubs.
 
 Triton pastes model names into paths, shared-memory keys and, before 25.08, a shell command; from
 26.03 on it refuses `/` and `..` (docs/design/triton.md, Names). So only a safe path segment is used
@@ -34,7 +34,7 @@ def is_safe(model_id: str) -> bool:
 
 
 def triton_name(model_id: ModelId) -> TritonName:
-    """The same id always gives the same name, two ids never the same one."""
+    """Return the model's name in Triton: always the same, and different for different ids."""
     if is_safe(model_id):
         return TritonName(model_id)
     raw = model_id.encode()
@@ -45,5 +45,5 @@ def triton_name(model_id: ModelId) -> TritonName:
 
 
 def replacement_name(model_id: ModelId, number: int) -> TritonName:
-    """Another name, for when Triton is stuck with the first; one for each number."""
+    """Return another name, one for each number, while Triton is stuck with the first."""
     return TritonName(f"{_REPLACED}{number}.{hashlib.sha256(model_id.encode()).hexdigest()}")

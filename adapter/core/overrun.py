@@ -1,7 +1,7 @@
-"""A load that has taken more than there is, and packages that are known to be too large.
+"""Judges loads that exceed a limit, and remembers packages that are known to be too large.
 
-A model seen for the first time is tried, so that its size is learned; what it then takes may pass
-a limit that nobody but the adapter enforces.
+A model that is loaded for the first time is tried, so that its size is learned; it may then exceed
+a limit that only the adapter enforces.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from adapter.core.model import ModelId
 from adapter.core.sizing import format_size
 from adapter.errors import CapacityError, InsufficientMemory, MemoryFigures, ModelTooLarge
 
-# So long a package that was measured above the limit is not tried again.
+# How long a package that was measured above the limit is not tried again.
 _PROOF_SECONDS = 24 * 3600.0
 _MAX_KEYS = 10_000
 
@@ -24,9 +24,9 @@ _Value = TypeVar("_Value")
 def exceeded(
     book: LedgerSnapshot, reading: MemoryReading, own: Bytes, *, with_headroom: bool
 ) -> Device | None:
-    """The device whose limit is passed by what `own` is of it: without that it would not be.
+    """Return the device whose limit is exceeded because of `own`, or None.
 
-    `with_headroom`: passed by more than what is kept free on purpose.
+    `with_headroom`: exceeded by more than the headroom.
     """
     for device, booked in book.devices.items():
         bound = booked.limit_bytes + (booked.headroom_bytes if with_headroom else 0)
@@ -45,8 +45,9 @@ def refusal(
     *,
     is_over: bool,
 ) -> CapacityError | ModelTooLarge:
-    """For a load that was undone because it exceeded the limit of this device. `is_over`: it
-    was loaded, else it was ended amid that and needs at least what it had taken.
+    """Return the error for a load that was undone because it exceeded the limit of `device`.
+
+    `is_over`: the load was complete; else it was ended early and needs at least `taken`.
     """
     booked, needed = book.devices[device], taken.get(device, 0)
     free = max(0, booked.limit_bytes - (reading.used.get(device, 0) - needed))
@@ -72,7 +73,7 @@ def refusal(
 
 
 def is_alone(book: LedgerSnapshot) -> bool:
-    """The model that is being loaded is the only one."""
+    """Return whether the model that is being loaded is the only one."""
     return book.models <= 1
 
 
@@ -84,11 +85,11 @@ class _Proof:
 
 
 class Oversize:
-    """What is known of packages that seem too large, by content key; for this run only.
+    """Remembers packages that seem too large, by content key; for this run only.
 
-    A size learned in the past may be wrong, so one above the limit is tried once, with nothing
-    else loaded. What then was measured above the limit is not tried again for 24 hours, unless the
-    limit changes. Times are of time.monotonic().
+    A size learned in the past may be wrong, so a package above the limit is tried once, with
+    nothing else loaded. If it is measured above the limit then, it is not tried again for 24 hours,
+    unless the limit changes. Times are of time.monotonic().
     """
 
     def __init__(self) -> None:
@@ -102,11 +103,11 @@ class Oversize:
         _keep(self._tried, key, None)
 
     def measured(self, key: str, needed: Bytes, book: LedgerSnapshot, now: float) -> None:
-        """It takes so much, with nothing else loaded, and that is more than there is."""
+        """Note that the package takes `needed` with nothing else loaded, which is too much."""
         _keep(self._proofs, key, _Proof(needed, _limits(book), now))
 
     def proven(self, key: str, book: LedgerSnapshot, now: float) -> Bytes | None:
-        """What it was measured to take where that is too much still."""
+        """Return what the package was measured to take, if that is still above the limit."""
         proof = self._proofs.get(key)
         if proof is None or proof.limits != _limits(book) or now - proof.at >= _PROOF_SECONDS:
             return None

@@ -1,4 +1,4 @@
-"""Which models exist, and in which state. `serving()` is the hot path: one dict look-up."""
+"""The table of models and their states. `serving()` is the hot path: one dict look-up."""
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.state import ModelEvent, ModelState, advance
 from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
 
-_READY = ModelState.READY  # Python 3.11 looks long for a member of an enumeration
+_READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
 
 
 @dataclass(slots=True, eq=False)
@@ -15,11 +15,11 @@ class ModelRecord:
     """One model. Only the registry changes `state`; only control changes the rest.
 
     `in_flight`: inferences that Triton works on; `abandoned`: those of them that nobody waits for.
-    `served` counts its inferences, `ended_before` those that had ended at the last look. `used_at`
-    is when the last of them began (time.monotonic), or when the load ended. `can_load_again`:
-    `source` is all that it takes. `declared_bytes` and `disk_bytes` are those of the package;
-    of one that an earlier run has loaded neither is known. `instances` are those that had a python
-    process of their own when the load ended, by their names in Triton.
+    `served` counts the model's inferences, `ended_before` those that had ended at the last tick of
+    housekeeping. `used_at` is when the last inference began (time.monotonic), or the load ended.
+    `can_load_again`: `source` suffices to load the model again. `declared_bytes` and `disk_bytes`
+    are the package's, unknown for a model of an earlier run. `instances`: the model's instances
+    that had a python process of their own when the load ended, by their names in Triton.
     """
 
     id: ModelId
@@ -40,7 +40,7 @@ class ModelRecord:
 
     @property
     def is_renamed(self) -> bool:
-        """Triton knows it by another name than the caller does."""
+        """Whether the model has another name in Triton than its id."""
         return self.name != self.id  # type: ignore[comparison-overlap]
 
 
@@ -69,7 +69,7 @@ class Registry:
         return self._records.get(model_id)
 
     def serving(self, model_id: ModelId) -> ModelRecord:
-        """The record of a model that may be invoked now."""
+        """Return the record of a model that may be invoked now, or raise why it may not."""
         record = self._records.get(model_id)
         if record is not None and record.state is _READY:
             return record
@@ -82,7 +82,7 @@ class Registry:
         )
 
     def page(self, after: ModelId | None, limit: int) -> tuple[list[ModelRecord], bool]:
-        """Up to `limit` ready models whose ids sort behind `after`; and whether more follow."""
+        """Return up to `limit` ready models with ids after `after`, and whether more follow."""
         start = 0 if after is None else bisect_right(self._ready, after)
         ids = self._ready[start : start + limit]
         return [self._records[i] for i in ids], start + limit < len(self._ready)
@@ -91,7 +91,7 @@ class Registry:
         return list(self._records.values())
 
     def requests(self) -> tuple[int, int]:
-        """How many there have been, and how many of them are under way."""
+        """Return how many inferences there have been, and how many of them are in flight."""
         records = self._records.values()
         return sum(r.served for r in records), sum(r.in_flight for r in records)
 
@@ -99,7 +99,7 @@ class Registry:
         return dict(self._counts)
 
     def idle_seconds(self, now: float) -> float | None:
-        """Of the ready model that has been without a request for longest; None without models."""
+        """Return the longest time that a ready model has been idle; None without models."""
         ready = (self._records[model_id] for model_id in self._ready)
         return max((0.0 if r.in_flight else now - r.used_at for r in ready), default=None)
 
@@ -111,7 +111,7 @@ class Registry:
         return self._add(ModelRecord(model_id, name, source))
 
     def adopt(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
-        """A model that Triton serves already, loaded by an earlier run of ours."""
+        """Add a model that Triton serves already, loaded by an earlier run."""
         record = self._add(ModelRecord(model_id, name, source))
         self._apply(record, ModelEvent.LOADED)
         return record
@@ -123,7 +123,7 @@ class Registry:
         self._apply(record, ModelEvent.LOAD_FAILED)
 
     def died(self, record: ModelRecord) -> None:
-        """Many requests notice the same death, some of them after the model has gone."""
+        """Mark the model as dead. Further reports of the same death are ignored."""
         if self._records.get(record.id) is record and record.state is ModelState.READY:
             self._apply(record, ModelEvent.DIED)
 
