@@ -5,8 +5,8 @@ MINUTES ?= 90
 WORKERS ?= 5
 unit: WORKERS = 3
 # where the quick tests are; all others need a Triton, or what only a run of everything is worth
-QUICK = tests/unit tests/service tests/contract/test_doubles.py tests/lanes tests/modelmesh tests/v2 \
-  tests/test_architecture.py tests/test_docs.py
+QUICK = tests/unit tests/control tests/backend tests/dataplane tests/frontends \
+  tests/contract/test_doubles.py tests/journeys/modelmesh tests/test_architecture.py tests/test_docs.py
 HTTP ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 GRPC ?= 127.0.0.1:8085

@@ -13,6 +13,13 @@ from tests.trees import write_python_model
 
 pytest_plugins = ["tests.outcomes"]
 asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the adapter runs on
+# The two differ in when they write and what they close; asyncio's is what a reader debugs with.
+_BOTH_LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_asyncio_loop_factories(item):
+    both = item.get_closest_marker("both_loops")
+    return _BOTH_LOOPS if both else {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

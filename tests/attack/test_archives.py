@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.asking import quoted
 from tests.running import COMPLETE, Client, embedded_adapter, wait_until
-from tests.sagemaker.asking import quoted
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton

@@ -12,8 +12,8 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from tests.attack.test_descriptors import is_well, lacking
+from tests.processes import tritonserver
 from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
-from tests.sagemaker.processes import tritonserver
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import tritonserver
 from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
-from tests.sagemaker.processes import tritonserver
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton

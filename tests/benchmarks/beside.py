@@ -33,8 +33,8 @@ from tests.benchmarks.place import (
     stack,
     tritonserver,
 )
-from tests.builtin.conftest import BUILTIN_MODELS, builtin_models
-from tests.builtin.doors import builtin_command
+from tests.compare.conftest import BUILTIN_MODELS, builtin_models
+from tests.compare.servers import builtin_command
 from tests.running import Client, RunningAdapter, wait_until
 
 _MODEL_HEADER = "X-Amzn-SageMaker-Target-Model"

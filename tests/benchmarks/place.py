@@ -18,7 +18,7 @@ from typing import Any
 
 from adapter.backend.tritonserver import Launch, prepare
 from tests.benchmarks.figures import Rounds
-from tests.builtin.alone import leave_the_network
+from tests.compare.alone import leave_the_network
 from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
 
 Json = dict[str, Any]

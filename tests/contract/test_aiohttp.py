@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 
-from tests.lanes.http_door import until
+from tests.frontends.http.listener import until
 
 GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

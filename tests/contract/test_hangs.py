@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from adapter.backend.liveness import HangDetector
+from tests.asking import Gate, background
+from tests.processes import is_alive, tritonserver
 from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.sagemaker.asking import Gate, background
-from tests.sagemaker.processes import is_alive, tritonserver
 from tests.trees import infer_body, write_python_model
 
 

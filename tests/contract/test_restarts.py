@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from adapter.backend.tritonserver import RunFolder, prepare
+from tests.processes import children, descendants, is_alive
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, embedded_adapter, wait_until
-from tests.sagemaker.processes import children, descendants, is_alive
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton

@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three take the time that they take.
 SHARES = {
-    "builtin": ("tests/builtin", 8.0),
+    "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
-    "memory": ("tests/memory", 8.0),
+    "memory": ("tests/journeys/memory", 8.0),
     "attack_http": ("tests/nightly/test_attack_http.py", 10.0),
     "attack_grpc": ("tests/nightly/test_attack_grpc.py", 10.0),
     "attack_triton": ("tests/nightly/test_attack_triton.py", 10.0),

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.memory.models import metric
+from tests.grpc_calls import NO_LIMITS, SERVICE
+from tests.journeys.memory.models import metric
 from tests.running import RunningAdapter, embedded_adapter, wait_until
 from tests.trees import write_python_model
-from tests.v2.grpc_calls import NO_LIMITS, SERVICE
 
 pytestmark = pytest.mark.triton
 

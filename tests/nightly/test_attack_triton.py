@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.asking import triton_index
+from tests.processes import descendants, is_alive, stubs, tritonserver
 from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
-from tests.sagemaker.asking import triton_index
-from tests.sagemaker.processes import descendants, is_alive, stubs, tritonserver
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton

@@ -1,8 +1,8 @@
-"""The storm of cut connections of tests/lanes/test_cuts.py, for minutes."""
+"""The storm of cut connections of tests/attack/test_cuts.py, for minutes."""
 
 import pytest
 
-from tests.lanes.test_cuts import storm
+from tests.attack.test_cuts import storm
 from tests.running import embedded_adapter
 
 pytestmark = pytest.mark.triton

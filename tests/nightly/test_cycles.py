@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory.test_cycles import play
+from tests.journeys.memory.test_cycles import play
 
 pytestmark = pytest.mark.triton
 

@@ -1,6 +1,6 @@
-"""The tests of tests/lanes/test_grpc_lane_fuzz.py, with other examples each time."""
+"""The tests of tests/frontends/grpc/test_proxy_fuzz.py, with other examples each time."""
 
-from tests.lanes import test_grpc_lane_fuzz as fuzz
+from tests.frontends.grpc import test_proxy_fuzz as fuzz
 from tests.nightly.again import play_until
 
 

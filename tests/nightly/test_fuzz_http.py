@@ -1,4 +1,4 @@
-"""The tests of tests/lanes that send what nobody has thought of, with other examples each time."""
+"""The fuzz tests of tests/frontends/http, with other examples each time."""
 
 import asyncio
 import random
@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 
 import uvloop
 
-from tests.lanes import test_http_lane_fuzz as fuzz
-from tests.lanes import test_http_readings as readings
-from tests.lanes import test_http_ways as ways
-from tests.lanes.http_readings import Streams
+from tests.frontends.http import test_both_paths as ways
+from tests.frontends.http import test_listener_fuzz as fuzz
+from tests.frontends.http import test_readings as readings
+from tests.frontends.http.readings import Streams
 from tests.nightly.again import play_until
 
 _AT_ONCE = 60

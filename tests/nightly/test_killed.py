@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory.test_killed import kill_at_moments
+from tests.journeys.memory.test_killed import kill_at_moments
 
 pytestmark = pytest.mark.triton
 

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory.models import MIB, check_agreement, tree_bytes
+from tests.journeys.memory.models import MIB, check_agreement, tree_bytes
+from tests.processes import tritonserver
 from tests.running import Reply, RunningAdapter, embedded_adapter, wait_until
-from tests.sagemaker.processes import tritonserver
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton

@@ -150,16 +150,18 @@ SHOWN = {
     "triton_hang_seconds": (
         "contract/test_hangs.py::test_a_triton_that_stands_still_is_ended_and_started_again"
     ),
-    "load_concurrency": "modelmesh/test_runtime.py::test_what_a_mesh_is_told",
+    "load_concurrency": "frontends/grpc/test_modelmesh.py::test_what_a_mesh_is_told",
     "modelmesh_load_timeout_seconds": (
-        "modelmesh/test_runtime.py::test_no_longer_load_is_promised_than_is_allowed"
+        "frontends/grpc/test_modelmesh.py::test_no_longer_load_is_promised_than_is_allowed"
     ),
-    "modelmesh_model_concurrency": "modelmesh/test_runtime.py::test_a_model_is_told_with_its_limit",
+    "modelmesh_model_concurrency": (
+        "frontends/grpc/test_modelmesh.py::test_a_model_is_told_with_its_limit"
+    ),
     "modelmesh_runtime_version": (
-        "modelmesh/test_runtime.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
+        "frontends/grpc/test_modelmesh.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
     ),
     "grpc_max_message_bytes": (
-        "modelmesh/test_settings.py::test_the_limit_of_all_messages_holds_however_they_go"
+        "unit/settings/test_modelmesh.py::test_the_limit_of_all_messages_holds_however_they_go"
     ),
     "log_level": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
     "log_format": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",

@@ -5,10 +5,10 @@ the highest version folder, in one sub-folder of either; what lies higher goes f
 versions when all beside them are integers above 0 too. Where nothing is known Triton gets the
 folder as it is, as version 1 or under its own number.
 
-The rules are those of ModelMesh's own adapter, whose cases are rows of tests/unit/test_layouts.py.
-Where a row asks for what Triton cannot load it is answered differently (docs/design/modelmesh.md,
-The adapter before). Row 21, version folders beside another, is kept: TensorFlow gets the whole
-folder.
+The rules are those of ModelMesh's own adapter, whose cases are rows of
+tests/unit/packages/test_layouts.py. Where a row asks for what Triton cannot load it is answered
+differently (docs/design/modelmesh.md, The adapter before). Row 21, version folders beside another,
+is kept: TensorFlow gets the whole folder.
 """
 
 import json

@@ -1,0 +1,316 @@
+"""What goes to Triton and comes back, against a gRPC server that says what it was asked."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from adapter.control.lease import Lease, Leases, LeaseState
+from adapter.core.calls import RpcCall
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.oom import Classifier
+from adapter.core.registry import ModelRecord
+from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.errors import (
+    BackendTimeout,
+    BackendUnavailable,
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+)
+from adapter.frontends.grpc.naming import passed_on
+from tests.fakes.grpc_triton import Act, dataplane_to
+from tests.frontends.http.listener import until
+
+
+def lease() -> Lease:
+    record = ModelRecord(ModelId("team/a"), TritonName("ta.u.team_2fa"), ModelSource("/x"))
+    held = Leases(64, lambda *_: None).of(record)
+    held.begin()
+    return held
+
+
+def call_with(seconds: float | None = None, **metadata: str) -> RpcCall:
+    return RpcCall("ModelInfer", tuple(metadata.items()), seconds)
+
+
+def failing(code: grpc.StatusCode, text: str) -> Act:
+    async def act(_: bytes, context: Any) -> None:
+        await context.abort(code, text)
+
+    return act
+
+
+async def test_bytes_and_metadata_pass_both_ways():
+    seen: dict[str, Any] = {}
+
+    async def act(message: bytes, context: Any) -> bytes:
+        seen.update(context.invocation_metadata())
+        await context.send_initial_metadata((("first", "1"),))
+        context.set_trailing_metadata((("last-bin", b"\x00\xff"),))
+        return message[::-1]
+
+    async with dataplane_to(act) as dataplane:
+        metadata = (
+            ("traceparent", "00-ab-cd-01"),
+            ("authorization", "x"),
+            ("raw-bin", b"\xff\x00"),
+        )
+        answer = await dataplane.call(RpcCall("ModelInfer", metadata, None), b"\x00abc", lease())
+    assert answer.message == b"cba\x00"
+    assert ("first", "1") in answer.initial_metadata
+    assert ("last-bin", b"\x00\xff") in answer.trailing_metadata
+    assert dict(metadata).items() <= seen.items()
+
+
+def test_what_concerns_one_hop_is_not_passed_on():
+    kept = [("traceparent", "00-ab-cd-01"), ("authorization", "x"), ("x-bin", b"\x00")]
+    dropped = [("mm-model-id", "m"), ("mm-vmodel-id", "v"), ("grpc-accept-encoding", "gzip")]
+    dropped += [("user-agent", "me"), ("te", "trailers"), ("content-type", "application/grpc")]
+    assert passed_on([*dropped, *kept]) == kept
+
+
+@pytest.mark.parametrize(
+    ("caller", "ours", "expected"),
+    [
+        (0.2, 60, "the caller's deadline has passed"),
+        (None, 0.3, r"no answer from Triton within 0\.3 s"),
+        (60.0, 0.1, r"no answer from Triton within 0\.1 s"),
+    ],
+)
+async def test_the_shorter_time_limit_counts_and_triton_learns_of_none(caller, ours, expected):
+    left: list[float | None] = []
+    gate = asyncio.Event()
+
+    async def act(_: bytes, context: Any) -> bytes:
+        left.append(context.time_remaining())
+        await gate.wait()
+        return b""
+
+    async with dataplane_to(act, timeout_seconds=ours) as dataplane:
+        with pytest.raises(BackendTimeout, match=f"^{expected}$"):
+            await dataplane.call(call_with(caller), b"", lease())
+        gate.set()
+    assert left == [None]
+
+
+@pytest.mark.parametrize("ending", ["left", "late"])
+async def test_a_call_without_its_caller_lasts_until_triton_has_answered(ending):
+    begun, gate, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    outcome = []
+
+    async def act(_: bytes, __: Any) -> bytes:
+        begun.set()
+        try:
+            await gate.wait()
+            outcome.append("answered")
+        except asyncio.CancelledError:
+            outcome.append("cancelled")
+            raise
+        finally:
+            ended.set()
+        return b""
+
+    held = lease()
+    async with dataplane_to(act, timeout_seconds=60) as dataplane:
+        call = call_with(0.2 if ending == "late" else None)
+        asked = asyncio.create_task(dataplane.call(call, b"", held))
+        await asyncio.wait_for(begun.wait(), 5)
+        if ending == "left":
+            asked.cancel()
+        with pytest.raises((asyncio.CancelledError, BackendTimeout)):
+            await asked
+        assert (held.state, outcome) == (LeaseState.ABANDONED, [])
+        gate.set()
+        await asyncio.wait_for(ended.wait(), 5)
+        await until(lambda: held.state is LeaseState.ENDED)
+    assert outcome == ["answered"]
+
+
+async def test_a_triton_that_goes_ends_what_nobody_waits_for():
+    begun = asyncio.Event()
+
+    async def act(_: bytes, context: Any) -> bytes:
+        begun.set()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return b""
+
+    held = lease()
+    async with dataplane_to(act) as dataplane:
+        asked = asyncio.create_task(dataplane.call(call_with(), b"", held))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await until(lambda: held.state is LeaseState.ENDED)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        ("NOT_FOUND", "Request for unknown model: 'ta.u.team_2fa' is not found", ModelNotFound),
+        ("UNAVAILABLE", "Exceeds maximum queue size", Overloaded),
+        ("UNAVAILABLE", "Socket closed", BackendUnavailable),
+        ("INTERNAL", "Internal error from Core", BackendUnavailable),  # grpcio's own word
+        ("CANCELLED", "the model gave up", InferenceFailed),
+        ("INTERNAL", "ta.u.team_2fa: boom " + "x" * 300_000, InferenceFailed),
+    ],
+)
+async def test_failures_are_ours_and_name_the_model_as_the_caller_does(code, text, expected):
+    async with dataplane_to(failing(grpc.StatusCode[code], text)) as dataplane:
+        with pytest.raises(expected) as raised:
+            await dataplane.call(call_with(), b"", lease())
+    assert type(raised.value) is expected
+    assert raised.value.model_id == "team/a"
+    assert text.replace("ta.u.team_2fa", "team/a") in str(raised.value)
+
+
+async def test_an_answer_over_the_limit_is_a_failure_and_no_lack_of_memory():
+    async def act(_: bytes, __: Any) -> bytes:
+        return bytes(2000)
+
+    async with dataplane_to(act, max_message_bytes=1000) as dataplane:
+        with pytest.raises(InferenceFailed, match=r"answer is too large.*2000 vs\. 1000"):
+            await dataplane.call(call_with(), bytes(100_000), lease())
+
+
+async def test_metadata_that_triton_does_not_take_are_the_callers_fault():
+    async def act(_: bytes, __: Any) -> bytes:
+        return b""
+
+    async with dataplane_to(act) as dataplane:
+        with pytest.raises(InvalidRequest, match=r"^the request's metadata are more than Triton"):
+            await dataplane.call(call_with(long="x" * 40_000), b"", lease())
+        stream = RpcCall("ModelStreamInfer", (("long", "x" * 40_000),), None)
+        async with dataplane.stream(stream, lease()) as upstream:
+            with pytest.raises(InvalidRequest, match=r"^the request's metadata are more than"):
+                _ = [message async for message in upstream.messages()]
+
+
+async def test_metadata_of_an_answer_that_are_too_large_are_none_of_the_callers_fault():
+    async def act(_: bytes, context: Any) -> bytes:
+        context.set_trailing_metadata((("long", "x" * 5 * 2**20),))
+        return b""
+
+    async with dataplane_to(act) as dataplane:
+        with pytest.raises(InferenceFailed, match="answer is too large"):
+            await dataplane.call(call_with(), b"", lease())
+
+
+async def test_without_a_triton_nothing_was_delivered():
+    dataplane = GrpcDataPlane(Faults(Classifier(())), timeout_seconds=5, max_message_bytes=2**20)
+    with pytest.raises(BackendUnavailable, match="not up yet"):
+        await dataplane.call(call_with(), b"", lease())
+    dataplane.connect("127.0.0.1:1")
+    try:
+        with pytest.raises(BackendUnavailable) as raised:
+            await dataplane.call(call_with(), b"", lease())
+    finally:
+        await dataplane.close()
+    assert not raised.value.delivered
+
+
+# -- streams --------------------------------------------------------------------------------
+
+STREAM = RpcCall("ModelStreamInfer", (("mine", "x"),), None)
+
+
+async def relay_twice(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for message in requests:
+        yield message
+        yield message[::-1]
+
+
+async def test_a_stream_passes_messages_both_ways_until_both_ends_are_done():
+    async with (
+        dataplane_to(relay_twice) as dataplane,
+        dataplane.stream(STREAM, lease()) as stream,
+    ):
+        messages = stream.messages()
+        await stream.write(b"ab")
+        assert [await anext(messages), await anext(messages)] == [b"ab", b"ba"]
+        await stream.done_writing()
+        assert [message async for message in messages] == []
+
+
+async def test_a_stream_that_breaks_says_why_to_its_reader():
+    async def act(requests: AsyncIterator[bytes], context: Any) -> None:
+        await anext(aiter(requests))
+        await context.abort(grpc.StatusCode.INTERNAL, "ta.u.team_2fa: boom")
+
+    async with (
+        dataplane_to(act) as dataplane,
+        dataplane.stream(STREAM, lease()) as stream,
+    ):
+        await stream.write(b"ab")
+        with pytest.raises(InferenceFailed, match="team/a: boom"):
+            _ = [message async for message in stream.messages()]
+        await stream.write(b"more")  # no second error
+        await stream.done_writing()
+
+
+async def test_a_stream_that_breaks_while_it_is_written_to_has_lost_its_triton():
+    """In some of so many grpcio forgets why, and says INTERNAL."""
+
+    async def act(requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async def once(dataplane: GrpcDataPlane) -> None:
+        async with dataplane.stream(STREAM, lease()) as stream:
+            for _ in range(5):
+                await stream.write(b"ab")
+            with pytest.raises(BackendUnavailable):
+                _ = [message async for message in stream.messages()]
+
+    async with dataplane_to(act) as dataplane:
+        for _ in range(10):
+            await asyncio.gather(*(once(dataplane) for _ in range(20)))
+
+
+async def test_a_stream_that_is_left_goes_on_until_triton_has_ended_it():
+    gate, seen = asyncio.Event(), []
+
+    async def act(requests: AsyncIterator[bytes], context: Any) -> None:
+        try:
+            await context.write(b"hello")
+            seen.extend([message async for message in requests])  # no more come, and that is told
+            await gate.wait()
+            for _ in range(100):
+                await context.write(bytes(10_000))
+            seen.append("ended")
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    held = lease()
+    async with dataplane_to(act) as dataplane:
+        async with dataplane.stream(STREAM, held) as stream:
+            await stream.write(b"ab")
+            messages = stream.messages()
+            assert await anext(messages) == b"hello"
+            reading = asyncio.create_task(anext(messages))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        assert held.state is LeaseState.ABANDONED
+        gate.set()
+        await until(lambda: held.state is LeaseState.ENDED)
+    assert seen == [b"ab", "ended"]
+
+
+async def test_of_a_callers_deadline_a_stream_to_triton_knows_nothing():
+    async def act(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        left = context.time_remaining()
+        yield b"none" if left is None else str(round(left)).encode()
+
+    call = RpcCall("ModelStreamInfer", (), 7.0)
+    async with (
+        dataplane_to(act, timeout_seconds=3) as dataplane,
+        dataplane.stream(call, lease()) as stream,
+    ):
+        assert [message async for message in stream.messages()] == [b"none"]

@@ -1,0 +1,278 @@
+"""Requests to Triton's HTTP port and its answers, over a Triton that is a script of bytes."""
+
+import asyncio
+import gzip
+
+import pytest
+
+from adapter.core.calls import V2Call
+from adapter.errors import BackendUnavailable, InferenceFailed, InvalidRequest
+from tests.fakes.http_triton import (
+    OK,
+    ask,
+    connections,
+    pieces_of,
+    post,
+    reads_itself,
+    says,
+    served,
+)
+
+MIB = 2**20
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+async def test_a_request_is_written_with_the_frame_of_this_side():
+    headers = {"X-A": "1", "content-length": "99", "Transfer-Encoding": "chunked", "Host": "evil"}
+    async with served() as (plane, upstream):
+        assert await ask(plane, post(b"{}", headers=headers)) == b"{}"
+        host = plane.host
+    lines = upstream.requests[0].head.decode().split("\r\n")
+    assert lines == [
+        *("POST /v2/models/m/infer HTTP/1.1", f"Host: {host}", "X-A: 1"),
+        *("Content-Type: application/json", "Content-Length: 2", "", ""),
+    ]
+    assert upstream.requests[0].body == b"{}"
+
+
+@pytest.mark.parametrize("given", ["application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize("name", ["Content-Type", "content-type", "CONTENT-TYPE"])
+@pytest.mark.parametrize("is_binary", [False, True])
+async def test_triton_is_told_one_of_two_media_types_whatever_the_caller_said(
+    given, name, is_binary
+):
+    headers = {name: given} | ({"inference-Header-Content-Length": "2"} if is_binary else {})
+    async with served() as (plane, upstream):
+        await ask(plane, post(headers=headers))
+        await ask(plane, post(pieces_of(b"{}"), headers=headers))
+    said = [b"application/octet-stream" if is_binary else b"application/json"]
+    for asked in upstream.requests:
+        lines = [line.partition(b": ") for line in asked.head.lower().split(b"\r\n")]
+        assert [value for key, _, value in lines if key == b"content-type"] == said
+
+
+async def test_a_get_has_no_body_and_no_length():
+    async with served() as (plane, upstream):
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert await ask(plane, V2Call("GET", "/models/m", headers)) == b"{}"
+    assert upstream.requests[0].head.startswith(b"GET /v2/models/m HTTP/1.1\r\n")
+    assert b"content-type" not in upstream.requests[0].head.lower()
+    assert b"Content-Length" not in upstream.requests[0].head
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-B: 2", "a\nb", "a\rb", "a\0b"])
+async def test_a_header_that_could_end_early_is_refused(value):
+    async with served() as (plane, upstream):
+        with pytest.raises(InvalidRequest):
+            await ask(plane, post(headers={"X-A": value}))
+    assert upstream.talks == []
+
+
+async def test_bytes_of_a_header_that_are_no_utf8_pass_as_they_are():
+    value = b"\xe4".decode("utf-8", "surrogateescape")
+    async with served() as (plane, upstream):
+        await ask(plane, post(headers={"X-A": value}))
+    assert b"\r\nX-A: \xe4\r\n" in upstream.requests[0].head
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**14, 2**14 + 1, 3 * MIB])
+async def test_a_whole_body_arrives(size):
+    async with served() as (plane, upstream):
+        await ask(plane, post(bytes(size)))
+    assert (upstream.requests[0].body, upstream.requests[0].is_whole) == (bytes(size), True)
+
+
+async def test_a_stream_of_known_length_goes_with_that_length():
+    async with served() as (plane, upstream):
+        body = pieces_of(b"a" * MIB, b"", b"b" * MIB)
+        await ask(plane, post(body, headers={"Content-Length": str(2 * MIB)}))
+        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
+    assert upstream.requests[0].body == b"a" * MIB + b"b" * MIB
+    assert b"chunked" not in upstream.requests[0].head
+
+
+async def test_an_empty_piece_does_not_end_a_chunked_body():
+    async with served() as (plane, upstream):
+        await ask(plane, post(pieces_of(b"", b"ab", b"", b"c" * MIB, b"")))
+        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
+    assert (upstream.requests[0].body, upstream.requests[0].is_whole) == (b"ab" + b"c" * MIB, True)
+
+
+@pytest.mark.parametrize("pieces", [(b"abc", b"d"), (b"abcd", b"ef")], ids=["short", "long"])
+async def test_a_body_of_another_length_than_declared_never_becomes_a_request(pieces):
+    async with served() as (plane, upstream):
+        with pytest.raises(InvalidRequest, match="5 bytes"):
+            await ask(plane, post(pieces_of(*pieces), headers={"Content-Length": "5"}))
+        await upstream.talks[0].ended.wait()
+        assert connections(plane) == "<Pool: 0 connections, 0 idle>"
+    assert [request.is_whole for request in upstream.requests] == [False]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Length": "5"}], ids=["chunked", "whole"])
+async def test_what_breaks_the_body_is_what_the_call_ends_with(headers):
+    async def broken():
+        yield b"abc"
+        raise InvalidRequest("the body broke off")
+
+    async with served() as (plane, upstream):
+        with pytest.raises(InvalidRequest, match="broke off"):
+            await ask(plane, post(broken(), headers=headers))
+        await upstream.talks[0].ended.wait()
+    assert [request.is_whole for request in upstream.requests] == [False]
+
+
+async def test_an_upload_waits_for_a_triton_that_reads_slowly():
+    given = taken = lead = 0
+
+    async def body():
+        nonlocal given, lead
+        for _ in range(256):
+            given += MIB // 4
+            lead = max(lead, given - taken)
+            yield bytes(MIB // 4)
+
+    @reads_itself
+    async def script(talk):
+        nonlocal taken
+        while taken < 64 * MIB:
+            await asyncio.sleep(0)
+            taken += len(await talk.reader.read(2**16))
+        await talk.say(OK)
+
+    async with served(script, seconds=60) as (plane, _):
+        headers = {"Content-Length": str(64 * MIB)}
+        assert await ask(plane, post(body(), headers=headers)) == b"{}"
+        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
+    assert (given, taken) == (64 * MIB, 64 * MIB)
+    assert lead < 32 * MIB
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_an_answer_before_the_end_of_the_body_is_the_answer(status):
+    never = asyncio.Event()
+    is_left = False
+
+    async def body():
+        nonlocal is_left
+        try:
+            yield b"abc"
+            await never.wait()
+        finally:
+            is_left = True
+
+    script = reads_itself(says(b"HTTP/1.1 %d X\r\nContent-Length: 1\r\n\r\nx" % status))
+    async with served(script) as (plane, upstream):
+        if status == 200:
+            assert await ask(plane, post(body())) == b"x"
+        else:
+            with pytest.raises(InferenceFailed, match=r"^x$"):
+                await ask(plane, post(body()))
+        await upstream.talks[0].ended.wait()
+        assert connections(plane) == "<Pool: 0 connections, 0 idle>"
+    assert is_left
+
+
+async def test_nothing_more_of_a_body_is_taken_once_the_answer_is_there():
+    given, go_on = 0, asyncio.Event()
+
+    async def body():
+        nonlocal given
+        while True:
+            yield b"abc"
+            given += 1
+            await go_on.wait()
+
+    script = reads_itself(says(OK))
+    async with served(script) as (plane, _), plane.forward(post(body()), None) as answer:
+        assert await answer.read() == b"{}"
+        go_on.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert given == 1
+
+
+# -- answers ------------------------------------------------------------------------------------
+
+
+async def test_an_answer_has_its_status_its_headers_and_its_length():
+    raw = (
+        b"HTTP/1.1 200 OK\r\nCONTENT-length: 3\r\nX-Odd: \xe4\r\n"
+        b"Inference-Header-Content-Length: 1\r\n\r\nabc"
+    )
+    async with served(says(raw)) as (plane, _), plane.forward(post(), None) as answer:
+        assert (answer.status, answer.content_length, answer.json_header_bytes) == (200, 3, 1)
+        assert answer.headers["x-odd"] == b"\xe4".decode("utf-8", "surrogateescape")
+        assert await answer.read() == b"abc"
+        assert await answer.read() == b""
+
+
+async def test_compressed_answers_stay_compressed():
+    body = gzip.compress(b"{}")
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with served(says(head + body)) as (plane, _):
+        assert await ask(plane) == body
+
+
+async def test_informational_answers_are_passed_over():
+    first = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX-A: 1\r\n\r\n"
+    async with served(says(first + OK)) as (plane, _):
+        async with plane.forward(post(), None) as answer:
+            assert (answer.status, "X-A" in answer.headers) == (200, False)
+            assert await answer.read() == b"{}"
+        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
+
+
+async def test_the_answer_to_head_has_no_body_whatever_it_declares():
+    head = V2Call("HEAD", "/models/m", {})
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 700\r\n\r\n"
+    async with served(says(raw)) as (plane, _), plane.forward(head, None) as answer:
+        assert (answer.content_length, await answer.read()) == (700, b"")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_some_statuses_have_no_body(status):
+    call = V2Call("GET", "/health/live", {}, is_probe=True)
+    async with served(says(b"HTTP/1.1 %d X\r\n\r\n" % status)) as (plane, _):
+        async with plane.forward(call, None) as answer:
+            assert (answer.status, await answer.read()) == (status, b"")
+        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_an_answer_without_a_length_lasts_until_the_connection_closes(version):
+    raw = b"HTTP/%s 200 OK\r\n\r\n" % version
+    async with served(says(raw, b"abc", b"def", closes=True)) as (plane, _):
+        assert await ask(plane) == b"abcdef"
+        assert await ask(plane) == b"abcdef"
+        assert connections(plane) == "<Pool: 0 connections, 0 idle>"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length : 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}X\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}",
+        b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\n\r\n",
+        b"HTTP/9.9 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"\x16\x03\x01 what is this",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * MIB,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX: " + b"x" * MIB,
+    ],
+)
+async def test_what_is_no_answer_ends_the_call_and_the_connection(raw):
+    async with served(says(raw)) as (plane, upstream):
+        with pytest.raises(BackendUnavailable) as caught:
+            await ask(plane)
+        assert caught.value.delivered
+        await upstream.talks[0].ended.wait()
+        assert connections(plane) == "<Pool: 0 connections, 0 idle>"
+    assert len(upstream.requests) == 1

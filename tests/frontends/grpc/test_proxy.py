@@ -1,0 +1,609 @@
+"""The lane of the gRPC door for inference: calls through it, with a fake Triton behind."""
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from adapter.core.state import ModelState
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import Code
+from adapter.protocols.http2.headers import encoded
+from tests.fakes.http2_triton import scripted_triton
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    STREAM,
+    channel_to,
+    frame,
+    head_of,
+    prefixed,
+    relay_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.http.listener import until
+
+MIB = 2**20
+
+
+async def echo(message, context):
+    found = pb.ModelInferRequest.FromString(message)
+    return pb.ModelInferResponse(
+        model_name=found.model_name, id=found.id, raw_output_contents=found.raw_input_contents
+    ).SerializeToString()
+
+
+async def refusal(call):
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return raised.value.code().name, raised.value.details()
+
+
+async def test_a_plain_inference_goes_straight_and_is_counted():
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        answer = await channel.unary_unary(INFER)(request_of("m", 2.0, id="7"))
+        assert pb.ModelInferResponse.FromString(answer).id == "7"
+        assert door.counted("OK") == 1
+        assert door.in_flight("m") == 0
+
+
+async def test_a_renamed_model_takes_the_slow_way_and_keeps_its_name():
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        answer = await channel.unary_unary(INFER)(request_of("team/a"))
+        assert pb.ModelInferResponse.FromString(answer).model_name == "team/a"
+        assert door.counted("OK") is None
+
+
+async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
+    has_lost = True
+
+    async def act(message, context):
+        if has_lost:
+            text = "Request for unknown model: 'm' is not found"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        return await echo(message, context)
+
+    async with relay_before(act) as door, channel_to(door.address) as channel:
+        door.house.control.presence._loads_again = True
+        door.house.triton.models.clear()
+        call = channel.unary_unary(INFER)
+        code, text = await refusal(call(request_of("m")))
+        assert (code, text) == ("UNAVAILABLE", "ModelNotReady: model 'm' is being loaded again")
+        has_lost = False
+        await until(lambda: "m" in door.house.triton.models)
+        await door.house.until_state("m", ModelState.READY)
+        await call(request_of("m"))
+
+
+@pytest.mark.parametrize(
+    ("named", "metadata", "straight"),
+    [
+        ("m", [("mm-model-id", "m"), ("mm-model-id-bin", b"m")], 1),
+        ("", [("mm-model-id", "m")], None),
+        ("m", [("mm-model-id-bin", b"team/a")], None),
+    ],
+)
+async def test_metadata_of_a_mesh_decides(named, metadata, straight):
+    seen = []
+
+    async def act(message, context):
+        seen.append(dict(context.invocation_metadata()))
+        return await echo(message, context)
+
+    async with relay_before(act) as door, channel_to(door.address) as channel:
+        answer = await channel.unary_unary(INFER)(request_of(named), metadata=metadata)
+        wanted = "team/a" if metadata == [("mm-model-id-bin", b"team/a")] else "m"
+        assert pb.ModelInferResponse.FromString(answer).model_name == wanted
+        assert door.counted("OK") == straight
+        assert not {key for key in seen[0] if key.startswith("mm-")}
+
+
+async def test_tritons_error_is_told_as_at_the_other_door():
+    async def act(message, context):
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such üser 100%")
+
+    async with relay_before(act) as door, channel_to(door.address) as channel:
+        call = channel.unary_unary(INFER)(request_of())
+        assert await refusal(call) == ("INTERNAL", "InferenceFailed: no such üser 100%")
+        assert (door.counted("INTERNAL"), door.in_flight("m")) == (1, 0)
+
+
+async def test_what_is_not_loaded_is_refused():
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        call = channel.unary_unary(INFER)(request_of("nope"))
+        assert await refusal(call) == ("NOT_FOUND", "ModelNotFound: model 'nope' is not loaded")
+
+
+async def test_a_second_name_in_the_message_is_the_callers_fault():
+    message = request_of("m") + b"\x0a\x06team/a"
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        call = channel.unary_unary(INFER)(message)
+        assert pb.ModelInferResponse.FromString(await call).model_name == "team/a"  # slow way
+        big = request_of("m") + b"\x3a\x80\x80\x40" + bytes(MIB) + b"\x0a\x06team/a"
+        code, text = await refusal(channel.unary_unary(INFER)(big))
+        assert (code, text[:14]) == ("INVALID_ARGUMENT", "InvalidRequest")
+        assert door.in_flight("m") == 0
+
+
+@pytest.mark.slow
+async def test_20_mib_pass_both_ways():
+    message = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(20 * MIB)])
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        answers = await asyncio.gather(
+            *(channel.unary_unary(INFER)(message.SerializeToString()) for _ in range(3))
+        )
+        assert [len(answer) > 20 * MIB for answer in answers] == [True] * 3
+        assert door.counted("OK") == 3
+
+
+async def test_100_streams_on_one_connection_get_their_own_answers():
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+
+        async def ask(i):
+            name = ("m", "team/a")[i % 2]
+            answer = await channel.unary_unary(INFER)(request_of(name, id=str(i)))
+            found = pb.ModelInferResponse.FromString(answer)
+            return (found.model_name, found.id) == (name, str(i))
+
+        for _ in range(3):
+            assert all(await asyncio.gather(*(ask(i) for i in range(100))))
+        assert door.in_flight("m") == 0
+
+
+async def test_an_answer_over_the_limit_is_told_with_its_size():
+    async def act(message, context):
+        return bytes(2 * MIB)
+
+    async with (
+        relay_before(act, max_message_bytes=MIB) as door,
+        channel_to(door.address) as channel,
+    ):
+        code, text = await refusal(channel.unary_unary(INFER)(request_of()))
+        assert (code, "answer is too large" in text, str(MIB) in text) == ("INTERNAL", True, True)
+        await door.until_free("m")
+
+
+class Slow:
+    """A Triton that answers when it is told to; `cancelled` says whether it was told to give up."""
+
+    def __init__(self):
+        self.started, self.go_on, self.answered = (asyncio.Event() for _ in range(3))
+        self.is_cancelled = False
+        self.seconds = None
+
+    async def serve(self, message, context):
+        self.seconds = context.time_remaining()
+        self.started.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+        self.answered.set()
+        return await echo(message, context)
+
+    async def ends_untold(self, door):
+        """It still works for the caller who has left, and holds the model until it has ended."""
+        await door.until_abandoned("m")
+        assert (door.in_flight("m"), self.is_cancelled) == (1, False)
+        self.go_on.set()
+        async with asyncio.timeout(5):
+            await self.answered.wait()
+        await door.until_free("m")
+        assert (door.abandoned("m"), self.is_cancelled) == (0, False)
+
+
+async def test_triton_that_does_not_answer_in_time_is_a_timeout_and_goes_on():
+    act = Slow()
+    async with (
+        relay_before(act.serve, timeout_seconds=0.5) as door,
+        channel_to(door.address) as channel,
+    ):
+        code, text = await refusal(channel.unary_unary(INFER)(request_of()))
+        assert (code, text[:14]) == ("DEADLINE_EXCEEDED", "BackendTimeout")
+        await act.ends_untold(door)
+
+
+async def test_triton_never_hears_of_the_callers_deadline():
+    act = Slow()
+    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+        code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=0.3))
+        assert code == "DEADLINE_EXCEEDED"
+        assert act.seconds is None or act.seconds > 1000
+        await act.ends_untold(door)
+
+
+async def test_triton_never_hears_of_a_caller_who_cancels():
+    act = Slow()
+    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+        call = channel.unary_unary(INFER)(request_of())
+        await asyncio.wait({asyncio.ensure_future(act.started.wait())})
+        assert (door.in_flight("m"), door.abandoned("m")) == (1, 0)
+        call.cancel()
+        await door.until_counted("CANCELLED")
+        await act.ends_untold(door)
+
+
+async def test_triton_never_hears_of_a_caller_whose_connection_is_lost():
+    act = Slow()
+    async with relay_before(act.serve) as door:
+        async with wire_to(door.address) as wire:
+            wire.greet()
+            wire.send(frames.header_block(1, head_of(), end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+            async with asyncio.timeout(5):
+                await act.started.wait()
+            wire.writer.transport.abort()
+        await door.until_counted("CANCELLED")
+        await act.ends_untold(door)
+        await door.until_at_rest()
+
+
+async def test_a_closing_listener_waits_for_what_triton_still_works_on():
+    act = Slow()
+    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+        code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=0.3))
+        assert code == "DEADLINE_EXCEEDED"
+        closing = asyncio.create_task(door.server.close(30))
+        await channel.close()
+        await act.ends_untold(door)
+        await closing
+        assert not act.is_cancelled
+
+
+async def test_triton_that_cannot_be_reached_is_unavailable():
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        door.triton = "127.0.0.1:1"
+        code, text = await refusal(channel.unary_unary(INFER)(request_of()))
+        assert (code, text) == (
+            "UNAVAILABLE",
+            "BackendUnavailable: Triton cannot be reached",
+        )
+        assert door.in_flight("m") == 0
+
+
+@pytest.mark.parametrize("sent", [b"", frames.settings({}), b"garbage" * 10])
+async def test_triton_that_breaks_off_is_unavailable_and_the_next_call_connects_anew(sent):
+    async def cut(reader, writer):
+        await reader.read(100_000)
+        writer.write(sent)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        server = await asyncio.start_server(cut, "127.0.0.1", 0)
+        right, door.triton = door.triton, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        code, text = await refusal(channel.unary_unary(INFER)(request_of()))
+        assert (code, text) == (
+            "UNAVAILABLE",
+            "BackendUnavailable: the connection to Triton broke",
+        )
+        assert door.in_flight("m") == 0
+        door.triton = right
+        await channel.unary_unary(INFER)(request_of())
+        server.close()
+
+
+@pytest.mark.slow
+async def test_closing_says_goodbye_and_lets_what_is_open_end():
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def act(message, context):
+        started.set()
+        await go_on.wait()
+        return await echo(message, context)
+
+    async with relay_before(act) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        await started.wait()
+        closing = asyncio.create_task(door.server.close(5))
+        for last in (frames.MAX_STREAM, 1):
+            _, _, payload = await wire.until(frames.GOAWAY)
+            assert payload == last.to_bytes(4, "big") + bytes(4)
+        wire.send(frames.header_block(3, head_of(), end=False))
+        _, _, code = await wire.until(frames.RST_STREAM, 3)
+        assert int.from_bytes(code) == Code.REFUSED_STREAM
+        assert not closing.done()
+        go_on.set()
+        _, trailers = await wire.answer(1)
+        assert b"grpc-status" in trailers
+        await closing
+
+
+async def test_a_stream_of_inferences_passes():
+    async def act(requests, context):
+        async for message in requests:
+            name = pb.ModelInferRequest.FromString(message).model_name
+            answer = pb.ModelInferResponse(model_name=name)
+            yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+
+    async with relay_before(act) as door, channel_to(door.address) as channel:
+        call = channel.stream_stream(STREAM)()
+        for name in ("m", "team/a", "m"):
+            await call.write(request_of(name))
+            found = pb.ModelStreamInferResponse.FromString(await call.read())
+            assert found.infer_response.model_name == name
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+async def test_a_client_with_a_window_of_one_byte_gets_all(name):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
+        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of(name))))
+        data, ended = b"", False
+        while not ended:
+            kind, flags, stream_id, payload = await wire.next()
+            if stream_id != 1:
+                continue
+            if kind == frames.DATA:
+                assert len(payload) <= 1
+                data += payload
+                wire.send(frames.window_update(1, 1))
+            ended = bool(flags & frames.END_STREAM and kind == frames.HEADERS)
+        assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+async def test_a_request_in_single_bytes_is_understood(name):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False))
+        message = prefixed(request_of(name))
+        for i in range(len(message)):
+            end = frames.END_STREAM if i == len(message) - 1 else 0
+            wire.send(frame(frames.DATA, end, 1, message[i : i + 1]))
+        data, _ = await wire.answer(1)
+        assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
+
+
+async def test_padding_priorities_and_continuations_are_understood():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        block = head_of()
+        payload = b"\3" + bytes(5) + block[:10] + b"\0" * 3
+        flags = frames.PADDED | frames.HAS_PRIORITY
+        wire.send(frame(frames.HEADERS, flags, 1, payload))
+        wire.send(frame(frames.CONTINUATION, 0, 1, block[10:20]))
+        wire.send(frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[20:]))
+        wire.send(frame(frames.PRIORITY, 0, 1, bytes(5)), frame(0xFA, 3, 9, b"unknown"))
+        data = b"\x05" + prefixed(request_of()) + bytes(5)
+        wire.send(frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, data))
+        answer, _ = await wire.answer(1)
+        assert pb.ModelInferResponse.FromString(answer[5:]).model_name == "m"
+
+
+ONE = frames.header_block(1, head_of(), end=False)
+HEAD = frame(frames.HEADERS, frames.END_HEADERS, 1, head_of())
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (frame(frames.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR),
+        (frame(frames.DATA, 0, 1, b"x"), Code.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 2, head_of()), Code.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 0, head_of()), Code.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x3f\xe1\x1f"), Code.COMPRESSION_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xbe"), Code.COMPRESSION_ERROR),
+        (
+            frame(frames.HEADERS, 0, 1, head_of()) + frame(frames.PING, 0, 0, bytes(8)),
+            Code.PROTOCOL_ERROR,
+        ),
+        (frame(frames.CONTINUATION, 0, 1, b""), Code.PROTOCOL_ERROR),
+        (frame(frames.PUSH_PROMISE, 0, 1, bytes(4)), Code.PROTOCOL_ERROR),
+        (frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+        (frame(frames.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.SETTINGS, 0, 1, b""), Code.PROTOCOL_ERROR),
+        (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Code.FLOW_CONTROL_ERROR),
+        (frames.settings({frames.MAX_FRAME_SIZE: 1}), Code.PROTOCOL_ERROR),
+        (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
+        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(4)), Code.PROTOCOL_ERROR),
+        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Code.FRAME_SIZE_ERROR),
+        (frames.window_update(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
+        (frames.window_update(7, 1), Code.PROTOCOL_ERROR),
+        (frames.reset(7, 0), Code.PROTOCOL_ERROR),
+        (frame(frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
+        (frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+        (frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+        (frames.head(2**16 + 1, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
+        (HEAD + frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), Code.PROTOCOL_ERROR),
+        (
+            frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, b"") * 1100,
+            Code.ENHANCE_YOUR_CALM,
+        ),
+        (
+            frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, bytes(2**14)) * 20,
+            Code.ENHANCE_YOUR_CALM,
+        ),
+        (frame(frames.PING, 0, 0, bytes(8)) * 20_001, Code.ENHANCE_YOUR_CALM),
+    ],
+)
+async def test_what_breaks_the_protocol_ends_the_connection_with_its_code(sent, code):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(sent)
+        assert await wire.ended_with() == code
+        async with channel_to(door.address) as channel:
+            await channel.unary_unary(INFER)(request_of())
+
+
+async def test_another_protocol_and_a_missing_greeting_are_refused():
+    async with relay_before(echo) as door:
+        for sent in (b"GET / HTTP/1.1\r\n\r\n" + bytes(10), frames.PREFACE + bytes(9)):
+            async with wire_to(door.address) as wire:
+                wire.send(sent)
+                assert await wire.ended_with() == Code.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (b"Upper", b"x"),
+        (b"connection", b"close"),
+        (b":path", b"/twice"),
+        (b"te", b"gzip"),
+        (b"a b", b"x"),
+        (b"x", b"a\r\nb: c"),
+    ],
+)
+async def test_malformed_headers_end_their_stream_alone(more):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(INFER, more), end=False))
+        _, _, payload = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(payload) == Code.PROTOCOL_ERROR
+        wire.send(frames.header_block(3, head_of(), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 3, prefixed(request_of())))
+        data, _ = await wire.answer(3)
+        assert len(data) > 5
+
+
+async def test_more_than_the_window_of_a_stream_ends_that_stream():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(ONE)
+        message = prefixed(
+            pb.ModelInferRequest(
+                model_name="m", raw_input_contents=[bytes(MIB)]
+            ).SerializeToString()
+        )
+        wire.send(frame(frames.DATA, 0, 1, message[:1000]))
+        await behind.accepted()
+        for at in range(1000, 2**19, 2**14):
+            wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
+        await door.until_free("m")
+
+
+async def test_more_than_the_window_of_the_connection_ends_it():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        door.server._context.buffered.limit = 0
+        await wire.until(frames.SETTINGS)
+        message = prefixed(
+            pb.ModelInferRequest(
+                model_name="m", raw_input_contents=[bytes(MIB)]
+            ).SerializeToString()
+        )
+        wire.send(ONE, frame(frames.DATA, 0, 1, message[:1000]))
+        await behind.accepted()
+        for stream_id in range(3, 35, 2):
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            for at in range(0, 2**18, 2**14):
+                wire.send(frame(frames.DATA, 0, stream_id, message[at : at + 2**14]))
+        assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
+        await door.until_free("m")
+
+
+async def test_a_client_may_use_its_table_until_it_has_heard_that_there_is_none():
+    from hpack import Encoder
+
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        encoder = Encoder()
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", INFER),
+            (":authority", "x"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ]
+        wire.send(frames.PREFACE, frames.settings({}))
+        for stream_id in (1, 3):
+            wire.send(frames.header_block(stream_id, encoder.encode(headers), end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+            await wire.answer(stream_id)
+        wire.send(frame(frames.SETTINGS, frames.ACK))
+        encoder.header_table_size = 0
+        for stream_id in (5, 7):
+            wire.send(frames.header_block(stream_id, encoder.encode(headers), end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+            await wire.answer(stream_id)
+        assert door.counted("OK") == 4
+
+
+def test_headers_are_encoded_as_others_read_them():
+    from hpack import Decoder
+
+    headers = [(b"a", b"b"), (b"x" * 127, b"y" * 300), (b"z", b"q" * 70_000)]
+    assert Decoder(2**20).decode(encoded(headers), raw=True) == headers
+
+
+@pytest.mark.parametrize("path", [INFER, f"{INFER}x"])
+@pytest.mark.slow
+async def test_a_request_over_the_limit_is_refused_and_the_others_go_on(path):
+    async with (
+        relay_before(echo, max_message_bytes=MIB) as door,
+        channel_to(door.address) as channel,
+    ):
+        big = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(9 * MIB)])
+        for _ in range(3):
+            refused = refusal(channel.unary_unary(path)(big.SerializeToString()))
+            good = channel.unary_unary(INFER)(request_of("team/a"))
+            (_, text), _ = await asyncio.gather(refused, good)
+            assert "larger than max" in text or "not found" in text
+
+
+async def test_cuts_at_random_moments_leave_nothing_behind():
+    import random
+
+    rolled = random.Random(7)
+
+    async def act(message, context):
+        await asyncio.sleep(rolled.random() / 50)
+        return await echo(message, context)
+
+    async with relay_before(act) as door:
+
+        async def cut(_):
+            async with wire_to(door.address) as wire:
+                wire.greet()
+                name = rolled.choice(["m", "team/a"])
+                for stream_id in range(1, 21, 2):
+                    wire.send(frames.header_block(stream_id, head_of(), end=False))
+                    end = frames.END_STREAM * rolled.choice([0, 1, 1])
+                    message = prefixed(request_of(name)) + bytes(rolled.choice([0, 1]))
+                    wire.send(frame(frames.DATA, end, stream_id, message))
+                    await asyncio.sleep(rolled.random() / 200)
+                wire.writer.transport.abort()
+
+        async with channel_to(door.address) as channel:
+            await asyncio.gather(*(cut(i) for i in range(40)))
+            for name in ("m", "team/a"):
+                await channel.unary_unary(INFER)(request_of(name))
+        for name in ("m", "team/a"):
+            await door.until_free(name)
+        # the channel's own has ended too
+        async with asyncio.timeout(5):
+            for relay in list(door.server._sessions):
+                await relay.ended.wait()
+
+
+async def test_a_peer_that_forgets_to_say_that_its_table_is_gone_is_understood():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of()[1:], end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        data, _ = await wire.answer(1)
+        assert pb.ModelInferResponse.FromString(data[5:]).model_name == "m"

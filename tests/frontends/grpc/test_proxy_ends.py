@@ -1,0 +1,334 @@
+"""How requests and connections of the gRPC lane end: limits of time, GOAWAY, floods, the door."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import grpc
+import pytest
+
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import Code
+from tests.fakes.http2_triton import GOOD, HEAD, answer, pour, scripted_triton, untouched
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    channel_to,
+    frame,
+    head_of,
+    prefixed,
+    relay_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo, refusal
+from tests.frontends.grpc.test_proxy_flow_control import request
+
+HEAD_OF_1 = frames.header_block(1, head_of(), end=False)
+
+
+def status(block: bytes) -> int:
+    """Of trailers as the adapter writes them."""
+    return int(block.split(b"grpc-status")[1][1:3].lstrip(b"\1\2").split(b"\0")[0])
+
+
+def goaway(last: int, code: int = 0) -> bytes:
+    return frames.goaway(last, code, "as told")
+
+
+@pytest.mark.parametrize("limit", [b"300m", b"200000u", b"1S"])
+@pytest.mark.slow
+async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(limit):
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        block = head_of(INFER, (b"grpc-timeout", limit))
+        wire.send(frames.header_block(1, block, end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        triton = await behind.accepted()
+        _, trailers = await wire.answer(1)
+        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert b"BackendTimeout: the caller's deadline has passed" in trailers
+        assert (door.in_flight("m"), door.abandoned("m")) == (1, 1)
+        triton.send(answer(1))
+        await door.until_free("m")
+        await untouched(triton)
+
+
+async def test_an_answer_that_stands_still_is_given_up_in_time():
+    async with (
+        relay_before(echo, timeout_seconds=0.5) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(request(1))
+        triton = await behind.accepted()
+        triton.send(frames.header_block(1, HEAD, end=False))
+        triton.send(frame(frames.DATA, 0, 1, b"\0\0\0\0\x09begun"))
+        _, trailers = await wire.answer(1)
+        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert (door.in_flight("m"), door.abandoned("m")) == (1, 1)
+        triton.send(frame(frames.DATA, 0, 1, b"late"), frames.header_block(1, GOOD, end=True))
+        await door.until_free("m")
+        await untouched(triton)
+
+
+async def test_a_request_that_does_not_come_is_given_up_in_time():
+    async with relay_before(echo, timeout_seconds=0.3) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(frame(frames.DATA, 0, 1, b"\0"))
+        _, trailers = await wire.answer(1)
+        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert b"BackendTimeout: the request did not come in time" in trailers
+
+
+@pytest.mark.slow
+async def test_tritons_goaway_lets_end_what_it_has_and_the_next_call_connects_anew():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(request(1), request(3), request(5))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 5)
+        triton.send(goaway(2**31 - 1))  # as grpc announces that it will go
+        triton.send(goaway(3))
+        _, trailers = await wire.answer(5)
+        assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
+        wire.send(request(7))
+        second = await behind.accepted()
+        await second.until(frames.DATA, 1)
+        second.send(answer(1, b"seven"))
+        assert (await wire.answer(7))[0][5:] == b"seven"
+        triton.send(answer(1, b"one"), answer(3, b"three"))
+        assert (await wire.answer(1))[0][5:] == b"one"
+        assert (await wire.answer(3))[0][5:] == b"three"
+        assert await triton.ended_with() == Code.NO_ERROR
+        assert frames.GOAWAY not in {got[0] for got in wire.got}
+        assert door.in_flight("m") == 0
+
+
+async def test_a_triton_that_goes_is_no_matter_for_a_client_that_calls_again():
+    async with relay_before(echo) as door, channel_to(door.address) as channel:
+        async with scripted_triton(door) as behind:
+            asking = asyncio.ensure_future(channel.unary_unary(INFER)(request_of()))
+            triton = await behind.accepted()
+            await triton.until(frames.DATA, 1)
+            triton.send(answer(1), goaway(1))
+            await asking
+        await channel.unary_unary(INFER)(request_of())
+        assert door.counted("OK") == 2
+
+
+@pytest.mark.slow
+async def test_a_triton_that_dies_amid_an_answer_is_unavailable_and_others_go_on():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 2**20})
+        wire.send(frames.window_update(0, 2**20), frames.header_block(1, head_of(), end=False))
+        wire.send(request(3))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        triton.send(frames.header_block(1, HEAD, end=False))
+        half = b"\0" + (99_995).to_bytes(4, "big") + bytes(49_995)
+        triton.send(
+            *(frame(frames.DATA, 0, 1, half[at : at + 10_000]) for at in range(0, 50_000, 10_000))
+        )
+        await wire.until(frames.HEADERS, 3)
+        triton.writer.close()
+        _, trailers = await wire.answer(3)
+        assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        second = await behind.accepted()
+        await second.until(frames.DATA, 1)
+        second.send(answer(1, b"again"))
+        assert (await wire.answer(1))[0][5:] == b"again"
+        assert door.in_flight("m") == 0
+
+
+async def test_a_refused_stream_is_unavailable():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        channel_to(door.address) as channel,
+    ):
+        asking = asyncio.ensure_future(refusal(channel.unary_unary(INFER)(request_of())))
+        triton = await behind.accepted()
+        triton.send(frames.reset(1, Code.REFUSED_STREAM))
+        assert (await asking)[0] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda i: (
+            frames.header_block(2 * i + 1, head_of(), end=False)
+            + frames.reset(2 * i + 1, Code.CANCEL)
+        ),
+        lambda i: frames.header_block(2 * i + 1, head_of(INFER, (b"te", b"x")), end=False),
+        lambda _: frame(frames.SETTINGS) * 10,
+        lambda i: frame(frames.DATA, 0, 1) * 10 if i else HEAD_OF_1,
+        lambda _: frame(0x42) * 10,
+        lambda _: frame(frames.PRIORITY, 0, 1, bytes(5)) * 10,
+    ],
+    ids=["rapid reset", "malformed heads", "settings", "empty data", "unknown", "priorities"],
+)
+async def test_floods_end_the_connection(flood):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        for i in range(2_100):
+            wire.send(flood(i))
+        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+        assert door.in_flight("m") == 0
+        async with channel_to(door.address) as channel:
+            await channel.unary_unary(INFER)(request_of())
+
+
+async def test_more_streams_than_were_agreed_are_refused():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        for stream_id in range(1, 2_003, 2):
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+        _, stream_id, code = await wire.until(frames.RST_STREAM)
+        assert (stream_id, int.from_bytes(code)) == (2_001, Code.REFUSED_STREAM)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\rX",
+    ],
+    ids=["TLS", "HTTP/1.1", "nearly"],
+)
+async def test_what_is_not_http_2_is_closed_at_once(sent):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.send(sent)
+        assert await wire.ended_with() == Code.PROTOCOL_ERROR
+        ours = [frames.SETTINGS, frames.WINDOW_UPDATE, frames.GOAWAY]
+        assert [found[0] for found in wire.got] == ours
+
+
+@pytest.mark.parametrize("method", ["RepositoryModelUnload", "RepositoryModelLoad", "Nothing"])
+async def test_other_methods_never_reach_triton(method):
+    async def act(message, context):
+        raise AssertionError("it must not be asked")
+
+    async with relay_before(act) as door, channel_to(door.address) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        assert (await refusal(call(request_of())))[0] == "UNIMPLEMENTED"
+
+
+@pytest.fixture
+def folder():
+    """Short: a socket's path has at most 107 bytes. The socket must be gone in the end."""
+    path = Path(tempfile.mkdtemp(prefix="lane-"))
+    yield path
+    path.rmdir()
+
+
+async def test_a_socket_is_a_door_too_and_goes_with_it(folder):
+    async with relay_before(echo) as door:
+        await door.server.close(1)
+        await door.server.listen(None, 0, f"{folder}/s")
+        async with channel_to(f"unix:{folder}/s") as channel:
+            await channel.unary_unary(INFER)(request_of())
+        await door.server.close(1)
+
+
+@pytest.mark.slow
+async def test_a_slow_reader_gets_all_of_its_answer_though_the_door_closes():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 2**31 - 1})
+        wire.send(frames.window_update(0, 2**30), request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        wire.reader._transport.pause_reading()
+        whole = b"\0" + (2**23).to_bytes(4, "big") + bytes(2**23)
+        pouring = asyncio.create_task(pour(triton, 1, whole))
+        (relay,) = door.server._sessions
+        async with asyncio.timeout(10):
+            while not relay.downstream.is_paused:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        closing = asyncio.create_task(door.server.close(10))
+        await asyncio.sleep(0)
+        wire.reader._transport.resume_reading()
+        read = 0
+        while read < 2**23 + 5:
+            read += len((await wire.until(frames.DATA, 1))[2])
+        assert await wire.ended_with() == Code.NO_ERROR
+        await pouring
+        await closing
+
+
+RESERVED = 1 << 31
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+@pytest.mark.parametrize("masked", [(0, RESERVED), (RESERVED, 0), (RESERVED, RESERVED)])
+async def test_the_reserved_bit_of_a_streams_number_is_ignored(masked, name):
+    """RFC 9113 section 4.1."""
+    of_head, of_data = masked
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(
+            frame(frames.HEADERS, frames.END_HEADERS, 1 | of_head, head_of()),
+            frame(frames.DATA, frames.END_STREAM, 1 | of_data, prefixed(request_of(name))),
+        )
+        assert status((await wire.answer(1))[1]) == 0
+
+
+async def test_an_error_in_the_look_at_one_connection_keeps_no_other_from_its_time_limits(caplog):
+    async with (
+        relay_before(echo, timeout_seconds=0.3) as door,
+        wire_to(door.address) as first,
+        wire_to(door.address) as second,
+    ):
+        for wire in (first, second):
+            wire.greet()
+            wire.send(HEAD_OF_1)
+            wire.send(frame(frames.PING, 0, 0, bytes(8)))
+            await wire.until(frames.PING)
+        odd, _ = (relay for relay in door.server._sessions if relay.downstream.streams)
+        odd.downstream.streams[1].owner.deadline = None  # which no clock compares with
+        told = asyncio.create_task(first.answer(1)), asyncio.create_task(second.answer(1))
+        async with asyncio.timeout(10):
+            await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+        (done,) = [task for task in told if task.done()]
+        assert status(done.result()[1]) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert "request.failed" in {record.message for record in caplog.records}
+        odd.downstream.streams[1].owner.deadline = 0.0
+        await asyncio.gather(*told)
+
+
+def test_a_thousand_connections_may_wait_to_be_accepted():
+    backlogs = []
+
+    async def listen() -> None:
+        loop = asyncio.get_running_loop()
+        real = loop.create_server
+
+        async def seen(*args, **options):
+            backlogs.append(options["backlog"])
+            return await real(*args, **options)
+
+        loop.create_server = seen
+        async with relay_before(echo):
+            pass
+
+    asyncio.run(listen())
+    assert backlogs == [1024]

@@ -1,0 +1,538 @@
+"""Windows, settings and buffers of the gRPC lane: each connection has its own, nothing grows, and
+no request waits for another's.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.flow_control import CONNECTION_WINDOW, STREAM_WINDOW
+from adapter.protocols.http2.frames import Code
+from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
+from tests.frontends.grpc.proxy_listener import (
+    Wire,
+    frame,
+    head_of,
+    prefixed,
+    relay_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo
+
+MIB = 2**20
+ALL = 2**31 - 1
+
+
+def big_request(name: str, size: int) -> bytes:
+    return pb.ModelInferRequest(
+        model_name=name, raw_input_contents=[bytes(size)]
+    ).SerializeToString()
+
+
+def request(stream_id: int, name: str = "m") -> bytes:
+    return frames.header_block(stream_id, head_of(), end=False) + frame(
+        frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of(name))
+    )
+
+
+def pieces(stream_id: int, message: bytes) -> bytes:
+    """As DATA frames of the usual size, the last one ends the request."""
+    size = frames.FRAME_BYTES
+    last = (len(message) - 1) // size * size
+    return b"".join(
+        frame(frames.DATA, int(at == last), stream_id, message[at : at + size])
+        for at in range(0, len(message), size)
+    )
+
+
+async def test_windows_and_settings_end_where_they_are_said():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000, frames.MAX_FRAME_SIZE: 20_000})
+        wire.send(frames.window_update(0, 1000), request(1), frames.window_update(1, 3))
+        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 80_000})
+        await triton.until(frames.DATA, 1)
+        triton.send(frames.window_update(0, 50_000), frames.window_update(1, 77))
+        triton.send(answer(1))
+        await wire.answer(1)
+        for peer in (triton, wire):
+            peer.send(frames.ping(b"all here"))
+            while peer.got[-1][3] != b"all here":
+                await peer.next()
+            told = [dict(frames.read_settings(f[3])) for f in peer.got if f[0] == frames.SETTINGS]
+            assert [one[frames.INITIAL_WINDOW_SIZE] for one in told if one] == [STREAM_WINDOW]
+            assert [one[frames.HEADER_TABLE_SIZE] for one in told if one] == [0]
+            updates = [(f[2], f[3]) for f in peer.got if f[0] == frames.WINDOW_UPDATE]
+            greeting = CONNECTION_WINDOW - frames.DEFAULT_WINDOW
+            assert updates == [(0, greeting.to_bytes(4, "big"))]
+
+
+async def test_windows_are_given_back_by_halves_both_ways():
+    """Each frame that says so costs its peer as much as one that moves something."""
+    message = prefixed(big_request("m", 2 * MIB))
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
+        wire.send(frames.window_update(0, ALL - 65_535))
+        asking = asyncio.create_task(poured_request(wire, message))
+        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
+        triton.send(frames.window_update(0, ALL - 65_535))
+        got = 0
+        while got < len(message):
+            got += len((await triton.until(frames.DATA, 1))[2])
+        await asking
+        await pour(triton, 1, message)
+        await wire.answer(1)
+        for peer in (wire, triton):
+            updates = [f[2] for f in peer.got if f[0] == frames.WINDOW_UPDATE]
+            assert 2 <= updates.count(1) <= 2 * len(message) // STREAM_WINDOW
+            # the first one is its greeting
+            assert 2 <= updates.count(0) <= 1 + updates.count(1) + 2 * 2
+
+
+async def poured_request(wire: Wire, message: bytes) -> None:
+    """As fast as the window of its stream allows, in large frames."""
+    wire.send(frames.header_block(1, head_of(), end=False))
+    at, room = 0, STREAM_WINDOW
+    while at < len(message):
+        if not room:
+            room += int.from_bytes((await wire.until(frames.WINDOW_UPDATE, 1))[2])
+        piece = message[at : at + min(room, 2**16)]
+        at, room = at + len(piece), room - len(piece)
+        wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
+
+
+@pytest.mark.parametrize("size", [2**14, 2**14 + 1, 2**15, 40_000, 2**16])
+async def test_an_answer_in_large_frames_is_cut_into_such_as_the_caller_takes(size):
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        said = bytes(at % 251 for at in range(size - 5))
+        triton.send(answer(1, said))
+        if size > frames.DEFAULT_WINDOW:
+            while sum(len(f[3]) for f in wire.got if f[0] == frames.DATA) < frames.DEFAULT_WINDOW:
+                await wire.next()
+            wire.send(frames.window_update(1, size), frames.window_update(0, size))
+        await wire.until(frames.HEADERS, 1)
+        if not wire.got[-1][1] & frames.END_STREAM:
+            await wire.until(frames.HEADERS, 1)
+        parts = [f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, 1)]
+        assert b"".join(parts)[5:] == said
+        assert max(map(len, parts)) == frames.FRAME_BYTES
+        assert not [f for f in wire.got if f[0] == frames.RST_STREAM]
+
+
+async def test_settings_are_acknowledged_at_once():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        for value in (1, 70_000, 5):
+            wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: value}))
+            while (await wire.until(frames.SETTINGS))[0] != frames.ACK:
+                pass
+
+
+async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
+    async def act(message, context):
+        size = int(pb.ModelInferRequest.FromString(message).id)
+        return pb.ModelInferResponse(id="x" * size).SerializeToString()
+
+    async with relay_before(act) as door, wire_to(door.address) as wire:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
+        sizes = {1: 1, 3: 50_000, 5: 60_000, 7: 40_000, 9: 50_000}
+        for stream_id, size in sizes.items():
+            name = "team/a" if stream_id in {3, 7} else "m"
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            message = prefixed(request_of(name, id=str(size)))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
+        window, ended = 65_535, set()
+        while ended != sizes.keys():
+            kind, flags, stream_id, payload = await wire.next()
+            if kind == frames.DATA:
+                window -= len(payload)
+                assert window >= 0
+                if window < 5:
+                    wire.send(frames.window_update(0, 10_000))
+                    window += 10_000
+            elif kind == frames.HEADERS and flags & frames.END_STREAM:
+                ended.add(stream_id)
+        for stream_id, size in sizes.items():
+            data = b"".join(f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, stream_id))
+            assert len(pb.ModelInferResponse.FromString(data[5:]).id) == size
+
+
+async def test_a_listener_that_closes_waits_for_who_has_no_window_for_the_rest():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 10_000})
+        wire.send(request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        triton.send(answer(1, bytes(16_000)))
+        got = len((await wire.until(frames.DATA, 1))[2])
+        assert got == 10_000
+        await door.until_free("m")  # Triton has done with it
+        closing = asyncio.create_task(door.server.close(10))
+        await wire.until(frames.GOAWAY)
+        assert not closing.done()
+        wire.send(frames.window_update(1, 20_000))
+        rest, _ = await wire.answer(1)
+        assert got + len(rest) == 16_005
+        await closing
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+async def test_an_answer_that_is_not_read_holds_up_no_other(name):
+    """Of many answers a caller takes none but the last; nor does Triton wait for it."""
+    size = 2 * MIB
+
+    async def act(message, context):
+        found = pb.ModelInferRequest.FromString(message)
+        return pb.ModelInferResponse(id="x" * int(found.id)).SerializeToString()
+
+    async with relay_before(act) as door, wire_to(door.address) as wire:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
+        wire.send(frames.window_update(0, ALL - 65_535))
+        for stream_id in range(1, 13, 2):
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            message = prefixed(request_of(name, id=str(size)))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
+        for _ in range(6):
+            await wire.until(frames.HEADERS)
+        for stream_id, other in ((101, "m"), (103, "team/a")):
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            message = prefixed(request_of(other, id="70000"))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
+            wire.send(frames.window_update(stream_id, MIB))
+            data, _ = await wire.answer(stream_id)
+            assert len(data) > 70_000
+        assert held(door) < 6 * MIB
+
+
+async def test_a_request_that_triton_does_not_take_holds_up_no_other():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        message = prefixed(big_request("m", MIB))
+        for stream_id in (1, 3, 5):
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            wire.send(pieces(stream_id, message)[: 16 * (2**14 + 9)])
+        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 10_000})
+        triton.send(frames.window_update(0, MIB))
+        for far in (1, 3, 5):
+            await triton.until(frames.HEADERS, far)
+        wire.send(request(7))
+        await triton.until(frames.DATA, 7)
+        triton.send(answer(7, b"seven"))
+        assert (await wire.answer(7))[0][5:] == b"seven"
+
+
+class Room:
+    """What the connection's window allows, from now on."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.seen, self.left = wire, len(wire.got), CONNECTION_WINDOW
+
+    async def take(self, size: int) -> None:
+        while self.left < size:
+            assert await self.wire.next() is not None
+            for kind, _, of, payload in self.wire.got[self.seen :]:
+                if (kind, of) == (frames.WINDOW_UPDATE, 0):
+                    self.left += int.from_bytes(payload)
+            self.seen = len(self.wire.got)
+        self.left -= size
+
+
+async def test_too_much_that_waits_for_its_rest_goes_on_and_all_is_answered():
+    """Many requests whose ends come last, and together more than may be held."""
+    message = prefixed(big_request("m", 200_000))
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        door.server._context.buffered.limit = MIB
+        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
+        wire.send(frames.window_update(0, ALL - 65_535))
+        ids = range(1, 41, 2)
+        for stream_id in ids:
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+        await wire.until(frames.WINDOW_UPDATE, 0)
+        room = Room(wire)
+        for at in range(0, len(message), 2**14):
+            for stream_id in ids:
+                piece = message[at : at + 2**14]
+                await room.take(len(piece))
+                end = int(at + 2**14 >= len(message))
+                wire.send(frame(frames.DATA, end, stream_id, piece))
+        while len([f for f in wire.got if f[0] == frames.HEADERS and f[1] & 1]) < len(ids):
+            assert await wire.next() is not None
+        assert door.counted("OK") == len(ids)
+
+
+# -- what Triton has of a request
+
+
+async def test_triton_hears_of_a_small_request_when_all_of_it_is_here():
+    message = prefixed(big_request("m", 200_000))
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(pieces(1, message)[: 12 * (2**14 + 9)])
+        wire.send(frames.header_block(3, head_of(), end=False))
+        wire.send(frames.reset(1, Code.CANCEL))
+        wire.send(frame(frames.DATA, 1, 3, prefixed(request_of())))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        triton.send(answer(1, b"three"))
+        assert (await wire.answer(3))[0][5:] == b"three"
+        await untouched(triton)
+        assert [got[2] for got in triton.got if got[0] == frames.HEADERS] == [1]
+
+
+async def test_triton_never_has_all_of_a_request_that_has_not_ended():
+    """All bytes are here but the end is not: the last byte waits, so a reset meets no request."""
+    message = prefixed(big_request("m", 300_000))
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False))
+        for at in range(0, 2**18, 2**14):
+            wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: MIB})
+        triton.send(frames.window_update(0, MIB))
+        await triton.until(frames.HEADERS, 1)
+        for at in range(2**18, len(message), 2**14):
+            wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+        seen = 0
+        while seen < len(message) - 1:
+            seen += len((await triton.until(frames.DATA, 1))[2])
+        assert seen == len(message) - 1
+        assert door.in_flight("m") == 1
+        wire.send(frames.reset(1, Code.CANCEL))
+        _, _, code = await triton.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.CANCEL
+        await door.until_free("m")
+        assert door.counted("CANCELLED") == 1
+
+        wire.send(frames.header_block(3, head_of(), end=False))
+        for at in range(0, len(message), 2**14):
+            wire.send(frame(frames.DATA, 0, 3, message[at : at + 2**14]))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 3))
+        got = b""
+        while True:
+            flags, _, payload = await triton.until(frames.DATA, 3)
+            got += payload
+            if flags & frames.END_STREAM:
+                break
+        assert got == message
+        wire.send(frames.reset(3, Code.CANCEL))
+        await door.until_abandoned("m")
+        triton.send(answer(3, b"x"))
+        await door.until_free("m")
+        resets = [found[2] for found in triton.got if found[0] == frames.RST_STREAM]
+        assert resets == [1]
+
+
+async def test_a_window_that_shrinks_amid_an_answer_is_kept():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 30_000})
+        wire.send(frames.window_update(0, ALL - 70_000))
+        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(pieces(1, prefixed(big_request("m", 60_000))))
+        got = 0
+        while got < 30_000:
+            got += len((await wire.until(frames.DATA, 1))[2])
+        wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
+        while (await wire.until(frames.SETTINGS))[0] != frames.ACK:
+            pass
+        wire.send(frames.window_update(1, 29_999 + 5))
+        assert len((await wire.until(frames.DATA, 1))[2]) == 5
+        wire.send(frames.window_update(1, MIB))
+        data, _ = await wire.answer(1)
+        assert got + 5 + len(data) > 60_000
+
+
+async def until(condition, seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.02)
+
+
+def held(door) -> int:
+    """All that the listener has in its memory of what passes."""
+    total = door.server._context.buffered.total
+    for relay in door.server._sessions:
+        for wire in (relay.downstream, *relay.upstreams):
+            total += sum(map(len, wire.out)) + len(wire._rest)
+            if wire._transport is not None:
+                total += wire._transport.get_write_buffer_size()
+    return total
+
+
+@pytest.mark.slow
+async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more():
+    callers, size = 8, 16 * MIB
+    async with relay_before(echo) as door, scripted_triton(door) as behind:
+
+        async def send(wire):
+            wire.greet()
+            wire.send(frames.header_block(1, head_of(), end=False))
+            message = prefixed(big_request("m", size))
+            wire.send(frame(frames.DATA, 0, 1, message[:1000]))
+            triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
+            triton.reader._transport.pause_reading()
+            triton.send(frames.window_update(0, ALL - 65_535))
+            at, room = 1000, STREAM_WINDOW - 1000
+            while at < len(message):
+                if room < 2**14:
+                    _, _, more = await wire.until(frames.WINDOW_UPDATE, 1)
+                    room += int.from_bytes(more)
+                    continue
+                piece = message[at : at + 2**14]
+                at, room = at + len(piece), room - len(piece)
+                wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
+
+        async with AsyncExitStack() as stack:
+            wires = [await stack.enter_async_context(wire_to(door.address)) for _ in range(callers)]
+            sending = [asyncio.create_task(send(wire)) for wire in wires]
+            await until(
+                lambda: all(r.upstreams and r.upstreams[0].is_paused for r in door.server._sessions)
+            )
+            await until(lambda: len(door.server._sessions) == callers)
+            assert 0 < held(door) < callers * MIB
+            for writer in behind.writers:
+                writer.transport.resume_reading()
+            await asyncio.gather(*(drained(behind, size) for _ in sending), *sending)
+
+
+async def drained(behind, size):
+    """One of its connections, which has one request."""
+    read = 0
+    reader, writer = behind.pairs.pop()
+    wire = Wire(reader, writer)
+    while read < size:
+        read += len((await wire.until(frames.DATA, 1))[2])
+
+
+async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
+        wire.send(frames.window_update(0, ALL - 65_535), request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        wire.reader._transport.pause_reading()
+        whole = prefixed(bytes(32 * MIB - 5))
+        pouring = asyncio.create_task(pour(triton, 1, whole))
+        (relay,) = door.server._sessions
+        await until(
+            lambda: relay.downstream.is_paused and relay.upstreams[0].buffered > STREAM_WINDOW // 2
+        )
+        assert 0 < held(door) < 2 * MIB
+        wire.reader._transport.resume_reading()
+        read = 0
+        while read < 32 * MIB:
+            read += len((await wire.until(frames.DATA, 1))[2])
+        await wire.until(frames.HEADERS, 1)
+        await pouring
+
+
+@pytest.mark.slow
+async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        await until(lambda: door.server._sessions)
+        (relay,) = door.server._sessions
+        wire.reader._transport.pause_reading()
+        async with asyncio.timeout(10):
+            while not relay.ended.is_set():
+                wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
+                relay.downstream.glitches = 0  # that limit is not what this is about
+                await asyncio.sleep(0)
+        assert held(door) < 4 * MIB
+
+
+async def test_the_window_of_a_stream_must_not_overflow():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False), frames.window_update(1, ALL))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
+        wire.send(frames.header_block(3, head_of(), end=False))
+        wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}), frames.window_update(3, 1))
+        _, _, code = await wire.until(frames.RST_STREAM, 3)
+        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
+        wire.send(request(5))
+        await wire.answer(5)
+
+
+async def test_large_frames_are_taken_in_any_pieces():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet({frames.MAX_FRAME_SIZE: MIB, frames.INITIAL_WINDOW_SIZE: ALL})
+        wire.send(frames.window_update(0, ALL - 65_535))
+        message = prefixed(big_request("m", 200_000))
+        wire.send(frames.header_block(3, head_of(), end=False))
+        whole = b"".join(
+            frame(frames.DATA, int(at + 2**16 >= len(message)), 3, message[at : at + 2**16])
+            for at in range(0, len(message), 2**16)
+        )
+        for at in range(0, len(whole), 50_001):
+            wire.send(whole[at : at + 50_001])
+            await wire.writer.drain()
+        data, _ = await wire.answer(3)
+        assert len(pb.ModelInferResponse.FromString(data[5:]).raw_output_contents[0]) == 200_000
+
+
+async def test_a_second_name_in_a_request_that_is_on_its_way_never_reaches_a_model():
+    seen = []
+
+    async def act(message, context):
+        seen.append(pb.ModelInferRequest.FromString(message).model_name)
+        return await echo(message, context)
+
+    async with relay_before(act) as door, wire_to(door.address) as wire:
+        wire.greet()
+        evil = prefixed(big_request("m", 700_000) + b"\x0a\x06team/a")
+        wire.send(frames.header_block(3, head_of(), end=False))
+        at, room = 0, STREAM_WINDOW
+        while at < len(evil):
+            if room < 2**14:
+                room += int.from_bytes((await wire.until(frames.WINDOW_UPDATE, 3))[2])
+                continue
+            piece = evil[at : at + 2**14]
+            at, room = at + len(piece), room - len(piece)
+            wire.send(frame(frames.DATA, int(at == len(evil)), 3, piece))
+        _, trailers = await wire.answer(3)
+        assert b"InvalidRequest: the message names its model more than once" in trailers
+        wire.send(request(5))
+        await wire.answer(5)
+        assert seen == ["m"]
+        assert door.in_flight("m") == 0

@@ -1,0 +1,109 @@
+"""Headers that gRPC's own parsers do not take are their caller's fault, and so are told."""
+
+import grpc
+import pytest
+
+from adapter.protocols.http2 import frames
+from tests.fakes.grpc_triton import _Echo
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    STREAM,
+    frame,
+    head_of,
+    prefixed,
+    relay_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo
+from tests.frontends.grpc.test_proxy_ends import status
+
+INVALID_ARGUMENT, INTERNAL = 3, 13
+
+ODD = {
+    "binary that is not base64": (b"trace-bin", b"!!!"),
+    "binary of an odd length": (b"trace-bin", b"A"),
+    "a model's name that is not base64": (b"mm-model-id-bin", b"%%"),
+    "binary in two parts": (b"trace-bin", b"AA==,AA=="),
+    "binary that is padded amid": (b"trace-bin", b"AA=A"),
+    "binary with bits too many": (b"trace-bin", b"AB=="),
+    "attempts below nothing": (b"grpc-previous-rpc-attempts", b"-1"),
+    "attempts that are no number": (b"grpc-previous-rpc-attempts", b"many"),
+    "a limit of time without a unit": (b"grpc-timeout", b"10"),
+    "a limit of time that is no number": (b"grpc-timeout", b"soonS"),
+    "a limit of time below nothing": (b"grpc-timeout", b"-1S"),
+    "a limit of time in another unit": (b"grpc-timeout", b"1D"),
+    "no limit of time": (b"grpc-timeout", b""),
+    "a name with a slash": (b"a/b", b"x"),
+    "a name with a bracket": (b"a[b]", b"x"),
+    "an encoding that nobody knows": (b"grpc-encoding", b"snappy"),
+    "another encoding that nobody knows": (b"grpc-internal-encoding-request", b"snappy"),
+    "a status in a request": (b"grpc-status", b"no"),
+    "a pushback that is no number": (b"grpc-retry-pushback-ms", b"soon"),
+    "a load balancer's cost": (b"lb-cost-bin", b"AA"),
+}
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_odd_headers_are_the_callers_fault_and_others_go_on(odd, path):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        for stream_id, more in ((1, (odd,)), (3, ())):
+            head = head_of(INFER if stream_id == 3 else path, *more)
+            wire.send(frames.header_block(stream_id, head, end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+            data, trailers = await wire.answer(stream_id)
+            if stream_id == 1:
+                assert status(trailers) == INVALID_ARGUMENT
+                assert odd[0] in trailers
+            else:
+                assert len(data) > 5
+        assert door.in_flight("m") == 0
+
+
+FINE = {
+    "binary with padding": (b"trace-bin", b"AA=="),
+    "binary without padding": (b"trace-bin", b"AAA"),
+    "no binary at all": (b"trace-bin", b""),
+    "attempts": (b"grpc-previous-rpc-attempts", b"2"),
+    "an encoding that the caller takes": (b"grpc-accept-encoding", b"identity,gzip"),
+    "a long limit of time": (b"grpc-timeout", b"99999999999H"),
+    "a limit of time with a space": (b"grpc-timeout", b"9 S"),
+    "a value beyond ASCII": (b"x", "\u00e4".encode()),
+    "a value with a tab": (b"x", b"a\tb"),
+    "a status": (b"grpc-status", b"3"),
+    "every sign of a name": (b"a-z_0.9", b"x"),
+    "every sign of a value": (b"x", bytes(range(0x20, 0x7F)).strip()),
+    "a trace": (b"grpc-trace-bin", b"AAAA"),
+    "a header of gRPC that nobody knows": (b"grpc-of-tomorrow", b"x"),
+}
+
+
+@pytest.mark.parametrize("more", FINE.values(), ids=FINE)
+async def test_unusual_headers_pass(more):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(INFER, more), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        data, _ = await wire.answer(1)
+        assert len(data) > 5
+
+
+@pytest.mark.parametrize("more", [*ODD.values(), *FINE.values()], ids=[*ODD, *FINE])
+async def test_grpc_itself_takes_the_same_headers(more):
+    """What `metadata.py` says of them is what grpc's own server does, which is Triton's too."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Echo(echo),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with wire_to(f"127.0.0.1:{port}") as wire:
+            wire.greet()
+            wire.send(frames.header_block(1, head_of(INFER, more), end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+            data, trailers = await wire.answer(1)
+            assert status(trailers) == (INTERNAL if more in ODD.values() else 0)
+            assert bool(data) is (more not in ODD.values())
+    finally:
+        await server.stop(None)

@@ -1,0 +1,258 @@
+"""How much of a request is taken: its length as it was said, each message, and all together."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from adapter.core.inflight import InflightBytes
+from adapter.frontends.grpc.limits import MessageLimits
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.flow_control import STREAM_WINDOW
+from adapter.protocols.http2.frames import Code
+from tests.fakes.http2_triton import scripted_triton
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    channel_to,
+    frame,
+    head_of,
+    prefixed,
+    relay_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo, refusal
+from tests.frontends.grpc.test_proxy_flow_control import MIB, big_request, pieces
+from tests.grpc_calls import SERVICE
+
+# -- content-length: RFC 9113 section 8.1.1
+
+
+def with_length(length: int | bytes, stream_id: int = 1) -> bytes:
+    text = length if isinstance(length, bytes) else str(length).encode()
+    return frames.header_block(stream_id, head_of(INFER, (b"content-length", text)), end=False)
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+async def test_a_call_that_says_its_length_is_served(name):
+    message = prefixed(request_of(name))
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(with_length(len(message)), frame(frames.DATA, 0, 1, message[:9]))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, message[9:]))
+        data, _ = await wire.answer(1)
+        assert len(data) > 5
+        assert door.counted("OK") == (1 if name == "m" else None)  # it went straight
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+@pytest.mark.parametrize("difference", [-1, 1])
+async def test_more_or_less_than_was_said_ends_the_stream_and_reaches_no_model(difference, name):
+    asked = []
+
+    async def act(message, context):
+        asked.append(message)
+        return await echo(message, context)
+
+    message = prefixed(request_of(name))
+    async with relay_before(act) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(with_length(len(message) + difference))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
+        wire.send(with_length(len(message), 3), frame(frames.DATA, frames.END_STREAM, 3, message))
+        await wire.answer(3)
+        assert len(asked) == 1
+        assert door.in_flight("m") == 0
+
+
+async def test_a_length_that_is_not_kept_late_in_a_large_request_reaches_no_model():
+    message = prefixed(big_request("m", MIB // 2))
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+    ):
+        wire.greet()
+        wire.send(with_length(len(message) + 1), pieces(1, message)[: 17 * (2**14 + 9)])
+        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: MIB})
+        triton.send(frames.window_update(0, MIB))
+        await wire.until(frames.WINDOW_UPDATE, 1)
+        wire.send(pieces(1, message)[17 * (2**14 + 9) :])
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
+        _, _, code = await triton.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.CANCEL
+        taken = [f for f in triton.got if f[0] == frames.DATA and f[1] & frames.END_STREAM]
+        assert taken == []
+        await door.until_free("m")
+
+
+@pytest.mark.parametrize("length", [b"", b"-1", b"1, 1", b"one", b"9" * 30])
+async def test_a_length_that_is_none_ends_the_stream(length):
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        wire.send(with_length(length))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
+
+
+async def test_a_length_and_no_body_ends_the_stream():
+    async with relay_before(echo) as door, wire_to(door.address) as wire:
+        wire.greet()
+        block = head_of(INFER, (b"content-length", b"7"))
+        wire.send(frames.header_block(1, block, end=True))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
+
+
+# -- of one message
+
+
+def packed(address: str) -> grpc.aio.Channel:
+    options = (("grpc.max_send_message_length", -1),)
+    gzip = grpc.Compression.Gzip
+    return grpc.aio.insecure_channel(address, options=options, compression=gzip)
+
+
+async def test_only_what_does_not_go_straight_is_held_to_the_limit_of_the_slow_way():
+    limits = MessageLimits(unary=MIB, stream=4 * MIB)
+    async with relay_before(echo, limits=limits) as door, channel_to(door.address) as channel:
+        infer = channel.unary_unary(INFER)
+        small, large = big_request("m", MIB // 2), big_request("m", 2 * MIB)
+        assert len(await infer(large)) > 2 * MIB
+        renamed = large.replace(b"\x01m", b"\x06team/a", 1)
+        code, text = await refusal(infer(renamed))
+        assert code == "RESOURCE_EXHAUSTED"
+        assert f"message larger than max ({len(renamed)} vs. {MIB})" in text
+        async with packed(door.address) as other:
+            infer = other.unary_unary(INFER)
+            assert len(await infer(small)) > MIB // 2
+            code, text = await refusal(infer(large))
+            assert code == "RESOURCE_EXHAUSTED"
+            assert f"message larger than max ({len(large)} vs. {MIB})" in text
+
+
+async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
+    limits = MessageLimits(unary=1000, stream=4000)
+    async with relay_before(echo, limits=limits) as door, channel_to(door.address) as channel:
+        for size, found in ((2000, "UNIMPLEMENTED"), (5000, "RESOURCE_EXHAUSTED")):
+            call = channel.unary_unary(f"/{SERVICE}/RepositoryModelLoad")(bytes(size))
+            assert (await refusal(call))[0] == found  # the first came to the server
+        code, _ = await refusal(channel.unary_unary(f"/{SERVICE}/ModelConfig")(bytes(2000)))
+        assert code == "RESOURCE_EXHAUSTED"
+
+
+async def test_a_model_that_is_not_loaded_is_told_whatever_the_size():
+    limits = MessageLimits(unary=1000, stream=4000)
+    async with relay_before(echo, limits=limits) as door, channel_to(door.address) as channel:
+        call = channel.unary_unary(INFER)(big_request("absent", MIB))
+        assert (await refusal(call))[0] == "NOT_FOUND"
+
+
+# -- of all together
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+
+
+async def test_large_requests_go_on_in_turn_and_small_ones_go_on_beside_them():
+    """The first has claimed all there is, and its caller takes its time."""
+    message = prefixed(big_request("m", MIB))
+    async with relay_before(echo, max_inflight_bytes=MIB) as door:
+        inflight = door.server._context.inflight
+        async with wire_to(door.address) as slow, channel_to(door.address) as channel:
+            slow.greet({frames.INITIAL_WINDOW_SIZE: 2**31 - 1})
+            slow.send(frames.window_update(0, 2**30))
+            slow.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
+            await until(lambda: inflight.taken)
+            infer = channel.unary_unary(INFER)
+            waiting = [asyncio.ensure_future(infer(message[5:])) for _ in range(3)]
+            await until(lambda: inflight.waiting == 3)
+            await infer(request_of())
+            assert not any(call.done() for call in waiting)
+            assert door.counted("OK") == 1
+            left = memoryview(pieces(1, message))[2**14 + 9 :]
+            room = STREAM_WINDOW - 2**14
+            while left:
+                if room < 2**15:
+                    _, _, more = await slow.until(frames.WINDOW_UPDATE, 1)
+                    room += int.from_bytes(more)
+                slow.send(bytes(left[: 2**14 + 9]))
+                left, room = left[2**14 + 9 :], room - 2**14
+            await slow.answer(1)
+            assert {len(each) for each in await asyncio.gather(*waiting)} == {len(message) - 5}
+        assert (inflight.taken, inflight.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["reset", "close", "unload"])
+async def test_who_leaves_while_it_waits_lets_others_go_on(end):
+    message = prefixed(big_request("m", MIB))
+    begun = frames.header_block(1, head_of(), end=False) + pieces(1, message)[: 2**14 + 9]
+    async with (
+        relay_before(echo, max_inflight_bytes=MIB) as door,
+        wire_to(door.address) as first,
+        wire_to(door.address) as second,
+    ):
+        inflight = door.server._context.inflight
+        for wire in (first, second):
+            wire.greet()
+            wire.send(begun)
+            await until(lambda: inflight.taken)
+        await until(lambda: inflight.waiting)
+        assert door.in_flight("m") == 1
+        for wire in (second, first):
+            if end == "reset":
+                wire.send(frames.reset(1, Code.CANCEL))
+            elif end == "close":
+                wire.writer.close()
+        if end == "unload":
+            await door.house.unload("m")
+            await first.answer(1)  # refused; and then the other's turn comes, of no model
+            await until(lambda: inflight.taken and not inflight.waiting)
+            second.send(frames.reset(1, Code.CANCEL))
+        await until(lambda: not inflight.taken and not inflight.waiting)
+
+
+async def test_the_deadline_of_what_waits_for_its_turn_is_kept():
+    message = prefixed(big_request("m", MIB))
+    async with (
+        relay_before(echo, max_inflight_bytes=MIB) as door,
+        wire_to(door.address) as first,
+        channel_to(door.address) as channel,
+    ):
+        first.greet()
+        first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
+        inflight = door.server._context.inflight
+        await until(lambda: inflight.taken)
+        call = channel.unary_unary(INFER)(message[5:], timeout=0.3)
+        assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
+        await until(lambda: not inflight.waiting)
+        assert isinstance(inflight, InflightBytes)
+
+
+async def test_what_waits_is_refused_where_too_much_is_held():
+    message = prefixed(big_request("m", 2 * MIB))
+    async with (
+        relay_before(echo, max_inflight_bytes=MIB) as door,
+        wire_to(door.address) as first,
+        wire_to(door.address) as second,
+    ):
+        site = door.server._context
+        site.buffered.limit = MIB
+        first.greet()
+        first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
+        await until(lambda: site.inflight.taken)
+        second.greet()
+        streams = range(1, 11, 2)
+        for stream_id in streams:
+            second.send(frames.header_block(stream_id, head_of(), end=False))
+            second.send(pieces(stream_id, message)[: 15 * (2**14 + 9)])
+        for stream_id in streams:
+            _, trailers = await second.answer(stream_id)
+            assert b"too much is on its way to Triton" in trailers
+        assert site.buffered.total == 0

@@ -1,0 +1,241 @@
+"""Callers who send or read in their own time: they hold up neither an unload nor a drain."""
+
+import asyncio
+import contextlib
+import signal
+from contextlib import asynccontextmanager, closing
+
+import grpc
+import pytest
+
+from adapter.core.model import ModelId
+from adapter.dataplane.proxy.context import CallerLimits
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.flow_control import STREAM_WINDOW
+from adapter.protocols.http2.frames import Code
+from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
+from tests.frontends.grpc.proxy_listener import (
+    STREAM,
+    frame,
+    head_of,
+    prefixed,
+    relay_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo
+from tests.frontends.grpc.test_proxy_ends import status
+from tests.frontends.grpc.test_proxy_flow_control import big_request, request
+from tests.grpc_calls import write_decoupled_model
+from tests.running import embedded_adapter
+
+MIB, SECONDS = 2**20, 10
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
+INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+LONG = CallerLimits()
+SHORT = CallerLimits(slow=0.3, answer=0.3, hurry=0.1)
+
+
+@asynccontextmanager
+async def opened(patience: CallerLimits = LONG, window: int = 0):
+    """The listener, the Triton behind it, and a caller who gives no window for answers."""
+    async with (
+        relay_before(echo) as door,
+        scripted_triton(door) as behind,
+        wire_to(door.address) as wire,
+        asyncio.timeout(SECONDS),
+    ):
+        door.server._context.caller_limits = patience
+        wire.greet({frames.INITIAL_WINDOW_SIZE: window})
+        yield door, behind, wire
+
+
+def begun(size: int) -> bytes:
+    """A request, and so much of its message of 3 MiB."""
+    message = prefixed(big_request("m", 3 * MIB))[:size]
+    parts = (message[at : at + 2**14] for at in range(0, size, 2**14))
+    head = frames.header_block(1, head_of(), end=False)
+    return head + b"".join(frame(frames.DATA, 0, 1, part) for part in parts)
+
+
+async def refused(wire) -> tuple[int, bool]:
+    _, trailers = await wire.answer(1)
+    return status(trailers), b"NotStarted" in trailers
+
+
+async def unloading(door) -> asyncio.Task[None]:
+    task = asyncio.create_task(door.house.unload("m"))
+    get = door.house.control.registry.get
+    while (found := get(ModelId("m"))) and found.state.value == "READY":  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return task
+
+
+async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
+    async with opened() as (door, behind, wire):
+        wire.send(begun(280_000))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        assert door.in_flight("m") == 1
+        await (await unloading(door))
+        assert await refused(wire) == (UNAVAILABLE, True)
+        await triton.until(frames.RST_STREAM, 1)
+        assert not any(found[1] for found in triton.got if found[0] == frames.DATA)
+
+
+async def test_an_unload_waits_for_a_request_that_has_wholly_come():
+    async with opened(window=1000) as (door, behind, wire):
+        wire.send(request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        task = await unloading(door)
+        triton.send(answer(1))
+        _, trailers = await wire.answer(1)
+        assert status(trailers) == 0
+        await task
+
+
+@pytest.mark.parametrize("size", [0, 1000, 280_000])
+async def test_a_drain_refuses_a_request_that_has_not_wholly_come(size):
+    async with opened() as (door, _, wire):
+        wire.send(begun(size), frames.ping(b"all here"))
+        while (await wire.until(frames.PING))[2] != b"all here":
+            pass
+        door.server.hurry()
+        closing = asyncio.create_task(door.server.close(60))
+        assert await refused(wire) == (UNAVAILABLE, True)
+        await closing
+        assert door.in_flight("m") == 0
+
+
+@pytest.mark.parametrize("size", [0, 1000, 280_000])
+async def test_a_request_that_comes_slowly_is_refused(size):
+    async with opened(SHORT) as (door, _, wire):
+        wire.send(begun(size))
+        if size > 2**18:
+            door.server._context.caller_limits = CallerLimits(slow=0.3, rate=2**24)
+        _, trailers = await wire.answer(1)
+        assert (status(trailers), b"SlowBody" in trailers) == (INVALID_ARGUMENT, True)
+        await door.until_free("m")
+
+
+async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
+    async with opened(CallerLimits(slow=0.3, rate=2**24)) as (door, behind, wire):
+        wire.send(begun(STREAM_WINDOW))
+        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 0})
+        await triton.until(frames.HEADERS, 1)
+        await asyncio.sleep(0.8)
+        assert door.in_flight("m") == 1
+
+
+@asynccontextmanager
+async def unread(patience: CallerLimits):
+    """An answer of 2 MiB that its caller takes nothing of."""
+    async with opened(patience) as (door, behind, wire):
+        wire.send(request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        whole = b"\0" + (2 * MIB).to_bytes(4, "big") + bytes(2 * MIB)
+        pouring = asyncio.create_task(pour(triton, 1, whole))
+        await wire.until(frames.HEADERS, 1)
+        try:
+            yield door, wire, triton
+            await pouring
+            await untouched(triton)
+        finally:
+            pouring.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await pouring
+
+
+async def test_an_unload_takes_from_triton_an_answer_that_its_caller_does_not_read():
+    async with unread(CallerLimits(hurry=0.1)) as (door, wire, _):
+        await (await unloading(door))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.CANCEL
+
+
+async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun():
+    async with opened(CallerLimits(hurry=0.1)) as (door, behind, wire):
+        wire.send(request(1))
+        triton = await behind.accepted()
+        await triton.until(frames.DATA, 1)
+        task = await unloading(door)
+        whole = b"\0" + (2 * MIB).to_bytes(4, "big") + bytes(2 * MIB)
+        await pour(triton, 1, whole)
+        await task
+        await wire.until(frames.RST_STREAM, 1)
+        await untouched(triton)
+
+
+async def test_a_drain_does_not_wait_for_a_caller_who_does_not_read():
+    async with unread(CallerLimits(hurry=0.1)) as (door, wire, _):
+        door.server.hurry()
+        await wire.until(frames.RST_STREAM, 1)
+        await door.until_free("m")
+
+
+async def test_an_answer_that_nobody_takes_anything_of_is_given_up_in_time():
+    async with unread(SHORT) as (door, wire, _):
+        await wire.until(frames.RST_STREAM, 1)
+        await door.until_free("m")
+
+
+async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_has_to_go():
+    async with unread(SHORT) as (_, wire, _):
+        for _ in range(8):
+            await asyncio.sleep(0.15)
+            wire.send(frames.window_update(1, 1))
+        wire.send(frames.window_update(1, 4 * MIB), frames.window_update(0, 4 * MIB))
+        data, trailers = await wire.answer(1)
+        assert len(data) + 8 >= 2 * MIB
+        assert status(trailers) == 0
+
+
+async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then():
+    async with unread(CallerLimits(hurry=0.3)) as (door, wire, _):
+        task = await unloading(door)
+        while not task.done():
+            wire.send(frames.window_update(1, 1))
+            await asyncio.sleep(0.05)
+        await wire.until(frames.RST_STREAM, 1)
+
+
+@pytest.mark.triton
+def test_the_adapter_refuses_what_has_not_wholly_come_when_it_is_told_to_end():
+    async def ask(adapter) -> tuple[int, bool]:
+        async with wire_to(adapter.doors["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
+            wire.greet()
+            wire.send(begun(1000), frames.ping(b"all here"))
+            while (await wire.until(frames.PING))[2] != b"all here":
+                pass
+            adapter.process.send_signal(signal.SIGTERM)
+            return await refused(wire)
+
+    with embedded_adapter("--grpc-data=127.0.0.1:0", "--drain-min-seconds=0") as adapter:
+        assert asyncio.run(ask(adapter)) == (UNAVAILABLE, True)
+
+
+@pytest.mark.triton
+def test_the_adapter_does_not_wait_for_a_stream_that_is_not_read_when_it_is_told_to_end(tmp_path):
+    """It would for `drain_timeout_seconds`, and `stop` does not wait that long."""
+    zeros = "for _ in range(200): send(values.repeat(2**17))"
+    write_decoupled_model(tmp_path / "many", answer=zeros)
+
+    async def begin(wire) -> None:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000})
+        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        wire.send(frame(frames.DATA, 0, 1, prefixed(request_of("many", 1.0))))
+        await wire.until(frames.DATA, 1)
+
+    async def ask(adapter) -> None:
+        async with wire_to(adapter.grpc) as wire, asyncio.timeout(6 * SECONDS):
+            await begin(wire)
+            adapter.process.send_signal(signal.SIGTERM)
+            await wire.reader.read()  # until the adapter ends the connection
+
+    flags = (f"--model-roots={tmp_path}", "--drain-timeout-seconds=200")
+    with embedded_adapter(*flags) as adapter:
+        with closing(adapter.client()) as client:
+            assert client.load("many", tmp_path / "many").status == 200
+        asyncio.run(ask(adapter))

@@ -1,0 +1,261 @@
+"""The http door in this process, before a Triton that says what a test has written down."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from adapter.core.inflight import InflightBytes
+from adapter.core.model import ModelId
+from adapter.frontends.drain import Drain
+from adapter.frontends.http.connection import Limits
+from adapter.frontends.http.fast_path import FastPath
+from adapter.frontends.http.head import Heads
+from adapter.frontends.http.inference import Inferences, route_of
+from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
+from adapter.frontends.http.observer import Clock, Observer
+from adapter.frontends.http.server import HttpListener
+from adapter.settings.values import parse_address
+from tests.fakes.house import House
+from tests.fakes.http_triton import Script, Upstream, served
+
+MIB = 2**20
+MAX_BODY = 64 * MIB
+
+# One path that the lane serves itself, one of the application behind it.
+LANE, APP = "/models/m/invoke", "/app"
+PATHS = (LANE, APP)
+
+
+def request(path: str, body: bytes = b"{}", *fields: str, version: str = "1.1") -> bytes:
+    lines = [f"POST {path} HTTP/{version}", "Host: x", *fields, f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "\r\n"]).encode() + body
+
+
+def head(path: str, *fields: str, method: str = "POST", version: str = "1.1") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/{version}", "Host: x", *fields, "\r\n"]).encode()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Bounded in turns of the loop, for what no event tells."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came true")
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        assert self.headers["content-type"] == "application/json"
+        return self.status, self.json()["code"]
+
+
+@dataclass
+class Caller:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self) -> Answer:
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        assert len(headers) == len(lines), "a header twice"
+        return Answer(int(first.split()[1]), headers, b"")
+
+    async def chunk(self) -> bytes:
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        return (await self.reader.readexactly(size + 2))[:-2]
+
+    async def answer(self) -> Answer:
+        found = await self.head()
+        if found.headers.get("transfer-encoding") == "chunked":
+            while chunk := await self.chunk():
+                found.body += chunk
+        elif "content-length" in found.headers:
+            found.body = await self.reader.readexactly(int(found.headers["content-length"]))
+        else:
+            found.body = await self.reader.read()
+        return found
+
+    async def ask(self, data: bytes) -> Answer:
+        await self.send(data)
+        return await self.answer()
+
+    async def rest(self) -> bytes:
+        """All that comes until the connection ends; b"" also when it is reset."""
+        try:
+            return await self.reader.read()
+        except ConnectionError:
+            return b""
+
+    def reset(self) -> None:
+        own = self.writer.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1] + [0] * 7))
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        self.writer.close()
+
+
+@dataclass
+class Door:
+    address: str
+    lane: HttpListener
+    house: House
+    upstream: Upstream
+    drain: Drain
+    seen: list[web.BaseRequest] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    callers: list[Caller] = field(default_factory=list)
+
+    async def connect(self, **options: Any) -> Caller:
+        if self.address.startswith("unix:"):
+            opened = asyncio.open_unix_connection(self.address.removeprefix("unix:"))
+        else:
+            host, port = self.address.split(":")
+            opened = asyncio.open_connection(host, int(port), **options)
+        caller = Caller(*await opened)
+        self.callers.append(caller)
+        return caller
+
+    async def application(self, asked: web.BaseRequest) -> web.StreamResponse:
+        """`/app/early` answers before it has read the body; `/app/late` waits for the gate before
+        that, `/app/gate` behind it.
+        """
+        if asked.path == "/app/early":
+            return answer({"early": True})
+        if asked.path == "/app/late":
+            await self.gate.wait()
+        body = await whole_body(asked, MAX_BODY)
+        self.seen.append(asked)
+        self.bodies.append(body)
+        if asked.path == "/app/gate":
+            self.reached.set()
+            try:
+                await self.gate.wait()
+            finally:
+                self.gone.set()
+        if asked.path == "/app/echo":
+            return web.Response(body=body)
+        return answer({})
+
+    async def waiting(self, path: str) -> str:
+        """Where a request of this kind stands still, at the gate; `reached` says that it does."""
+        if path == APP:
+            return "/app/gate"
+
+        async def script(talk: Any) -> None:
+            self.reached.set()
+            closed = asyncio.create_task(talk.reader.read(1))
+            opened = asyncio.create_task(self.gate.wait())
+            await asyncio.wait({closed, opened}, return_when=asyncio.FIRST_COMPLETED)
+            opened.cancel()
+            self.gone.set()
+            if not closed.done():
+                closed.cancel()
+                await asyncio.wait({closed})
+                await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        self.upstream.script = script
+        return LANE
+
+    def in_flight(self) -> int:
+        return sum(record.in_flight for record in self.house.control.registry.records())
+
+    def abandoned(self) -> int:
+        return self.house.control.leases.abandoned
+
+    def count(self, frontend: str, method: str, code: int) -> int:
+        """Answers counted so far."""
+        return self.house.metrics.traffic.added_up(frontend, method).codes.get(code, 0)
+
+    async def until_lost(self) -> None:
+        """No connection of a caller is left."""
+        await until(lambda: not self.lane._connections)
+
+
+@asynccontextmanager
+async def opened(
+    script: Script | None = None,
+    limits: Limits | None = None,
+    where: str = "127.0.0.1:0",
+    inflight_bytes: int = 2**30,
+) -> AsyncIterator[Door]:
+    """At the end no connection, no task and no lease is left."""
+    before = asyncio.all_tasks()
+    async with served(script) as (plane, upstream):
+        house = await House(limit=1024 * MIB).open()
+        await house.load("m")
+        inflight = InflightBytes(inflight_bytes)
+        inferences = Inferences(
+            house.control,
+            plane,
+            load_wait_seconds=0.01,
+            max_body_bytes=MAX_BODY,
+            default_model=ModelId("m"),
+            inflight=inflight,
+        )
+        lane: HttpListener
+        door: Door
+
+        async def application(asked: web.BaseRequest) -> web.StreamResponse:
+            route = route_of(asked.raw_path.encode()) if asked.method == "POST" else None
+            if route is not None:
+                return await inferences.serve(route, asked)
+            return await door.application(asked)
+
+        observer = Observer(house.metrics)
+        heads = Heads(
+            house.metrics.traffic.served, default_model=ModelId("m"), max_body_bytes=MAX_BODY
+        )
+        heads.host = plane.host
+        drain = Drain(house.control, house.metrics.traffic, 0)
+        lane = HttpListener(
+            HttpMiddleware(application, observer).serve,
+            FastPath(house.control, plane, observer, Clock(), inflight),
+            heads,
+            observer,
+            drain=drain,
+            limits=limits,
+            look_seconds=0.02,
+        )
+        listening = parse_address(where)
+        port = await lane.open(listening)
+        address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)
+        door = Door(address, lane, house, upstream, drain)
+        try:
+            yield door
+        finally:
+            for caller in door.callers:
+                caller.writer.close()
+            await lane.close(0.5)
+            assert not lane._connections
+            assert door.in_flight() == door.abandoned()
+            await plane.close()
+            assert door.in_flight() == 0
+            assert (inflight.taken, inflight.waiting) == (0, 0)
+            await house.close()
+    while left := asyncio.all_tasks() - before:
+        await asyncio.wait(left, timeout=10)
+        assert not {task for task in left if not task.done()}

@@ -1,0 +1,255 @@
+"""On one connection requests take the fast path and aiohttp in any order: each has its own answer.
+
+They are sent behind one another and cut anywhere. For minutes: tests/nightly/test_fuzz_http.py.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from adapter.frontends.http.connection import Limits
+from adapter.frontends.http.middleware import answer, whole_body
+from tests.fakes.http_triton import Talk
+from tests.frontends.http.listener import (
+    APP,
+    LANE,
+    MAX_BODY,
+    Answer,
+    Caller,
+    Door,
+    head,
+    opened,
+    request,
+)
+
+SEED = int(os.environ.get("NIGHTLY_SEED") or random.randrange(1, 10**6))
+PATIENT = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
+SECONDS = 60  # for all answers of one connection
+V2 = "/v2/models/m/infer"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`said`: of the answer's body what tells that it is the one to this request."""
+
+    data: bytes
+    status: int
+    said: dict[str, object]
+    is_head: bool = False
+
+
+class Ways:
+    """`kinds` that there are; a request of each is unlike all others."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._number = 0
+        self.kinds = {
+            "plain": self._plain,
+            "fails at Triton": self._fails,
+            "large": self._large,
+            "large answer": self._large_answer,
+            "get": self._get,
+            "head": self._head,
+            "of no model": self._unknown,
+            "no body": self._empty,
+            "asks before": self._expects,
+            "to the application": self._other,
+            "not quite plain": self._odd,
+        }
+
+    def of_one_connection(self) -> list[Asked]:
+        """Chunked ones at the end: their connection stays with aiohttp."""
+        count = self._chance.randint(2, 12)
+        found = [self._chance.choice(list(self.kinds.values()))() for _ in range(count)]
+        if self._chance.random() < 0.3:
+            found.append(self._chunked())
+            found += [self._chance.choice((self._plain, self._get, self._chunked))()]
+        return found
+
+    def cut(self, data: bytes) -> list[bytes]:
+        size = len(data)
+        count = self._chance.choice((0, 1, 3, 10, 40))
+        ats = [0, *sorted({self._chance.randrange(1, size) for _ in range(count)}), size]
+        return [data[a:b] for a, b in itertools.pairwise(ats)]
+
+    def _body(self, **more: object) -> tuple[bytes, dict[str, object]]:
+        self._number += 1
+        return json.dumps({"number": self._number} | more).encode(), {"number": self._number}
+
+    def _path(self) -> str:
+        return self._chance.choice((LANE, V2))
+
+    def _plain(self) -> Asked:
+        body, said = self._body()
+        return Asked(request(self._path(), body), 200, said | {"by": "Triton"})
+
+    def _fails(self) -> Asked:
+        body, _ = self._body(fails=True)
+        told = f"number {self._number}"
+        return Asked(request(self._path(), body), 400, {"told": told})
+
+    def _large(self) -> Asked:
+        size = self._chance.choice((2**16, 2**18, 2**18 + 1, 600_000))
+        body, said = self._body(filled="y" * size)
+        return Asked(request(self._path(), body), 200, said | {"by": "Triton"})
+
+    def _large_answer(self) -> Asked:
+        size = self._chance.choice((2**16, 2**20, 2**20 + 100))
+        body, said = self._body(answered=size)
+        return Asked(request(self._path(), body), 200, said | {"by": "Triton"})
+
+    def _get(self) -> Asked:
+        self._number += 1
+        said = {"number": None, "by": f"/app/{self._number}"}
+        return Asked(head(f"/app/{self._number}", method="GET"), 200, said)
+
+    def _head(self) -> Asked:
+        return Asked(head(APP, method="HEAD"), 200, {}, is_head=True)
+
+    def _unknown(self) -> Asked:
+        body, _ = self._body()
+        name = f"nobody{self._number}"
+        return Asked(request(f"/models/{name}/invoke", body), 404, {"model_name": name})
+
+    def _empty(self) -> Asked:
+        return Asked(request(LANE, b""), 400, {"code": "InvalidRequest"})
+
+    def _expects(self) -> Asked:
+        body, said = self._body()
+        data = request(self._path(), body, "Expect: 100-continue")
+        return Asked(data, 200, said | {"by": "Triton"})
+
+    def _other(self) -> Asked:
+        body, said = self._body()
+        return Asked(request(APP, body), 200, said | {"by": APP})
+
+    def _odd(self) -> Asked:
+        body, said = self._body()
+        fields = ("Connection: keep-alive, x", "TE: trailers", "Keep-Alive: timeout=5")
+        data = request(self._path(), body, self._chance.choice(fields))
+        return Asked(data, 200, said | {"by": "Triton"})
+
+    def _chunked(self) -> Asked:
+        body, said = self._body()
+        at = self._chance.randrange(1, len(body))
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (body[:at], body[at:]))
+        data = head(self._path(), "Transfer-Encoding: chunked") + chunks + b"0\r\n\r\n"
+        return Asked(data, 200, said | {"by": "Triton"})
+
+
+def scripted(door: Door) -> None:
+    """Both sides say who they are and what the request was."""
+
+    async def triton(talk: Talk) -> None:
+        asked = json.loads(door.upstream.requests.pop().body)
+        number = asked["number"]
+        said = {"by": "Triton", "number": number, "x": "y" * asked.get("answered", 0)}
+        line = b"200 OK"
+        if "fails" in asked:
+            line, said = b"400 Bad Request", {"error": f"number {number}"}
+        body = json.dumps(said).encode()
+        await talk.say(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (line, len(body), body))
+
+    async def application(asked: web.BaseRequest) -> web.StreamResponse:
+        body = json.loads(await whole_body(asked, MAX_BODY) or b'{"number":null}')
+        return answer({"by": asked.path, "number": body["number"]})
+
+    door.upstream.script = triton
+    door.application = application  # type: ignore[method-assign]
+
+
+async def answer_to(caller: Caller, asked: Asked) -> Answer:
+    while (found := await (caller.head() if asked.is_head else _answer(caller))).status == 100:
+        pass
+    return found
+
+
+async def _answer(caller: Caller) -> Answer:
+    found = await caller.head()
+    if found.status != 100:
+        found.body = await caller.reader.readexactly(int(found.headers["content-length"]))
+    return found
+
+
+def check(asked: Asked, found: Answer) -> None:
+    assert found.status == asked.status
+    if asked.is_head:
+        return
+    said = found.json()
+    expected = dict(asked.said)
+    if told := expected.pop("told", None):
+        assert told in str(said)
+    assert expected.items() <= said.items()
+    assert len(found.body) < 10_000 or said["x"].strip("y") == ""
+
+
+async def play(ways: Ways, connections: int) -> Counter[str]:
+    seen = Counter[str]()
+    async with opened(limits=PATIENT) as door:
+        scripted(door)
+        for _ in range(connections):
+            asked = ways.of_one_connection()
+            caller = await door.connect(limit=2**22)
+            pieces = ways.cut(b"".join(one.data for one in asked))
+
+            async def send(caller: Caller = caller, pieces: list[bytes] = pieces) -> None:
+                for piece in pieces:
+                    await caller.send(piece)
+                    await asyncio.sleep(0)
+
+            sending = asyncio.create_task(send())
+            for number, one in enumerate(asked):
+                try:
+                    async with asyncio.timeout(SECONDS):
+                        check(one, await answer_to(caller, one))
+                except (AssertionError, TimeoutError, EOFError, ConnectionError) as error:
+                    sent = [(each.data[:200], each.status) for each in asked[: number + 2]]
+                    error.add_note(f"{number} of {sent}, cut {[len(each) for each in pieces]}")
+                    raise
+                seen[str(one.status)] += 1
+            await sending
+            assert not caller.reader._buffer  # type: ignore[attr-defined]
+            door.callers.remove(caller)
+            caller.writer.close()
+            await door.until_lost()
+        seen["fast"] = sum(
+            door.house.metrics.traffic.added_up(*kind).fast
+            for kind in (("sagemaker", "invoke"), ("v2", "infer"))
+        )
+    return seen
+
+
+def test_each_request_has_its_own_answer_in_order_whichever_way_it_takes() -> None:
+    sys.stdout.write(f"seed {SEED}\n")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        seen = runner.run(play(Ways(random.Random(SEED)), 40))
+    sys.stdout.write(f"{dict(seen)}\n")
+    assert min(seen[each] for each in ("200", "400", "404", "fast")) > 0
+
+
+@pytest.mark.parametrize("first", list(Ways(random.Random(0)).kinds))
+@pytest.mark.parametrize("second", list(Ways(random.Random(0)).kinds))
+async def test_any_two_ways_behind_one_another(first: str, second: str) -> None:
+    ways = Ways(random.Random(SEED))
+    async with opened(limits=PATIENT) as door:
+        scripted(door)
+        for is_one_read in (True, False):
+            asked = [ways.kinds[first](), ways.kinds[second](), ways.kinds["plain"]()]
+            caller = await door.connect(limit=2**22)
+            if is_one_read:
+                caller.writer.write(b"".join(one.data for one in asked))
+            for one in asked:
+                if not is_one_read:
+                    caller.writer.write(one.data)
+                async with asyncio.timeout(SECONDS):
+                    check(one, await answer_to(caller, one))

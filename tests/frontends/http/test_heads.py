@@ -1,0 +1,124 @@
+"""Heads of requests: which are plain, and that those that came before mean the same again."""
+
+import pytest
+
+from adapter.frontends.http.head import Heads
+from adapter.telemetry.traffic import Traffic
+from tests.frontends.http.listener import LANE, head, opened, request
+
+LENGTH = "Content-Length: 2"
+V2 = "/v2/models/m/infer"
+
+
+def heads(host: str = "triton:8000") -> Heads:
+    made = Heads(Traffic().served, default_model=None, max_body_bytes=1000)
+    made.host = host
+    return made
+
+
+def test_a_head_that_came_before_is_found_again():
+    known, raw = heads(), head(LANE, LENGTH, "X: y")
+    first = known.read(raw)
+    assert known.read(bytes(raw)) is first
+    assert known.read(head(LANE, LENGTH, "X: z")) is not first
+
+
+def test_so_many_heads_are_kept_and_no_long_ones():
+    known = heads()
+    for number in range(1000):
+        known.read(head(LANE, f"X: {number}"))
+        assert len(known._known) <= 256
+    known = heads()
+    known.read(head(LANE, f"X: {'y' * 3000}"))
+    assert not known._known
+
+
+def test_nothing_is_plain_before_there_is_a_triton_and_that_is_not_kept():
+    known, raw = heads(host=""), head(LANE, LENGTH)
+    assert known.read(raw).plain is None
+    known.host = "triton:8000"
+    assert known.read(raw).plain is not None
+
+
+@pytest.mark.parametrize("path", [LANE, V2, "/v2/models/m/versions/12/infer", LANE + "/"])
+@pytest.mark.parametrize("field", ["Connection: keep-alive", "Connection: Keep-Alive", "X: y"])
+def test_an_inference_about_which_nothing_is_special_is_plain(path, field):
+    found = heads().read(head(path, LENGTH, field))
+    assert found.length == 2
+    assert found.plain is not None
+    assert found.plain.model_id == "m"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head(LANE),
+        head(LANE, "Content-Length: 0"),
+        head(LANE, "Content-Length: 1001"),
+        head(LANE, LENGTH, "Connection: close"),
+        head(LANE, LENGTH, "Connection: keep-alive, x"),
+        head(LANE, LENGTH, "Expect: 100-continue"),
+        head(LANE, LENGTH, "Content-Encoding: gzip"),
+        head(LANE, LENGTH, "Content-Encoding: identity"),
+        head(LANE, LENGTH, "TE: trailers"),
+        head(LANE, LENGTH, method="PUT"),
+        head("/models/%6d/invoke", LENGTH),
+        head("/v2/models/m/generate", LENGTH),
+        head("/v2/models/m/generate_stream", LENGTH),
+        head("/v2/models/m/ready", LENGTH),
+        head("/invocations", LENGTH),
+        head(V2, LENGTH, "Inference-Header-Content-Length: x"),
+        head(LANE, LENGTH, "Content-Type: application/vnd.sagemaker-triton.binary+json"),
+        b"POST /models/m/invoke HTTP/1.1\r\nContent-Length: 2\r\n\r\n",
+    ],
+)
+def test_what_is_special_is_not_plain_but_its_end_is_known(raw):
+    found = heads().read(raw)
+    assert found.plain is None
+    assert found.length is not None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head(LANE, "Transfer-Encoding: chunked"),
+        head(LANE, LENGTH, LENGTH),
+        head(LANE, "Content-Length: 2, 2"),
+        head(LANE, "Content-Length: +2"),
+        head(LANE, "Content-Length: 1234567890123456"),
+        head(LANE, LENGTH, "Host: y"),
+        head(LANE, LENGTH, "Content-Type: a", "Content-Type: b"),
+        head(LANE, LENGTH, "Upgrade: h2c", "Connection: upgrade"),
+        head(LANE, LENGTH, version="1.0"),
+        head(LANE, LENGTH, version="2.0"),
+        head(LANE, LENGTH).replace(b"POST ", b"POST  "),
+        b"\r\n\r\n",
+        b"nothing\r\n\r\n",
+    ],
+)
+def test_where_two_may_read_differently_aiohttp_is_to_tell_the_end(raw):
+    assert heads().read(raw).length is None
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "onward"),
+    [
+        (LANE, ("Accept-Encoding: gzip", "Cookie: a", "traceparent: 0"), b"Accept-Encoding: gzip"),
+        (V2, ("X-A: 1", "Content-Type: text/html", "Connection: keep-alive"), b"X-A: 1"),
+    ],
+)
+def test_triton_is_told_what_aiohttp_would_have_it_told(path, fields, onward):
+    plain = heads().read(head(path, LENGTH, *fields)).plain
+    lines = plain.onward.split(b"\r\n")
+    assert lines[:3] == [b"POST /v2/models/m/infer HTTP/1.1", b"Host: triton:8000", onward]
+    assert lines[-4:] == [b"Content-Type: application/json", b"Content-Length: 2", b"", b""]
+    assert b"Cookie: a" not in lines
+
+
+async def test_one_head_with_many_bodies_asks_for_each_of_them():
+    async with opened() as door:
+        caller = await door.connect()
+        bodies = [b"[%d]" % number for number in range(10, 30)]
+        for body in bodies:
+            assert (await caller.ask(request(LANE, body))).status == 200
+        assert [asked.body for asked in door.upstream.requests] == bodies

@@ -1,0 +1,255 @@
+"""Where a request ends has one reading: ours, aiohttp's behind it, and h11's.
+
+The same bytes are sent in several cuts. What is served is what h11 reads, in its order and with its
+bodies; what either refuses is the last that is answered. For minutes: make nightly, fuzz_http.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from adapter.frontends.http.connection import Limits
+from adapter.frontends.http.middleware import answer, whole_body
+from tests.fakes.http_triton import Talk
+from tests.frontends.http.listener import (
+    APP,
+    LANE,
+    MAX_BODY,
+    PATHS,
+    Answer,
+    Door,
+    head,
+    opened,
+    request,
+    until,
+)
+from tests.frontends.http.readings import Read, Reading, Stream, Streams, read_by_h11
+
+SEED = int(os.environ.get("NIGHTLY_SEED") or random.randrange(1, 10**6))
+PATIENT = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
+SECONDS = 60  # for one connection
+
+
+def said_of(method: str, target: str, body: bytes) -> dict[str, str]:
+    """What a request is answered with: which one it was. Triton has its own name for the path."""
+    return {"method": method, "target": target, "body": hashlib.sha256(body).hexdigest()}
+
+
+class Served:
+    """A door whose two sides answer each request with what reached them."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        door.application = self._application  # type: ignore[method-assign]
+        door.upstream.script = self._triton
+
+    async def _triton(self, talk: Talk) -> None:
+        asked = self._door.upstream.requests.pop()
+        if not asked.is_whole:
+            return
+        body = json.dumps(said_of("POST", "inference", asked.body)).encode()
+        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    async def _application(self, asked: web.BaseRequest) -> web.StreamResponse:
+        body = await whole_body(asked, MAX_BODY)
+        return answer(said_of(asked.method, asked.raw_path, body))
+
+    async def answers(self, pieces: list[bytes], methods: list[str]) -> list[Answer]:
+        """To all of it, until the connection ends. The methods say which have no body."""
+        caller = await self._door.connect()
+        reading = asyncio.create_task(caller.rest())
+        with suppress(ConnectionError, RuntimeError):  # uvloop's, where it has ended
+            for piece in pieces:
+                await caller.send(piece)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            caller.writer.write_eof()
+        async with asyncio.timeout(SECONDS):
+            data = await reading
+            caller.writer.close()
+            await self._door.until_lost()
+        self._door.callers.remove(caller)
+        return list(parsed(data, methods))
+
+
+def parsed(data: bytes, methods: list[str]):
+    """Answers, of which each has a length."""
+    left = [*methods, *["POST"] * 100]
+    while data:
+        head, end, data = data.partition(b"\r\n\r\n")
+        assert end, f"half an answer: {head!r}"
+        first, *lines = head.decode().split("\r\n")
+        version, status, *_ = first.split(" ")
+        assert version in {"HTTP/1.1", "HTTP/1.0"}, first
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        assert len(headers) == len(lines), f"a header twice: {head!r}"
+        if status == "100":
+            continue
+        # a refusal may stand where the answer to a HEAD would, and has a body
+        is_bare = left.pop(0) == "HEAD" and not data.startswith(b"{")
+        size = 0 if is_bare else int(headers["content-length"])
+        assert len(data) >= size, f"half a body: {head!r}"
+        yield Answer(int(status), headers, data[:size])
+        data = data[size:]
+
+
+def is_answer_to(found: Answer, asked: Read) -> bool:
+    """The method and the body tell, of a body that no other request has."""
+    target = found.json()["target"]
+    if target == "inference":
+        target = asked.target if "/m/" in asked.target else ""
+    said = said_of(asked.method, found.json()["target"], asked.body)
+    return found.json() == said and target == asked.target
+
+
+@dataclass(frozen=True)
+class Judged:
+    whole: int
+    refused: int
+
+
+def judge(stream: Stream, reading: Reading, answers: list[Answer]) -> Judged:
+    """AssertionError where two readings of the same bytes show."""
+    assert len(answers) <= len(reading.requests) + 1, "more was answered than asked"
+    for number, found in enumerate(answers):
+        is_last = number + 1 == len(answers)
+        if not is_last:
+            assert found.headers.get("connection") != "close", "answered behind a last answer"
+        if number == len(reading.requests):
+            assert 400 <= found.status < 500, "what is no request was served"
+            assert reading.verdict in {"refused", "cut"}, "answered behind the end"
+            continue
+        asked = reading.requests[number]
+        if found.status == 200:
+            if asked.method != "HEAD":
+                assert is_answer_to(found, asked), f"another request was served: {asked}"
+        elif asked.body and found.status != 404:
+            assert 400 <= found.status < 500, found
+            assert is_last, "served on behind a refusal"
+            assert not stream.is_ordinary, "refused"
+    if stream.is_ordinary and "connection" not in answers[-1].headers:
+        assert len(answers) == len(reading.requests), "not all was answered"
+    refused = sum(found.status >= 400 for found in answers)
+    return Judged(len(answers) - refused, refused)
+
+
+async def play(made: Streams, streams: int) -> Counter[str]:
+    """So many streams, each in several cuts."""
+    seen = Counter[str]()
+    async with opened(limits=PATIENT) as door:
+        served = Served(door)
+        for number in range(streams):
+            stream = made.odd() if number % 3 else made.ordinary()
+            reading = read_by_h11(stream.strictly)
+            seen[reading.verdict] += 1
+            for pieces in made.cuts(stream.data):
+                found = await _judged(served, stream, reading, pieces)
+                seen["answered"] += found.whole
+                seen["turned down"] += found.refused
+    return seen
+
+
+async def _judged(served: Served, stream: Stream, reading: Reading, pieces: list[bytes]) -> Judged:
+    answers: list[Answer] = []
+    try:
+        answers = await served.answers(pieces, [one.method for one in reading.requests])
+        return judge(stream, reading, answers)
+    except (AssertionError, TimeoutError) as error:
+        said = [(one.status, one.body[:200]) for one in answers]
+        cuts = [len(one) for one in pieces][:100]
+        error.add_note(f"{cuts} of\n{stream.data!r:.3000}\nanswered {said}\nread {reading!r:.3000}")
+        raise
+
+
+def test_what_is_served_is_what_h11_reads_in_any_cut() -> None:
+    sys.stdout.write(f"seed {SEED}\n")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        seen = runner.run(play(Streams(random.Random(SEED)), 60))
+    sys.stdout.write(f"{dict(seen)}\n")
+    assert min(seen[each] for each in ("open", "refused", "answered", "turned down")) > 0
+
+
+@pytest.mark.parametrize("behind", [b"zz\r\n", b"2\r\n{}X\r\n", b"0\r\nX Y: z\r\n\r\n"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_body_that_turns_out_malformed_is_refused_at_once(path, behind) -> None:
+    """However many reads come behind that: nobody waits for the rest of such a body."""
+    async with opened(limits=PATIENT) as door:
+        caller = await door.connect()
+        await caller.send(head(path, "Transfer-Encoding: chunked") + b"2\r\n{")
+        await until(lambda: not any(one.is_idle for one in door.lane._connections))
+        noise = behind + b"noise" * 20
+        for each in [b"}\r\n", *(noise[at : at + 1] for at in range(len(noise)))]:
+            await caller.send(each)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(SECONDS):
+            assert (await caller.answer()).refusal == (400, "InvalidRequest")
+            assert await caller.rest() == b""
+        assert [asked for asked in door.upstream.requests if asked.is_whole] == []
+
+
+@pytest.mark.parametrize("behind", [b"zz\r\n", b"0\r\n X\r\n\r\n", b"0\r\n\n"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(path, behind) -> None:
+    """Who reads such a body is woken by the chunk's end, for nothing, before the error."""
+    async with opened(limits=PATIENT) as door:
+        caller = await door.connect()
+        await caller.send(head(path, "Transfer-Encoding: chunked") + b"2\r\n{}")
+        await until(lambda: not any(one.is_idle for one in door.lane._connections))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await caller.send(b"\r\n" + behind)
+        async with asyncio.timeout(SECONDS):
+            assert (await caller.answer()).refusal == (400, "InvalidRequest")
+            assert await caller.rest() == b""
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("first", [b"", request(LANE), request(APP)], ids=["", "fast", "aiohttp"])
+async def test_who_ends_its_side_behind_chunked_requests_has_all_answers(count, first) -> None:
+    async with opened(limits=PATIENT) as door:
+        caller = await door.connect()
+        chunked = head(LANE, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
+        await caller.send(first + chunked * count + head(APP, method="GET"))
+        caller.writer.write_eof()
+        async with asyncio.timeout(SECONDS):
+            found = list(parsed(await caller.rest(), []))
+        assert [one.status for one in found] == [200] * (bool(first) + count + 1)
+
+
+@pytest.mark.parametrize("protocol", ["ICE/1.0", "XTTP/1.1"])
+@pytest.mark.parametrize("is_behind", [False, True], ids=["first", "behind chunks"])
+async def test_a_request_of_another_protocol_is_refused(protocol: str, *, is_behind: bool) -> None:
+    async with opened(limits=PATIENT) as door:
+        caller = await door.connect()
+        if is_behind:
+            await caller.send(head(APP, "Transfer-Encoding: chunked") + b"0\r\n\r\n")
+            assert (await caller.answer()).status == 200
+        await caller.send(request(APP).replace(b"HTTP/1.1", protocol.encode()))
+        async with asyncio.timeout(SECONDS):
+            assert (await caller.answer()).refusal == (400, "InvalidRequest")
+            assert await caller.rest() == b""
+
+
+@pytest.mark.parametrize("kind", ["h2c", "websocket"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_nothing_is_skipped_behind_a_request_for_another_protocol(path, kind) -> None:
+    """It is answered as though it asked for none; what comes behind is answered or not served."""
+    upgrade = ("Connection: Upgrade", f"Upgrade: {kind}")
+    data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(LANE)
+    for at in range(1, len(data)):
+        async with opened(limits=PATIENT) as door:
+            served = Served(door)
+            found = await served.answers([data[:at], data[at:]], [])
+            assert found[0].status == 200
+            assert [one.json()["target"] for one in found[1:]] in ([], ["/app/1", "inference"])

@@ -1,0 +1,60 @@
+"""What real clients write before an inference is plain: it takes the fast path.
+
+The heads are those that the benchmarks are measured with.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.frontends.http.listener import Door, opened
+
+HEADS = Path(__file__).parents[2] / "benchmarks" / "heads"
+TIMES = 100
+FILLED = {"{model}": "m", "{hex64}": "a" * 64, "{hex32}": "b" * 32, "{hex16}": "c" * 16}
+FILLED |= {"{hex12}": "d" * 12, "{hex8}": "e" * 8, "{hex4}": "f" * 4}
+# what stands before the model itself, and is not what the model's container is asked for
+PATHS = {"/endpoints/e/invocations": "/models/m/invoke"}
+
+
+def clients() -> list[str]:
+    return sorted(path.stem for path in HEADS.glob("*.http"))
+
+
+def request_of(client: str) -> bytes:
+    """As recorded, with a body of the length that its head says."""
+    _, *lines = (HEADS / f"{client}.http").read_text().splitlines()
+    head = "\r\n".join([*lines, "\r\n"])
+    for name, value in (FILLED | PATHS).items():
+        head = head.replace(name, value)
+    assert "{" not in head
+    length = next(int(line.split(": ")[1]) for line in lines if line.startswith("Content-Length"))
+    return head.encode() + b'{"x":"' + b"y" * (length - 8) + b'"}'
+
+
+def fast(door: Door) -> int:
+    traffic = door.house.metrics.traffic
+    kinds = (("sagemaker", "invoke"), ("sagemaker", "invocations"), ("v2", "infer"))
+    return sum(traffic.added_up(*kind).fast for kind in kinds)
+
+
+def test_there_are_recorded_heads() -> None:
+    assert {"boto3", "curl", "requests", "tritonclient-http"} <= set(clients())
+
+
+@pytest.mark.parametrize("client", clients())
+async def test_99_of_100_requests_of_this_client_take_the_fast_path(client: str) -> None:
+    async with opened() as door:
+        caller = await door.connect()
+        for _ in range(TIMES):
+            assert (await caller.ask(request_of(client))).status == 200
+        assert fast(door) >= 0.99 * TIMES
+
+
+@pytest.mark.parametrize("client", clients())
+async def test_the_first_request_of_this_client_on_each_connection_takes_it_too(client) -> None:
+    async with opened() as door:
+        for number in range(5):
+            caller = await door.connect()
+            assert (await caller.ask(request_of(client))).status == 200
+            assert fast(door) == number + 1

@@ -1,0 +1,80 @@
+"""What a model says, or its caller through it, against what the adapter sees of its processes."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.processes import stubs
+from tests.running import (
+    COMPLETE,
+    Client,
+    Reply,
+    RunningAdapter,
+    embedded_adapter,
+    unload_all,
+    wait_until,
+)
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_SAYS_DEAD = """
+if values[0] == 1:
+    text = "Stub process 'lang_0_0' is not healthy."
+    error = pb_utils.TritonError(text)
+    return pb_utils.InferenceResponse(error=error)
+"""
+_TWO = CONFIG + "instance_group [{ count: 2 kind: KIND_CPU }]\n"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningAdapter]:
+    with embedded_adapter("--model-roots=/", COMPLETE) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def client(running: RunningAdapter) -> Iterator[Client]:
+    with closing(running.client()) as client:
+        yield client
+    unload_all(running)
+
+
+def ask(client: Client, value: float = 0.0, **more: object) -> Reply:
+    return client.post("/models/lang/invoke", infer_body(value) | more)
+
+
+def test_a_model_that_only_says_that_its_process_died_goes_on(
+    client: Client, tmp_path: Path
+) -> None:
+    package = write_python_model(tmp_path / "lang", answer=_SAYS_DEAD)
+    assert client.load("lang", package).status == 200
+    for _ in range(3):
+        assert ask(client, 1.0).status == 500
+        assert ask(client).status == 200
+
+
+@pytest.mark.parametrize("request_id", ["r7", "x" * 3000, "two\nlines"])
+def test_a_process_that_died_is_seen_by_a_request_of_any_name(
+    client: Client, running: RunningAdapter, tmp_path: Path, request_id: str
+) -> None:
+    assert client.load("lang", write_python_model(tmp_path / "lang")).status == 200
+    [pid] = stubs(running, "lang")
+    os.kill(pid, signal.SIGKILL)
+    assert ask(client, id=request_id).status == 500
+    wait_until(lambda: ask(client).status == 404, 10, "the model is known to be dead")
+
+
+def test_a_model_that_lost_one_of_two_processes_is_dead(
+    client: Client, running: RunningAdapter, tmp_path: Path
+) -> None:
+    package = write_python_model(tmp_path / "lang", config=_TWO)
+    assert client.load("lang", package).status == 200
+    pids = stubs(running, "lang")
+    assert len(pids) == 2
+    os.kill(pids[0], signal.SIGKILL)
+    wait_until(lambda: ask(client).status == 404, 20, "the model is known to be dead")

@@ -1,0 +1,278 @@
+"""The decision table of failures, over REST and a real Triton, as memory is low, well or unknown.
+
+Memory is a scripted GPU that NVML shows at once. Somebody else on it has all of it, or nothing.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.metrics_endpoint import MIB
+from tests.fakes.scripted_gpus import ScriptedGpus, adapter_beside
+from tests.journeys.memory.failing_models import failing, write_failing_answers, write_failing_load
+from tests.running import (
+    COMPLETE,
+    EMBEDDED,
+    Client,
+    Reply,
+    RunningAdapter,
+    embedded_adapter,
+    unload_all,
+)
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_TOTAL = 1000 * MIB
+_VIEWS = ("low", "ok", "unknown")
+# With little free, what says nothing of its size is refused before it is tried.
+_SMALL = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "1KiB" } }\n'
+_SHM = "'--shm-size' flag to control the shared memory region size. Error:"
+
+WEAK = [
+    "Stub process 'other_0_0' is not healthy; it has gone",
+    "unable to enqueue for inference yolo_0_0",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "RuntimeError: Engine core initialization failed. See root cause above.",
+    "RuntimeError: worker 0 failed with exit code 137",
+]
+STRONG = [
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    "MemoryError: Unable to allocate 3.0 MiB for an array",
+    "memory limit set for GPU 0 has exceeded. Model loading is rejected.",
+    f"Failed to increase the shared memory pool size, use {_SHM} No space left on device",
+    f"Unable to initialize shared memory key, use {_SHM} Cannot allocate memory",
+]
+DISK = [
+    "OSError: [Errno 28] No space left on device: '/models/cache'",
+    "Failed to create directory '/opt/env/0', errno:No space left on device",
+]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An adapter with one failing model, and how its memory looks."""
+
+    view: str
+    adapter: RunningAdapter
+    client: Client
+    root: Path
+
+    @property
+    def is_low(self) -> bool:
+        return self.view == "low"
+
+    def failed_loads(self, name: str, texts: Sequence[str]) -> list[tuple[int, str]]:
+        """Several at a time, each over a connection of its own."""
+
+        def load(number: int) -> tuple[int, str]:
+            package = self.root / f"{name}-{number}"
+            write_failing_load(package, "RuntimeError", texts[number])
+            with closing(self.adapter.client()) as client:
+                return outcome(client.load(package.name, package))
+
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(load, range(len(texts))))
+
+    def infer(self, how: str | int, text: str) -> Reply:
+        return self.client.post("/models/raiser/invoke", failing(how, text))
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[RunningAdapter]:
+    with embedded_adapter(COMPLETE) as adapter:
+        yield adapter
+
+
+@pytest.fixture(scope="module", params=_VIEWS)
+def seen(
+    request: pytest.FixtureRequest, triton: RunningAdapter, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seen]:
+    root = tmp_path_factory.mktemp("models")
+    gpus = ScriptedGpus(tmp_path_factory.mktemp("gpus"))
+    gpus.add("GPU-a", _TOTAL)
+    gpus.others_take("GPU-a", _TOTAL - 10 * MIB if request.param == "low" else 0)
+    source = "off" if request.param == "unknown" else "nvml"
+    with ExitStack() as stack:
+        adapter = stack.enter_context(
+            adapter_beside(triton, gpus, root, f"--memory-source={source}")
+        )
+        client = stack.enter_context(closing(adapter.client()))
+        stack.callback(unload_all, adapter)
+        assert client.load("raiser", write_failing_answers(root / "raiser")).status == 200
+        yield Seen(request.param, adapter, client, root)
+
+
+def outcome(reply: Reply) -> tuple[int, str]:
+    return reply.status, reply.json()["code"]
+
+
+OOM = (507, "OutOfMemory")
+
+
+@pytest.mark.parametrize("text", WEAK)
+def test_weak_words_of_an_inference_are_507_where_memory_was_low(seen: Seen, text: str) -> None:
+    expected = OOM if seen.is_low else (500, "InferenceFailed")
+
+    assert outcome(seen.infer(500, text)) == expected
+    assert outcome(seen.infer(*text.split(": ", 1)) if ": " in text else seen.infer(500, text)) == (
+        expected
+    )
+
+
+def test_weak_words_of_a_load_are_507_where_memory_was_low(seen: Seen) -> None:
+    expected = OOM if seen.is_low else (400, "InvalidModel")
+
+    assert seen.failed_loads("weak", WEAK) == [expected] * len(WEAK)
+
+
+def test_what_memory_said_is_in_the_answer(seen: Seen) -> None:
+    body = seen.infer(500, WEAK[1]).json()
+
+    if seen.is_low:
+        assert body["matched"] == "unable to enqueue for inference"
+        assert (body["free_bytes"], body["limit_bytes"]) == (10 * MIB, _TOTAL)
+        assert body["device"] == "GPU-a"
+    else:
+        assert "matched" not in body
+
+
+@pytest.mark.parametrize(("status", "text"), [(500, STRONG[0]), (503, STRONG[3])])
+def test_strong_words_of_a_models_first_failure_are_507_whatever_memory_says(
+    seen: Seen, status: int, text: str
+) -> None:
+    """Other texts: test_texts.py, and tests/unit/core/test_evidence.py."""
+    name = f"first-{status}"
+    assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
+    answer = seen.client.post(f"/models/{name}/invoke", failing(status, text))
+    assert outcome(answer) == OOM
+    assert seen.client.delete(f"/models/{name}").status == 200
+
+
+@pytest.mark.parametrize("how", ["RuntimeError", 500])
+def test_a_size_far_below_what_is_free_is_507_once(seen: Seen, how: str | int) -> None:
+    name = f"echo-{how}"
+    assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
+    body = failing(how, "CUDA out of memory. Tried to allocate 20.00 MiB")
+    first, second = (outcome(seen.client.post(f"/models/{name}/invoke", body)) for _ in range(2))
+    assert first == OOM
+    assert second == ((500, "InferenceFailed") if seen.view == "ok" else OOM)
+    assert seen.client.delete(f"/models/{name}").status == 200
+
+
+def test_strong_words_of_a_load_are_507_whatever_memory_says(seen: Seen) -> None:
+    assert seen.failed_loads("strong", STRONG) == [OOM] * len(STRONG)
+
+
+@pytest.mark.parametrize("status", [400, 404, 501])
+def test_the_words_in_a_refusal_of_the_request_are_passed_through(seen: Seen, status: int) -> None:
+    reply = seen.infer(status, "the prompt is: CUDA out of memory")
+
+    assert reply.status in {400, 500}  # a model's own 404 would say 'load me again'
+
+
+def test_a_full_disk_is_passed_through(seen: Seen) -> None:
+    assert [outcome(seen.infer(500, text)) for text in DISK] == [(500, "InferenceFailed")] * 2
+    assert seen.failed_loads("disk", DISK) == [(400, "InvalidModel")] * 2
+
+
+@pytest.mark.parametrize(
+    "text", ["[request id: x] Exceeds maximum queue size", "Request timeout expired"]
+)
+def test_an_overload_is_503(seen: Seen, text: str) -> None:
+    assert outcome(seen.infer(503, text)) == (503, "BackendUnavailable")
+
+
+def test_more_than_the_device_has_is_507_once(seen: Seen) -> None:
+    package = write_failing_load(
+        seen.root / "huge", "RuntimeError", "CUDA out of memory. Tried to allocate 20.00 GiB"
+    )
+
+    outcomes = [outcome(seen.client.load("huge", package)) for _ in range(2)]
+
+    # of an unknown device nobody can say that it is too small
+    again = OOM if seen.view == "unknown" else (400, "ModelTooLarge")
+    assert outcomes == [OOM, again]
+
+
+def test_a_process_killed_in_a_load_is_507_where_memory_was_low(seen: Seen) -> None:
+    package = seen.root / "killed-in-load"
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    write_python_model(package, initialize=kill, config=_SMALL)
+
+    expected = OOM if seen.is_low else (400, "InvalidModel")
+    assert outcome(seen.client.load(package.name, package)) == expected
+    assert seen.client.get(f"/models/{package.name}").status == 404
+
+
+def test_a_process_killed_in_an_inference_is_507_where_memory_was_low(seen: Seen) -> None:
+    """As the kernel does it when memory runs out. The model is dead either way: 404 after it."""
+    package, pid = seen.root / "killed", seen.root / "killed.pid"
+    note = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))"
+    write_python_model(package, initialize=note, config=_SMALL)
+    assert seen.client.load("killed", package).status == 200
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+    first, second = (seen.client.post("/models/killed/invoke", infer_body(1.0)) for _ in range(2))
+
+    assert outcome(first) == (OOM if seen.is_low else (500, "InferenceFailed"))
+    assert outcome(second) == (404, "ModelNotFound")
+    assert seen.client.delete("/models/killed").status == 200
+
+
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 1 << 14, 1 << 18
+
+
+def adapter_with_little_shm(*flags: str) -> RunningAdapter:
+    """To be run in a thread of its own, which keeps the small /dev/shm, as do its children."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if (
+        libc.unshare(_CLONE_NEWNS) != 0
+        or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None) != 0
+        or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=4m") != 0
+    ):
+        raise OSError(ctypes.get_errno(), "no /dev/shm of our own")
+    return RunningAdapter(*EMBEDDED, *flags)
+
+
+@pytest.fixture
+def little_shm(tmp_path: Path) -> Iterator[RunningAdapter]:
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            adapter = pool.submit(adapter_with_little_shm, f"--model-roots={tmp_path}").result()
+        except OSError as error:
+            pytest.skip(f"a mount namespace takes a privilege: {error}")
+    try:
+        adapter.wait_for("adapter.started")
+        yield adapter
+    finally:
+        assert adapter.stop() == 0, adapter.errors
+
+
+def test_shared_memory_that_one_model_has_filled_is_507_for_all_until_it_goes(
+    little_shm: RunningAdapter, tmp_path: Path
+) -> None:
+    answer = "import numpy; values = numpy.ones(int(values[0]), values.dtype)"
+    grower = write_python_model(tmp_path / "grower", answer=answer)
+    with closing(little_shm.client()) as client:
+
+        def grow(name: str, mebibytes: float) -> Reply:
+            return client.post(f"/models/{name}/invoke", infer_body(mebibytes * MIB / 4))
+
+        assert client.load("one", grower).status == 200
+        assert grow("one", 2).status == 200
+        assert outcome(client.load("two", grower)) == OOM
+        assert client.delete("/models/one").status == 200
+        assert client.load("two", grower).status == 200
+        # last, as Triton 2.51 never lets go of a model that this has happened to
+        assert outcome(grow("two", 8)) == OOM
+        assert grow("two", 0.1).status == 200

@@ -1,0 +1,163 @@
+"""Models that are seen for the first time, against a limit that nobody but the adapter holds."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from adapter._proto import model_runtime_pb2 as mmesh
+from tests.journeys.memory.models import GIB, MIB, check_agreement, tree_bytes, write_eater
+from tests.running import RunningAdapter, embedded_adapter, unload_all
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+_MODEL_MIB = 717  # 0.7 GiB
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
+    root = tmp_path_factory.mktemp("models")
+    with embedded_adapter(
+        "--memory-source=host", "--memory-limit=3GiB", f"--model-roots={root}"
+    ) as adapter:
+        yield adapter, root
+
+
+@pytest.fixture
+def adapter(limited: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
+    yield limited[0]
+    unload_all(limited[0])
+
+
+@pytest.fixture
+def root(limited: tuple[RunningAdapter, Path]) -> Path:
+    return limited[1]
+
+
+def test_of_seven_models_only_those_stay_that_fit(adapter: RunningAdapter, root: Path) -> None:
+    with closing(adapter.client()) as client:
+        replies = []
+        for name in "abcdefg":
+            package = write_eater(root / name, _MODEL_MIB, imports=f"#{name}")
+            replies.append(client.load(name, package))
+
+    stayed = [reply for reply in replies if reply.status == 200]
+    refused = [reply.json() for reply in replies if reply.status != 200]
+    assert 3 <= len(stayed) <= 4
+    assert {reply.status for reply in replies} == {200, 507}
+    assert {body["code"] for body in refused} == {"InsufficientMemory"}
+    assert tree_bytes(adapter) < 3 * GIB
+    check_agreement(adapter)
+
+
+def test_what_took_too_much_is_undone_and_its_size_is_known_from_then_on(
+    adapter: RunningAdapter, root: Path
+) -> None:
+    with closing(adapter.client()) as client:
+        assert client.load("first", write_eater(root / "first", 2000)).status == 200
+        beside = write_eater(root / "beside", 1040)
+
+        tried = client.load("beside", beside)
+        again = client.load("beside", beside)
+
+        for reply in (tried, again):
+            body = reply.json()
+            assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
+            assert body["needed_bytes"] == pytest.approx(1060 * MIB, rel=0.1)
+            assert body["limit_bytes"] == 3 * GIB
+        assert "it was unloaded" in tried.json()["error"]
+        assert "(learned)" in again.json()["error"]
+        check_agreement(adapter)
+
+        assert client.delete("/models/first").status == 200
+        assert client.load("beside", beside).status == 200
+
+
+def test_what_alone_takes_more_than_there_is_can_never_fit(
+    adapter: RunningAdapter, root: Path
+) -> None:
+    package = write_eater(root / "alone", 3100)
+    with closing(adapter.client()) as client:
+        for _ in range(2):
+            reply = client.load("alone", package)
+            body = reply.json()
+            assert (reply.status, body["code"]) == (400, "ModelTooLarge"), body
+            assert body["needed_bytes"] == pytest.approx(3120 * MIB, rel=0.1)
+    check_agreement(adapter)
+
+
+_GROWS = """
+import time
+self.held = []
+for _ in range(100):
+    self.held.append(numpy.ones(100 * 2**20, numpy.uint8))
+    time.sleep(0.1)
+"""
+
+
+def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
+    adapter: RunningAdapter, root: Path
+) -> None:
+    """It would take 10 GiB in all."""
+    package = write_eater(root / "greedy", 1, initialize=_GROWS)
+    with closing(adapter.client()) as client:
+        assert client.load("small", write_eater(root / "small", 100)).status == 200
+        reply = client.load("greedy", package)
+        body = reply.json()
+        assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
+        assert 3 * GIB < body["needed_bytes"] < 6 * GIB
+        assert "still being loaded" in body["error"]
+        adapter.wait_for("model.load_ended", 1, model_id="greedy")
+        assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
+    check_agreement(adapter)
+
+
+def test_a_mesh_and_a_caller_of_v2_are_told_the_same(adapter: RunningAdapter, root: Path) -> None:
+    with closing(adapter.client()) as client, grpc.insecure_channel(adapter.grpc) as channel:
+        mesh = channel.unary_unary(
+            "/mmesh.ModelRuntime/loadModel",
+            request_serializer=mmesh.LoadModelRequest.SerializeToString,
+        )
+        assert client.load("first", write_eater(root / "held", 2300)).status == 200
+
+        by_mesh = write_eater(root / "by-mesh", 800)
+        for said in ("it was unloaded", "(learned)"):
+            with pytest.raises(grpc.RpcError) as caught:
+                mesh(mmesh.LoadModelRequest(modelId="x", modelPath=str(by_mesh)), timeout=60)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert said in caught.value.details()
+
+        write_eater(root / "by-v2", 810)
+        for said in ("it was unloaded", "(learned)"):
+            reply = client.post("/v2/repository/models/by-v2/load")
+            assert reply.status == 507, reply.body
+            assert said in reply.json()["error"]
+    check_agreement(adapter)
+
+
+_GROWS_AT_IMPORT = """
+import time
+HELD = []
+for _ in range(100):
+    HELD.append(numpy.ones(100 * 2**20, numpy.uint8))
+    time.sleep(0.1)
+"""
+
+
+def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_in_triton(
+    adapter: RunningAdapter, root: Path
+) -> None:
+    """The last test of this adapter: one of Triton's threads for loads is stuck from here on."""
+    package = write_eater(root / "early", 1, imports=_GROWS_AT_IMPORT)
+    with closing(adapter.client()) as client:
+        assert client.load("small", write_eater(root / "tiny", 100)).status == 200
+        for said in ("still being loaded", "it can never fit"):
+            body = client.load("early", package).json()
+            assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
+            assert said in body["error"]
+        adapter.wait_for("model.load_stuck", 1, model_id="early")
+        assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
+    check_agreement(adapter, stuck=["early"])

@@ -1,0 +1,263 @@
+"""What the gauges of GPUs say, late, wrongly or not at all, before a real Triton."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.metrics_endpoint import MIB
+from tests.fakes.scripted_gpus import ScriptedGpus, ServedPage, adapter_beside, served
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+
+pytestmark = [pytest.mark.triton, pytest.mark.timeout(180)]
+
+LAG = 2.8  # within the 3 s that the adapter allows for
+_TOTAL = 1000  # MiB
+_MODEL = 400  # MiB; two fit
+_GPU = "GPU-a"
+
+
+@dataclass(frozen=True)
+class House:
+    """An adapter, what it reads of memory, and one package that takes 400 MiB of the first GPU."""
+
+    adapter: RunningAdapter
+    client: Client
+    gpus: ScriptedGpus
+    gauge: ServedPage
+    package: Path
+
+    def load(self, *names: str) -> list[int]:
+        return [self.client.load(name, self.package).status for name in names]
+
+    def unload(self, name: str) -> float:
+        """How many seconds it took."""
+        begun = time.monotonic()
+        assert self.client.delete(f"/models/{name}").status == 200
+        return time.monotonic() - begun
+
+    def refused(self, name: str) -> dict[str, Any]:
+        reply = self.client.load(name, self.package)
+        body = reply.json()
+        assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
+        return body
+
+    def let_the_gauge_catch_up(self) -> None:
+        wait_until(lambda: self.gauge.page.has_caught_up, 10, "the gauge shows what there is")
+
+    def is_all_measured(self) -> bool:
+        return all(model["is_measured"] for model in self.adapter.state()["models"])
+
+    def held(self) -> dict[str, dict[str, int]]:
+        return {m["model_id"]: m["bytes"] for m in self.adapter.state()["models"]}
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[RunningAdapter]:
+    with embedded_adapter(COMPLETE) as adapter:
+        yield adapter
+
+
+@contextmanager
+def house(
+    triton: RunningAdapter,
+    root: Path,
+    *flags: str,
+    lag: float = LAG,
+    gpus: tuple[str, ...] = (_GPU,),
+    declares: str = f"{_MODEL}MiB",
+    is_broken: bool = False,
+) -> Iterator[House]:
+    with ExitStack() as stack:
+        scripted = ScriptedGpus(root / "gpus")
+        for uuid in gpus:
+            scripted.add(uuid, _TOTAL * MIB)
+        gauge = stack.enter_context(served(scripted, lag))
+        gauge.page.is_broken = is_broken
+        package = scripted.write_model(root / "models" / "taker", gpus[-1], _MODEL, declares)
+        metrics = f"--triton-metrics={gauge.page.address}"
+        adapter = stack.enter_context(
+            adapter_beside(triton, scripted, root / "models", metrics, *flags)
+        )
+        client = stack.enter_context(closing(adapter.client()))
+        stack.callback(unload_all, adapter)
+        yield House(adapter, client, scripted, gauge, package)
+
+
+def test_behind_a_gauge_that_lags_the_third_is_refused_and_fits_once_one_has_gone(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    with house(triton, tmp_path, "--memory-source=triton", declares="") as at:
+        assert at.load("a", "b") == [200, 200]
+
+        body = at.refused("c")
+
+        assert body["needed_bytes"] == _MODEL * MIB  # learned, once the gauge had caught up
+        assert body["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB
+        assert (body["limit_bytes"], body["device"]) == (_TOTAL * MIB, _GPU)
+        assert at.unload("a") <= LAG + 5
+        assert at.load("c") == [200]
+        assert at.gpus.used == {_GPU: 2 * _MODEL * MIB}
+
+
+def test_an_unload_is_answered_when_the_gauge_shows_it_and_no_later_than_allowed(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    with house(triton, tmp_path, "--memory-source=triton") as at:
+        assert at.load("a", "b") == [200, 200]
+        at.let_the_gauge_catch_up()
+
+        seconds = at.unload("a")
+
+        assert seconds > LAG
+        assert at.gauge.page.used == {_GPU: _MODEL * MIB}
+        at.gauge.page.is_frozen = True
+        assert at.unload("b") >= 5
+
+
+@pytest.mark.parametrize("declares", [f"{_MODEL}MiB", ""], ids=["declared", "unknown"])
+@pytest.mark.nightly
+def test_nothing_of_nothing_is_not_a_full_gpu(
+    triton: RunningAdapter, tmp_path: Path, declares: str
+) -> None:
+    flag = "--memory-source=triton"
+    with house(triton, tmp_path, flag, declares=declares, is_broken=True) as at:
+        assert at.load("a", "b") == [200, 200]
+        assert at.client.load("c", at.package).json()["code"] == "OutOfMemory"
+
+
+@pytest.mark.nightly
+def test_while_the_gauge_says_nothing_the_ledger_goes_on(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    with house(triton, tmp_path, "--memory-source=triton") as at:
+        assert at.load("a") == [200]
+        at.gauge.page.is_broken = True
+
+        assert at.load("b") == [200]
+        assert at.refused("c")["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB
+        at.gauge.page.is_broken = False
+        at.unload("a")
+        assert at.load("c") == [200]
+
+
+@pytest.mark.nightly
+def test_a_gauge_that_is_frozen_full_refuses_nothing_that_fits_beside_who_is_left(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    with house(triton, tmp_path, "--memory-source=triton") as at:
+        assert at.load("a", "b") == [200, 200]
+        at.let_the_gauge_catch_up()
+        at.refused("c")
+        at.gauge.page.is_frozen = True
+        at.unload("a")
+
+        assert at.load("c") == [200]
+        assert at.refused("d")["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB
+        at.unload("b")
+        at.unload("c")
+        assert at.load("e", "f") == [200, 200]
+
+
+@pytest.mark.nightly
+def test_a_gauge_that_freezes_teaches_no_sizes(triton: RunningAdapter, tmp_path: Path) -> None:
+    with house(triton, tmp_path, "--memory-source=triton") as at:
+        at.gauge.page.is_frozen = True
+        assert at.load("a", "b") == [200, 200]
+        # waits longer for memory than the loads for their measurement
+        assert at.refused("c")["needed_bytes"] == _MODEL * MIB
+
+        assert at.held() == {name: {_GPU: _MODEL * MIB} for name in ("a", "b")}
+        assert not at.is_all_measured()
+
+
+@pytest.mark.nightly
+def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    with house(triton, tmp_path, "--memory-source=triton") as at:
+        at.gauge.page.is_frozen = True
+
+        assert at.load("a", "b", "c") == [200, 200, 507]
+
+
+def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    with house(triton, tmp_path, "--memory-source=triton") as at:
+        assert at.load("a") == [200]
+        at.gauge.stop()
+
+        assert at.load("b") == [200]
+        assert at.refused("c")["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB
+        at.adapter.wait_for("memory.source", 10, was="triton", source="none")
+        at.gauge.start()
+        at.refused("d")
+        at.adapter.wait_for("memory.source", 10, was="none", source="triton")
+        at.unload("a")
+        assert at.load("c") == [200]
+
+
+def test_nvml_shows_each_load_and_unload_at_once(triton: RunningAdapter, tmp_path: Path) -> None:
+    with house(triton, tmp_path, declares="") as at:
+        assert at.adapter.started["memory_source"] == "nvml"
+        assert at.load("a", "b") == [200, 200]
+        assert at.held() == {name: {_GPU: _MODEL * MIB} for name in ("a", "b")}
+        body = at.refused("c")
+        assert (body["needed_bytes"], body["free_bytes"]) == (_MODEL * MIB, 200 * MIB)
+
+        assert at.unload("a") < LAG
+        assert at.load("c") == [200]
+
+
+@pytest.mark.nightly
+def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path) -> None:
+    with house(triton, tmp_path) as at:
+        assert at.load("a") == [200]
+        at.gpus.others_take(_GPU, 300 * MIB)
+
+        assert at.refused("b")["free_bytes"] == 300 * MIB
+        at.gpus.others_take(_GPU, 0)
+        assert at.load("b") == [200]
+
+
+def test_nvml_and_tritons_metrics_stand_in_for_each_other(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    with house(triton, tmp_path) as at:
+        assert at.load("a") == [200]
+        at.let_the_gauge_catch_up()
+
+        at.gpus.has_driver = False
+        assert at.load("b") == [200]
+        assert at.refused("c")["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB
+        at.adapter.wait_for("memory.source", 10, was="nvml", source="triton")
+
+        at.gpus.has_driver = True
+        at.unload("a")
+        assert at.load("c") == [200]
+        at.refused("d")
+        at.adapter.wait_for("memory.source", 20, was="triton", source="nvml")
+
+
+@pytest.mark.parametrize("source", ["nvml", pytest.param("triton", marks=pytest.mark.nightly)])
+def test_of_two_gpus_each_has_figures_of_its_own(
+    triton: RunningAdapter, tmp_path: Path, source: str
+) -> None:
+    """The package says nothing of either: the first load tells where it goes and what it takes."""
+    with house(
+        triton, tmp_path, f"--memory-source={source}", gpus=("GPU-a", "GPU-b"), declares=""
+    ) as at:
+        at.gpus.others_take("GPU-a", 900 * MIB)
+        at.let_the_gauge_catch_up()
+        assert at.load("a", "b") == [200, 200]
+
+        body = at.refused("c")
+
+        assert at.held() == {name: {"GPU-b": _MODEL * MIB} for name in ("a", "b")}
+        assert (body["device"], body["needed_bytes"]) == ("GPU-b", _MODEL * MIB)
+        assert body["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB

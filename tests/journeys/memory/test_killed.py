@@ -1,0 +1,194 @@
+"""Sudden deaths: of a model's process, of Triton, of the adapter. Afterwards all books agree, and
+the next load works. Of a process killed at import: test_stuck.py.
+"""
+
+import http.client
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.asking import Gate, background, model_names
+from tests.journeys.memory.models import check_agreement, write_eater
+from tests.processes import beside, stubs, tritonserver
+from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_NAMES = ("one", "two", "three", "four")
+_SEED = 4
+# What a caller may be told while an adapter lives, whatever else is under way.
+_EXPECTED = {200, 404, 409, 503}
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
+    root = tmp_path_factory.mktemp("models")
+    with embedded_adapter(f"--model-roots={root}") as adapter:
+        yield adapter, root
+
+
+@pytest.fixture
+def adapter(mortal: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
+    yield mortal[0]
+    unload_all(mortal[0])
+
+
+@pytest.fixture
+def folder(mortal: tuple[RunningAdapter, Path], tmp_path: Path) -> Path:
+    return mortal[1] / tmp_path.name
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Open at the end, whatever happened: nothing hangs after a test that failed."""
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()
+
+
+def invoke(client: Client, name: str = "m") -> int:
+    return client.post(f"/models/{name}/invoke", infer_body(1.0)).status
+
+
+def check_next_load(adapter: RunningAdapter, package: Path) -> None:
+    """Of the same name, of the package as it is now."""
+    with closing(adapter.client()) as client:
+        reply = client.load("m", package)
+        assert reply.status == 200, reply.body
+        assert invoke(client) == 200
+        assert client.delete("/models/m").status == 200
+
+
+def test_a_python_process_killed_in_initialize_fails_that_load_alone(
+    adapter: RunningAdapter, folder: Path, gate: Gate
+) -> None:
+    package = write_python_model(folder, initialize=gate.statements)
+    with background(adapter) as others:
+        loading = others.ask(lambda c: c.load("m", package))
+        gate.wait_reached()
+        (pid,) = stubs(adapter, "m")
+        os.kill(pid, signal.SIGKILL)
+
+        reply = loading.result()[0]
+
+    assert (reply.status, reply.json()["code"]) == (400, "InvalidModel"), reply.body
+    check_agreement(adapter)
+    write_python_model(package)
+    check_next_load(adapter, package)
+    check_agreement(adapter)
+
+
+def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(
+    adapter: RunningAdapter, folder: Path, gate: Gate
+) -> None:
+    package = write_python_model(folder, answer=gate.statements)
+    with closing(adapter.client()) as client, background(adapter) as others:
+        assert client.load("dies", package).status == 200
+        invoking = others.ask(lambda c: invoke(c, "dies"))
+        gate.wait_reached()
+        (pid,) = stubs(adapter, "dies")
+        os.kill(pid, signal.SIGKILL)
+
+        assert invoking.result()[0] == 500
+
+        assert model_names(client) == []
+        assert invoke(client, "dies") == 404
+        gate.open()
+        assert client.load("dies", package).status == 200
+        assert invoke(client, "dies") == 200
+        check_agreement(adapter)
+
+
+@pytest.mark.parametrize("moment", ["load", "inference", "unload"])
+def test_a_killed_triton_is_replaced_and_forgotten_with_what_it_had(
+    adapter: RunningAdapter, folder: Path, gate: Gate, moment: str
+) -> None:
+    body = {"load": "initialize", "inference": "answer", "unload": "finalize"}[moment]
+    package = write_python_model(folder, **{body: gate.statements})
+    sound = write_python_model(folder.with_name(f"{folder.name}-sound"))
+    restarts = len(adapter.events("triton.restarted")) + 1
+    with closing(adapter.client()) as client, background(adapter) as others:
+        assert client.load("bystander", sound).status == 200
+        asked = begin(moment, client, others.ask, package)
+        gate.wait_reached()
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        reply = asked.result()[0]
+        gate.open()
+
+        assert reply.status in ({200, 503} if moment == "unload" else {503}), reply.body
+        adapter.wait_for("triton.restarted", restarts=restarts)
+        wait_until(lambda: adapter.state()["models"] == [], 5, "all are forgotten")
+        assert model_names(client) == []
+        assert invoke(client, "bystander") == 404
+    wait_until(lambda: not list(adapter.repository.iterdir()), 5, "nothing is staged")
+    check_next_load(adapter, sound)
+    check_agreement(adapter)
+
+
+def begin(moment: str, client: Client, ask: Any, package: Path) -> "Future[Any]":
+    if moment == "load":
+        return ask(lambda c: c.load("m", package))
+    assert client.load("m", package).status == 200
+    if moment == "unload":
+        return ask(lambda c: c.delete("/models/m"))
+    return ask(lambda c: c.post("/models/m/invoke", infer_body(1.0)))
+
+
+def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
+    """Load, invoke and unload at random until nobody answers; the statuses that were no wonder
+    are left out.
+    """
+    dice, seen = Random(seed), set()
+    with closing(adapter.client()) as client:
+        while True:
+            name = dice.choice(_NAMES)
+            try:
+                match dice.randrange(3):
+                    case 0:
+                        seen.add(client.load(name, package).status)
+                    case 1:
+                        seen.add(invoke(client, name))
+                    case _:
+                        seen.add(client.delete(f"/models/{name}").status)
+            except (OSError, http.client.HTTPException):
+                return seen - _EXPECTED
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.races
+def test_an_adapter_killed_at_any_moment_leaves_nothing_that_the_next_does_not_put_right(
+    tmp_path: Path,
+) -> None:
+    kill_at_moments(range(3), _SEED, tmp_path)
+
+
+def kill_at_moments(moments: Iterable[int], seed: int, root: Path) -> None:
+    """One kill, and one new adapter, for each of `moments`."""
+    package = write_eater(root / "models" / "m", 8, declares="48MiB")
+    flags = (f"--model-roots={root / 'models'}", "--memory-limit=1GiB")
+    dice = Random(seed)
+    with embedded_adapter() as triton, ThreadPoolExecutor(3) as pool:
+        for moment in moments:
+            with beside(triton, *flags) as adapter:
+                check_agreement(adapter)
+                check_next_load(adapter, package)
+                busy = [pool.submit(keep_busy, adapter, moment * 3 + n, package) for n in range(3)]
+                threading.Event().wait(dice.uniform(0.1, 4))
+                adapter.stop(signal.SIGKILL)
+                assert [each.result() for each in busy] == [set()] * 3
+        with beside(triton, *flags) as adapter:
+            check_agreement(adapter)
+            check_next_load(adapter, package)
+            unload_all(adapter)
+            check_agreement(adapter)
+            assert adapter.stop() == 0
+        assert not any(path.is_dir() for path in triton.repository.iterdir())

@@ -1,0 +1,189 @@
+"""What outlives the adapter, and what does not outlive Triton."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapter.backend.sizes_file import FILE_NAME
+from tests.asking import model_names, quoted, triton_index
+from tests.journeys.memory.models import MIB, check_agreement, counted, write_eater
+from tests.processes import beside, tritonserver
+from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+_NAMES = ("one", "team/two")
+_LIMIT = "--memory-limit=1GiB"
+_NOTICED_SECONDS = 2
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[RunningAdapter]:
+    """A Triton of somebody else's, which starts it again when it dies."""
+    with embedded_adapter() as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return write_eater(tmp_path / "m", 16, declares="64MiB")
+
+
+def load_all(client: Client, package: Path) -> None:
+    for name in _NAMES:
+        assert client.load(name, package).status == 200
+
+
+def invoke(client: Client, name: str) -> int:
+    return client.post(f"/models/{quoted(name)}/invoke", infer_body(1.0)).status
+
+
+def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
+    assert model_names(client) == sorted(_NAMES)
+    assert [invoke(client, name) for name in _NAMES] == [200, 200]
+    check_agreement(adapter)
+    for name in _NAMES:
+        assert client.delete(f"/models/{quoted(name)}").status == 200
+    assert adapter.state()["models"] == []
+    check_agreement(adapter)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_adapter_that_is_started_again_serves_what_it_had_loaded(
+    triton: RunningAdapter, package: Path, number: signal.Signals
+) -> None:
+    flags = (f"--model-roots={package.parent}", _LIMIT)
+    with beside(triton, *flags) as first, closing(first.client()) as client:
+        load_all(client, package)
+        before = first.state()
+        first.stop(number)
+    ready = {name for name, state in triton_index(triton).items() if state == "READY"}
+    assert len(ready) == len(_NAMES)
+
+    with beside(triton, *flags) as second, closing(second.client()) as client:
+        after = second.state()
+
+        assert {line["model_id"] for line in second.events("model.adopted")} == set(_NAMES)
+        assert by_id(after) == by_id(before)
+        assert held(after) == held(before) == 2 * 64 * MIB
+        for name in _NAMES:
+            assert client.load(name, package).status == 409
+        check_served_and_unloaded(second, client)
+
+
+def by_id(state: dict[str, Any]) -> dict[str, Any]:
+    return {model["model_id"]: model for model in state["models"]}
+
+
+def held(state: dict[str, Any]) -> int:
+    return sum(book["held_bytes"] for book in state["memory"]["devices"].values())
+
+
+def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path: Path) -> None:
+    package = write_eater(tmp_path / "models" / "m", 128)
+    repository = tmp_path / "repository"
+    flags = (
+        *(f"--model-roots={package.parent}", f"--repository={repository}"),
+        *("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0"),
+    )
+    with running(*flags) as first, closing(first.client()) as client:
+        assert client.load("m", package).status == 200
+        wait_until((repository / FILE_NAME).exists, 5, "the size is written down")
+        first.stop(signal.SIGKILL)
+
+    with running(*flags) as second, closing(second.client()) as client:
+        assert model_names(client) == []  # that Triton has ended with its adapter
+        assert client.load("again", package).status == 200
+        assert [predicted(second, upto) for upto in ("0.9", "1.1", "+Inf")] == [0, 1, 1]
+        check_agreement(second)
+
+
+def predicted(adapter: RunningAdapter, at_most: str) -> float:
+    """Loads whose size was predicted by what had been learned, at most so much of the truth."""
+    return counted(
+        adapter, f'adapter_memory_prediction_ratio_bucket{{basis="learned",le="{at_most}"}}'
+    )
+
+
+@contextmanager
+def running(*flags: str) -> Iterator[RunningAdapter]:
+    adapter = RunningAdapter(*EMBEDDED, *flags)
+    try:
+        adapter.wait_for("adapter.started")
+        yield adapter
+    finally:
+        if adapter.process.poll() is None:
+            adapter.stop()
+
+
+@pytest.mark.parametrize("mode", ["forget", "reload"])
+@pytest.mark.parametrize("whose", ["external", "embedded"])
+@pytest.mark.races
+def test_a_triton_that_was_restarted_is_noticed_at_once(
+    request: pytest.FixtureRequest, package: Path, whose: str, mode: str
+) -> None:
+    flags = (f"--model-roots={package.parent}", _LIMIT, f"--on-triton-restart={mode}")
+    with (
+        adapter_on(whose, request, flags) as (adapter, keeper),
+        closing(adapter.client()) as client,
+    ):
+        load_all(client, package)
+        restarts = len(keeper.events("triton.restarted")) + 1
+        os.kill(tritonserver(keeper), signal.SIGKILL)
+        assert invoke(client, "one") in {503, 404}
+
+        keeper.wait_for("triton.restarted", restarts=restarts)
+        adapter.wait_for("triton.models_vanished", _NOTICED_SECONDS)
+
+        if mode == "reload":
+            wait_until(lambda: model_names(client) == sorted(_NAMES), 20, "both are back")
+        else:
+            assert model_names(client) == []
+            assert [invoke(client, name) for name in _NAMES] == [404, 404]
+            assert held(adapter.state()) == 0
+            wait_until(lambda: not folders(adapter), 5, "what was staged is cleared away")
+            load_all(client, package)
+        check_served_and_unloaded(adapter, client)
+
+
+@contextmanager
+def adapter_on(
+    whose: str, request: pytest.FixtureRequest, flags: tuple[str, ...]
+) -> Iterator[tuple[RunningAdapter, RunningAdapter]]:
+    """An adapter, and the one that keeps its Triton alive."""
+    if whose == "embedded":
+        with embedded_adapter(*flags) as adapter:
+            yield adapter, adapter
+    else:
+        triton = request.getfixturevalue("triton")
+        with beside(triton, *flags) as adapter:
+            yield adapter, triton
+
+
+def folders(adapter: RunningAdapter) -> list[Path]:
+    return [path for path in adapter.repository.iterdir() if path.is_dir()]
+
+
+@pytest.mark.races
+def test_the_list_never_names_what_triton_has_lost_for_long(
+    triton: RunningAdapter, package: Path
+) -> None:
+    flags = (f"--model-roots={package.parent}", _LIMIT)
+    with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
+        load_all(client, package)
+        with closing(Client(triton.http_address)) as raw:
+            assert raw.post("/v2/repository/models/one/unload", {}).status == 200
+
+        adapter.wait_for("triton.models_vanished", 2 * _NOTICED_SECONDS, models=["one"])
+
+        assert model_names(client) == ["team/two"]
+        assert invoke(client, "one") == 404
+        wait_until(lambda: len(folders(adapter)) == 1, 5, "what was staged is cleared away")
+        check_agreement(adapter)
+        assert client.delete(f"/models/{quoted('team/two')}").status == 200

@@ -1,0 +1,108 @@
+"""Loads that Triton never answers: their python process is killed while Triton asks it for the
+configuration (docs/design/triton.md). Each keeps one of Triton's four load threads for good.
+"""
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import background, model_names, triton_index
+from tests.journeys.memory.models import check_agreement, write_eater
+from tests.running import Client, Reply, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+_KILLED_AT_IMPORT = """\
+import os, time
+time.sleep(0.3)
+os.kill(os.getpid(), 9)
+"""
+# What is known of beforehand is loaded side by side.
+_DECLARES = "16MiB"
+_PATIENCE_SECONDS = 100  # and not the 350 that a load may take
+
+
+def write_sound(folder: Path) -> Path:
+    return write_eater(folder, 1, declares=_DECLARES)
+
+
+def write_deadly(folder: Path) -> Path:
+    return write_eater(folder, 1, declares=_DECLARES, imports=_KILLED_AT_IMPORT)
+
+
+def timed_load(client: Client, name: str, url: Path) -> tuple[Reply, float]:
+    begun = time.monotonic()
+    return client.load(name, url), time.monotonic() - begun
+
+
+def check_given_up(reply: Reply, seconds: float, name: str) -> None:
+    body = reply.json()
+    assert (reply.status, body["code"], body["model_name"]) == (400, "InvalidModel", name), body
+    assert "python process" in body["error"]
+    assert "ended while the model was being loaded" in body["error"]
+    assert seconds < _PATIENCE_SECONDS
+
+
+def is_serving(adapter: RunningAdapter, name: str) -> bool:
+    with closing(adapter.client()) as client:
+        return client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
+
+
+def test_a_load_that_is_stuck_is_given_up_and_its_name_serves_again(tmp_path: Path) -> None:
+    sound, package = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "changing")
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}") as adapter,
+        closing(adapter.client()) as client,
+        background(adapter) as others,
+    ):
+        stuck = others.ask(lambda c: timed_load(c, "mended", package))
+        wait_until(lambda: "LOADING" in triton_index(adapter).values(), 60, "Triton has begun")
+        assert client.load("other", sound).status == 200
+        check_given_up(*stuck.result()[0], "mended")
+        assert model_names(client) == ["other"]
+        check_agreement(adapter, stuck={"mended"})
+
+        write_sound(package)
+        assert client.load("mended", package).status == 200
+
+        assert is_serving(adapter, "mended")
+        assert is_serving(adapter, "other")
+        assert model_names(client) == ["mended", "other"]
+        check_agreement(adapter, stuck={"mended"})
+        assert client.delete("/models/mended").status == 200
+        assert client.get("/models/mended").status == 404
+        check_agreement(adapter, stuck={"mended"})
+
+
+def test_when_all_load_threads_are_stuck_triton_is_restarted_and_what_was_loaded_comes_back(
+    tmp_path: Path,
+) -> None:
+    sound, deadly = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "deadly")
+    names = [f"dead-{number}" for number in range(4)]
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}") as adapter,
+        closing(adapter.client()) as client,
+        background(adapter) as others,
+    ):
+        for name in ("one", "team/two"):
+            assert client.load(name, sound).status == 200
+        asked = {n: others.ask(lambda c, n=n: timed_load(c, n, deadly)) for n in names}
+        for name, each in asked.items():
+            check_given_up(*each.result()[0], name)
+
+        adapter.wait_for("triton.ended")
+        adapter.wait_for("triton.restarted", restarts=1)
+        adapter.wait_for("triton.models_vanished")
+
+        wait_until(lambda: model_names(client) == ["one", "team/two"], 60, "both are back")
+        assert is_serving(adapter, "one")
+        assert is_serving(adapter, "team%2Ftwo")
+        with closing(Client(adapter.admin)) as admin:
+            assert admin.get("/readyz").status == 200
+        check_agreement(adapter)
+        assert client.load("dead-0", sound).status == 200
+        assert is_serving(adapter, "dead-0")
+        check_agreement(adapter)

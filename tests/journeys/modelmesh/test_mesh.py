@@ -1,0 +1,360 @@
+"""A mesh in front of the adapter: over TCP and unix sockets, at one address and at two."""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as v2
+
+from adapter._proto import model_runtime_pb2 as pb
+from tests.asking import Gate, triton_index
+from tests.fakes.mesh import SIZE_SECONDS, Mesh, Unimplemented
+from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter, unload_all
+from tests.trees import CONFIG, write_python_model
+
+pytestmark = pytest.mark.triton
+
+INFER = "inference.GRPCInferenceService/ModelInfer"
+DIGITS, IDENTITY = str(EXAMPLES / "digits"), str(EXAMPLES / "identity")
+LARGE = 64 * 2**20
+KEY = json.dumps({"model_type": {"name": "python", "version": "1"}, "disk_size_bytes": 21000})
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    """Short: a socket's path has at most 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="mm-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+LAYOUTS = {
+    "tcp, one address": ("--grpc=127.0.0.1:0",),
+    "tcp, two addresses": ("--grpc=127.0.0.1:0", "--grpc-data=127.0.0.1:0"),
+    "one socket for both": ("--grpc=unix:{0}/mm.sock", "--grpc-data=unix:{0}/mm.sock"),
+    "two sockets": ("--grpc=unix:{0}/mm.sock", "--grpc-data=unix:{0}/data.sock"),
+}
+
+
+# for what does not depend on the address: a journey and a crowd are played at each
+once = pytest.mark.parametrize("everywhere", ["two sockets"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def everywhere(request: pytest.FixtureRequest, root: Path) -> Iterator[RunningAdapter]:
+    flags = [flag.format(root) for flag in LAYOUTS[request.param]]
+    shared = (f"--model-roots={root}", "--load-concurrency=2", COMPLETE)
+    with embedded_adapter(*shared, *flags) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+async def mesh(everywhere: RunningAdapter) -> AsyncIterator[Mesh]:
+    """Started, in front of an adapter with nothing loaded."""
+    async with started(everywhere) as mesh:
+        yield mesh
+    unload_all(everywhere)
+
+
+class started:  # noqa: N801 - reads as a sentence
+    def __init__(self, adapter: RunningAdapter) -> None:
+        doors = adapter.doors
+        self._mesh = Mesh(doors["grpc"], doors.get("grpc_data", doors["grpc"]))
+
+    async def __aenter__(self) -> Mesh:
+        await self._mesh.start()
+        return self._mesh
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._mesh.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def package(root: Path) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir=root))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def numbers(*values: float, name: str = "a-vmodel") -> bytes:
+    """A request of `identity`, with the name that a client knows."""
+    tensor = v2.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[len(values)])
+    raw = np.array(values, "<f4").tobytes()
+    request = v2.ModelInferRequest(model_name=name, inputs=[tensor], raw_input_contents=[raw])
+    return request.SerializeToString()
+
+
+def answered(raw: bytes) -> tuple[str, list[float]]:
+    answer = v2.ModelInferResponse.FromString(raw)
+    return answer.model_name, np.frombuffer(answer.raw_output_contents[0], "<f4").tolist()
+
+
+def left(adapter: RunningAdapter) -> tuple[list[str], set[str], list[str]]:
+    """What there is in the books, in Triton, and in the repository."""
+    states = triton_index(adapter)
+    in_triton = {name for name, state in states.items() if state not in {"", "UNAVAILABLE"}}
+    folders = [path.name for path in adapter.repository.iterdir()]
+    return [model["model_id"] for model in adapter.state()["models"]], in_triton, folders
+
+
+async def reached(gate: Gate) -> None:
+    await asyncio.to_thread(gate.wait_reached)
+
+
+@pytest.mark.parametrize("model_id", ["digits__isvc-0123456789", "zoë/№ 1"])
+async def test_a_model_is_loaded_served_and_evicted(mesh, everywhere, model_id):
+    loaded = await mesh.load(model_id, DIGITS, KEY)
+    assert loaded.size > 2**20  # measured: the files have 30 kB
+    # the default, or as measured for the mesh before; what a library takes varies
+    default = mesh.status.defaultModelSizeInBytes
+    assert loaded.predicted in (default, pytest.approx(loaded.size, rel=0.5))
+    sample = json.loads((EXAMPLES / "digits" / "sample.json").read_text())
+    [image] = sample["inputs"]
+    tensor = v2.ModelInferRequest.InferInputTensor(
+        name="IMAGE", datatype="FP32", shape=image["shape"]
+    )
+    raw = np.array(image["data"], "<f4").tobytes()
+    request = v2.ModelInferRequest(model_name="v", inputs=[tensor], raw_input_contents=[raw])
+    headers = {"mm-vmodel-id": "v", "user-agent": "x", "grpc-timeout": "1n", "authorization": "k"}
+
+    answer = v2.ModelInferResponse.FromString(
+        await mesh.infer(INFER, model_id, request.SerializeToString(), headers)
+    )
+
+    at = [output.name for output in answer.outputs].index("LABEL")
+    labels = np.frombuffer(answer.raw_output_contents[at], "<i8").tolist()
+    assert (answer.model_name, labels) == (model_id, sample["labels"])
+
+    await mesh.evict(model_id)
+    assert left(everywhere) == ([], set(), [])
+    with pytest.raises(grpc.aio.AioRpcError) as gone:
+        await mesh.infer(INFER, model_id, request.SerializeToString())
+    assert gone.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@once
+async def test_a_model_that_was_taken_away_is_loaded_again_by_the_next_request(mesh, everywhere):
+    await mesh.load("m", IDENTITY, KEY)
+    with closing(everywhere.client()) as sagemaker:
+        assert sagemaker.delete("/models/m").status == 200
+
+    assert answered(await mesh.infer(INFER, "m", numbers(1, 2))) == ("m", [1, 2])
+    assert left(everywhere)[0] == ["m"]
+
+
+@once
+async def test_a_load_past_its_time_is_cancelled_and_nothing_of_it_stays(
+    mesh, everywhere, package, gate
+):
+    write_python_model(package, initialize=gate.statements)
+    load = asyncio.create_task(mesh.load("slow", str(package), seconds=3))
+    await reached(gate)
+    asyncio.get_running_loop().call_later(3.5, gate.open)  # the unload waits for the load
+
+    with pytest.raises(TimeoutError):
+        await load
+
+    assert left(everywhere) == ([], set(), [])
+
+
+async def test_one_connection_carries_everything_at_once(mesh, everywhere, package, gate):
+    await mesh.load("served", IDENTITY)
+    # what is known of beforehand is loaded beside others
+    declared = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }'
+    write_python_model(package, initialize=gate.statements, config=declared)
+    slow = asyncio.create_task(mesh.load("slow", str(package)))
+    await reached(gate)
+
+    answers = await asyncio.gather(*(mesh.infer(INFER, "served", numbers(n)) for n in range(50)))
+    predictions = await asyncio.gather(*(mesh.predict("p", "far/away", KEY) for _ in range(20)))
+    await mesh.load("other", IDENTITY)
+    await mesh.evict("other")
+
+    assert not slow.done()
+    gate.open()
+    await slow
+    assert [answered(answer)[1] for answer in answers] == [[n] for n in range(50)]
+    assert set(predictions) == {mesh.status.defaultModelSizeInBytes}
+
+
+@once
+async def test_a_model_that_loads_while_another_unloads_is_told_as_it_was_measured(
+    mesh, everywhere, package, gate
+):
+    leaving = write_python_model(package / "leaving", finalize=gate.statements)
+    large = write_python_model(
+        package / "large", initialize=f"self.kept = bytearray(b'x') * {LARGE}"
+    )
+    await mesh.load("leaving", str(leaving))
+    eviction = asyncio.create_task(mesh.evict("leaving"))
+    await reached(gate)
+
+    request = pb.LoadModelRequest(modelId="large", modelPath=str(large))
+    loaded = await mesh.manage("loadModel", request)
+    asked = asyncio.ensure_future(
+        mesh.manage("modelSize", pb.ModelSizeRequest(modelId="large"), SIZE_SECONDS)
+    )
+    await mesh.predict("large", str(large))  # it is asked, and not only about to be
+    gate.open()
+
+    size = (await asked).sizeInBytes
+    assert loaded.sizeInBytes in {0, size}
+    assert LARGE < size < 2 * LARGE
+    await eviction
+    [model] = everywhere.state()["models"]
+    assert sum(model["bytes"].values()) == size
+
+
+@once
+async def test_what_was_measured_is_told_before_the_next_load_under_another_path(mesh, package):
+    """A puller passes the path in the bucket on, then fetches the files and loads those."""
+    write_python_model(package)
+    loaded = await mesh.load("pulled__isvc-0123456789", str(package))
+    await mesh.evict("pulled__isvc-0123456789")
+
+    assert await mesh.predict("pulled__isvc-0123456789", "models/pulled") == loaded.size
+
+
+async def test_a_declared_size_is_told_where_no_memory_is_read(root, package):
+    declared = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }'
+    write_python_model(package, config=declared)
+    flags = (f"--model-roots={root}", "--memory-source=off", "--modelmesh-memory=4GiB")
+    with embedded_adapter(*flags) as adapter:
+        async with started(adapter) as mesh:
+            loaded = await mesh.load("m", str(package))
+            asked = await mesh.manage("modelSize", pb.ModelSizeRequest(modelId="m"), SIZE_SECONDS)
+            other = await mesh.load("other", IDENTITY, KEY)
+            models = adapter.state()["models"]
+
+    assert [model["is_measured"] for model in models] == [False, False]
+    assert {loaded.predicted, loaded.size, asked.sizeInBytes} == {64 * 2**20}
+    assert {other.predicted, other.size} == {mesh.status.defaultModelSizeInBytes}
+
+
+@once
+async def test_a_request_that_meets_the_load_of_its_model_waits_for_it(mesh, package, gate):
+    write_python_model(package, initialize=gate.statements)
+    slow = asyncio.create_task(mesh.load("slow", str(package)))
+    await reached(gate)
+    early = asyncio.create_task(mesh.infer(INFER, "slow", numbers(7)))
+    gate.open()
+
+    assert answered(await early) == ("slow", [7])
+    await slow
+
+
+@once
+async def test_a_mesh_that_starts_anew_finds_nothing_loaded(mesh, everywhere, package, gate):
+    write_python_model(package, initialize=gate.statements)
+    await mesh.load("m", IDENTITY)
+    slow = asyncio.create_task(mesh.load("slow", str(package)))
+    await reached(gate)
+    await mesh.close()
+    slow.cancel()
+    asyncio.get_running_loop().call_later(1.5, gate.open)
+
+    async with started(everywhere) as anew:
+        assert anew.polls > 1  # it is STARTING while the model loads
+        assert left(everywhere) == ([], set(), [])
+        await anew.load("m", IDENTITY)
+
+
+@once
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("the weights are broken", "INTERNAL"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "RESOURCE_EXHAUSTED"),
+    ],
+)
+async def test_a_failed_load_says_why_in_tritons_words(mesh, everywhere, package, words, code):
+    write_python_model(package, initialize=f"raise RuntimeError({words!r})")
+
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await mesh.load("bad", str(package))
+
+    assert failed.value.code().name == code
+    assert words in failed.value.details()
+    assert left(everywhere) == ([], set(), [])
+
+
+@once
+@pytest.mark.parametrize("name", ["sklearn", "xgboost", "lightgbm"])
+async def test_a_package_with_a_config_is_loaded_as_it_is_whatever_its_format(mesh, name):
+    key = json.dumps({"model_type": {"name": name, "version": "1"}})
+    await mesh.load("m", IDENTITY, key)
+
+    assert answered(await mesh.infer(INFER, "m", numbers(3))) == ("m", [3])
+
+
+@once
+@pytest.mark.parametrize("path", ["{}/none", "/etc", "relative/path", ""])
+async def test_a_load_that_is_not_tried_says_so(mesh, everywhere, root, path):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.load("none", path.format(root))
+
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert left(everywhere) == ([], set(), [])
+
+
+@once
+async def test_each_unary_call_about_a_model_goes_through_and_no_other(mesh):
+    await mesh.load("m", IDENTITY)
+    service, named = "inference.GRPCInferenceService/", v2.ModelReadyRequest(name="v")
+
+    async def ask(method: str) -> bytes:
+        return await mesh.infer(service + method, "m", named.SerializeToString())
+
+    assert v2.ModelReadyResponse.FromString(await ask("ModelReady")).ready
+    assert v2.ModelMetadataResponse.FromString(await ask("ModelMetadata")).name == "m"
+    assert v2.ModelConfigResponse.FromString(await ask("ModelConfig")).config.name == "m"
+    statistics = v2.ModelStatisticsResponse.FromString(await ask("ModelStatistics"))
+    assert [model.name for model in statistics.model_stats] == ["m"]
+    for method in ("RepositoryModelUnload", "ServerLive", "SystemSharedMemoryStatus"):
+        with pytest.raises(Unimplemented):
+            await ask(method)
+
+
+@once
+async def test_a_model_is_the_same_one_at_every_door(mesh, everywhere):
+    with closing(everywhere.client()) as sagemaker:
+        assert sagemaker.load("theirs", IDENTITY).status == 200
+        loaded = await mesh.load("theirs", IDENTITY)
+        [model] = everywhere.state()["models"]  # before it grows under traffic
+        assert sum(model["bytes"].values()) == loaded.size
+        assert answered(await mesh.infer(INFER, "theirs", numbers(3))) == ("theirs", [3])
+        await mesh.load("ours", DIGITS)
+
+        names = [m["modelName"] for m in sagemaker.get("/models").json()["models"]]
+        assert names == ["ours", "theirs"]
+        await mesh.evict("theirs")
+        assert sagemaker.get("/models/theirs").status == 404
+
+
+@once
+async def test_the_second_door_has_inference_alone(everywhere):
+    empty = {"request_serializer": bytes, "response_deserializer": bytes}
+    async with grpc.aio.insecure_channel(everywhere.doors["grpc_data"]) as channel:
+        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady", **empty)
+        assert v2.ServerReadyResponse.FromString(await ready(b"")).ready
+        for method in (
+            "mmesh.ModelRuntime/runtimeStatus",
+            "inference.GRPCInferenceService/RepositoryIndex",
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as none:
+                await channel.unary_unary(f"/{method}", **empty)(b"")
+            assert none.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,291 @@
+"""Triton goes and comes back: what a mesh and others are told meanwhile."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as v2
+
+from tests.asking import Gate
+from tests.chart.pod import free_ports
+from tests.fakes.mesh import Mesh
+from tests.grpc_calls import infer_request
+from tests.journeys.modelmesh.tritons import write_tritonserver
+from tests.processes import tritonserver
+from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import CONFIG, write_python_model
+
+pytestmark = pytest.mark.triton
+
+INFER = "inference.GRPCInferenceService/ModelInfer"
+KINDS = ("http", "grpc", "metrics")
+# known beforehand, so that loads go on side by side
+DECLARED = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }\n'
+IDENTITY = str(EXAMPLES / "identity")
+
+
+class Outage:
+    """The next tritonserver starts when it is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self._held_by = folder / "held"
+        self.program = write_tritonserver(folder, held_by=self._held_by)
+
+    async def begin(self, adapter: RunningAdapter) -> None:
+        self._held_by.touch()
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        await asyncio.to_thread(adapter.wait_for, "triton.exited")
+
+    def end(self) -> None:
+        self._held_by.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short: a socket's path has at most 107 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="mm-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "root"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def outage(folder: Path) -> Outage:
+    return Outage(folder)
+
+
+@asynccontextmanager
+async def mesh_before(outage: Outage, *flags: str) -> AsyncIterator[tuple[Mesh, RunningAdapter]]:
+    """One unix socket for everything, as in the manifest."""
+    socket = f"unix:{outage.program.parent}/rt.sock"
+    flags = (f"--tritonserver={outage.program}", f"--grpc={socket}", *flags)
+    with embedded_adapter(*flags) as adapter:
+        mesh = Mesh(socket, socket)
+        try:
+            await mesh.start()
+            yield mesh, adapter
+        finally:
+            outage.end()
+            await mesh.close()
+
+
+class Elsewhere:
+    """A Triton that is not the adapter's, as in another container; always at the same ports."""
+
+    def __init__(self, folder: Path) -> None:
+        ports = free_ports(3)
+        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports)
+        self.repository = folder / "repository"
+        self.repository.mkdir()
+        shared = f"--backend-config=python,shm-region-prefix-name={folder.name}"
+        self._command = [
+            str(write_tritonserver(folder, shared)),
+            f"--model-repository={self.repository}",
+            "--model-control-mode=explicit",
+            *(f"--{kind}-port={port}" for kind, port in zip(KINDS, ports, strict=True)),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(self._command, stdout=quiet, stderr=quiet)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@pytest.fixture
+def elsewhere(folder: Path) -> Iterator[Elsewhere]:
+    made = Elsewhere(folder)
+    made.start()
+    yield made
+    made.stop()
+
+
+def request(value: float) -> bytes:
+    return infer_request("any", value).SerializeToString()
+
+
+def value_of(answer: bytes) -> float:
+    [raw] = v2.ModelInferResponse.FromString(answer).raw_output_contents
+    return float(memoryview(raw).cast("f")[0])
+
+
+async def code_of(mesh: Mesh, *metadata: tuple[str, str]) -> grpc.StatusCode:
+    """Of one inference of `m`, by whoever it is."""
+    async with grpc.aio.insecure_channel(mesh.data) as channel:
+        call = channel.unary_unary(f"/{INFER}")
+        try:
+            await call(infer_request("m", 1.0).SerializeToString(), metadata=metadata, timeout=30)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_a_mesh_loses_no_request_and_no_load_while_triton_is_away(outage):
+    async with mesh_before(outage) as (mesh, adapter):
+        await mesh.load("m", IDENTITY)
+        await outage.begin(adapter)
+
+        asked = [asyncio.create_task(mesh.infer(INFER, "m", request(n))) for n in range(8)]
+        late = asyncio.create_task(mesh.load("late", IDENTITY))
+        assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(mesh) is grpc.StatusCode.UNAVAILABLE
+        # those that come when the mesh has learned it wait for the load that it has sent
+        asked += [asyncio.create_task(mesh.infer(INFER, "m", request(n))) for n in range(8, 12)]
+        assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
+        assert not any(task.done() for task in [*asked, late])
+
+        outage.end()
+        assert [value_of(answer) for answer in await asyncio.gather(*asked)] == [*range(12)]
+        await late
+        assert {model["model_id"] for model in adapter.state()["models"]} == {"m", "late"}
+        # a platform that is not a mesh learns it when Triton is back
+        await mesh.evict("m")
+        assert await code_of(mesh) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_mesh_loses_no_request_of_those_under_way_when_triton_is_killed(outage):
+    async with mesh_before(outage) as (mesh, adapter):
+        await mesh.load("m", IDENTITY)
+        answered, is_over = asyncio.Condition(), False
+        count = 0
+
+        async def client() -> None:
+            nonlocal count
+            while not is_over:
+                assert value_of(await mesh.infer(INFER, "m", request(count))) >= 0
+                async with answered:
+                    count += 1
+                    answered.notify_all()
+
+        clients = [asyncio.create_task(client()) for _ in range(4)]
+        for restarts in (1, 2):
+            async with answered:
+                seen = count
+                await answered.wait_for(lambda seen=seen: count > seen + 20)
+            os.kill(tritonserver(adapter), signal.SIGKILL)
+            await asyncio.to_thread(adapter.wait_for, "triton.restarted", restarts=restarts)
+        async with answered:
+            seen = count
+            await answered.wait_for(lambda: count > seen + 20)
+        is_over = True
+        await asyncio.gather(*clients)
+
+
+async def test_a_load_that_a_kill_of_triton_broke_off_is_done_again(outage, root, gate):
+    async with mesh_before(outage, f"--model-roots={root}") as (mesh, adapter):
+        write_python_model(root / "m", initialize=gate.statements)
+        load = asyncio.create_task(mesh.load("m", str(root / "m")))
+        await asyncio.to_thread(gate.wait_reached)
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        await asyncio.to_thread(adapter.wait_for, "modelmesh.broken_off")
+        gate.open()
+        await load
+        assert value_of(await mesh.infer(INFER, "m", request(3))) == 3
+
+
+async def test_a_model_that_ends_triton_each_time_takes_no_other_with_it(outage, root, gate):
+    flags = (f"--model-roots={root}", "--load-concurrency=2", "--modelmesh-default-size=1MiB")
+    begun = root / "begun"
+    ends_triton = f"""
+import os, signal, time
+with open({str(begun)!r}, "a") as begun:
+    begun.write("x")
+while not os.path.exists({str(gate.path)!r}):
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGKILL)
+"""
+    async with mesh_before(outage, *flags) as (mesh, _):
+        write_python_model(root / "bad", initialize=ends_triton, config=DECLARED)
+        write_python_model(root / "good", initialize=gate.statements, config=DECLARED)
+        bad = asyncio.create_task(mesh.load("bad", str(root / "bad")))
+        good = asyncio.create_task(mesh.load("good", str(root / "good")))
+        await asyncio.to_thread(gate.wait_reached)
+        await asyncio.to_thread(wait_until, begun.exists, 30, "both are being loaded")
+        gate.open()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bad
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert begun.read_text() == "xx"
+        await good
+        assert value_of(await mesh.infer(INFER, "good", request(3))) == 3
+
+
+async def test_an_unload_and_a_cancelled_load_leave_nothing_behind_an_outage(outage):
+    async with mesh_before(outage) as (mesh, adapter):
+        await mesh.load("m", IDENTITY)
+        await outage.begin(adapter)
+        eviction = asyncio.create_task(mesh.evict("m"))
+        with pytest.raises(TimeoutError):
+            await mesh.load("cancelled", IDENTITY, seconds=0.3)
+        assert not eviction.done()
+
+        outage.end()
+        await eviction
+        await mesh.load("other", IDENTITY)
+        assert [model["model_id"] for model in adapter.state()["models"]] == ["other"]
+
+
+async def test_what_is_loaded_again_from_here_is_never_not_found(outage):
+    async with mesh_before(outage, "--on-triton-restart=reload") as (mesh, adapter):
+        await mesh.load("m", IDENTITY)
+        await outage.begin(adapter)
+        assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.UNAVAILABLE
+
+        load = asyncio.create_task(mesh.load("m", IDENTITY))
+        outage.end()
+        await load
+        assert value_of(await mesh.infer(INFER, "m", request(3))) == 3
+
+
+async def test_a_load_waits_for_a_triton_in_another_container(elsewhere, folder):
+    socket = f"unix:{folder}/rt.sock"
+    adapter = RunningAdapter(
+        *("--http=127.0.0.1:0", "--admin=127.0.0.1:0", f"--grpc={socket}"),
+        *(f"--triton-{kind}={getattr(elsewhere, kind)}" for kind in KINDS),
+        *(f"--repository={elsewhere.repository}", f"--model-roots={EXAMPLES}"),
+        "--modelmesh-memory=4GiB",
+    )
+    mesh = Mesh(socket, socket)
+    try:
+        adapter.wait_for("adapter.started")
+        await mesh.start()
+        await mesh.load("m", IDENTITY)
+        elsewhere.stop()
+        await asyncio.to_thread(adapter.wait_for, "triton.unreachable")
+        late = asyncio.create_task(mesh.load("late", IDENTITY))
+        assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.UNAVAILABLE
+        assert not late.done()
+
+        elsewhere.start()
+        await late
+        assert value_of(await mesh.infer(INFER, "late", request(7))) == 7
+        assert value_of(await mesh.infer(INFER, "m", request(8))) == 8
+    finally:
+        await mesh.close()
+        assert adapter.stop() == 0, adapter.errors

@@ -1,0 +1,40 @@
+"""Shared here. `echo` stays loaded for a whole module: a load takes 1.5 s."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate
+from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
+
+
+@pytest.fixture(scope="module")
+def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+    """The shared adapter with `echo` loaded. A module takes either this or `adapter`."""
+    with closing(shared_adapter.client()) as client:
+        assert client.load("echo", EXAMPLES / "identity").status == 200
+        yield shared_adapter
+        unload_all(shared_adapter)
+
+
+@pytest.fixture
+def caller(served: RunningAdapter) -> Iterator[Client]:
+    with closing(served.client()) as client:
+        yield client
+
+
+@pytest.fixture
+def raw_triton(served: RunningAdapter) -> Iterator[Client]:
+    """The Triton behind the adapter, asked directly."""
+    with closing(Client(served.http_address)) as client:
+        yield client
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Open at the end, whatever happened: nothing hangs after a test that failed."""
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()

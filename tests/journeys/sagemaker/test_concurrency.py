@@ -1,0 +1,67 @@
+"""One model's load and unload are nobody else's business."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate, background
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_CONNECTIONS = 24
+
+
+def invoke_often(client: Client) -> set[int]:
+    """The statuses of as many invocations as a connection is kept for in practice."""
+    return {client.post("/models/echo/invoke", infer_body(1.0)).status for _ in range(20)}
+
+
+def test_nobody_waits_for_the_load_or_unload_of_another_model(
+    adapter: RunningAdapter, client: Client, package: Path, tmp_path: Path
+) -> None:
+    """Each stands still until all the others have been answered."""
+    load, answer = Gate(tmp_path / "load"), Gate(tmp_path / "answer")
+    write_python_model(package, initialize=load.statements, answer=answer.statements)
+    assert client.load("echo", EXAMPLES / "identity").status == 200
+
+    with background(adapter, _CONNECTIONS + 2) as others:
+        try:
+            loading = others.ask(lambda c: c.load("slow", package))
+            load.wait_reached()
+            crowd = [others.ask(invoke_often) for _ in range(_CONNECTIONS)]
+            assert [each.result(25)[0] for each in crowd] == [{200}] * _CONNECTIONS
+            assert not loading.done()
+            load.open()
+            assert loading.result()[0].status == 200
+
+            invocation = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+            answer.wait_reached()
+            unloading = others.ask(lambda c: c.delete("/models/slow"))
+            wait_until(lambda: client.get("/models/slow").status != 200, 10, "it is unloading")
+            crowd = [others.ask(invoke_often) for _ in range(_CONNECTIONS)]
+            assert [each.result(25)[0] for each in crowd] == [{200}] * _CONNECTIONS
+            assert not unloading.done()
+        finally:
+            load.open()
+            answer.open()
+        assert invocation.result()[0].status == 200
+        assert unloading.result()[0].status == 200
+
+
+def test_many_loads_and_unloads_of_one_name_end_in_one_state(
+    adapter: RunningAdapter, client: Client
+) -> None:
+    with background(adapter) as others:
+        loads = [others.ask(lambda c: c.load("echo", EXAMPLES / "identity")) for _ in range(6)]
+        statuses = sorted(each.result()[0].status for each in loads)
+        deletes = [others.ask(lambda c: c.delete("/models/echo")) for _ in range(4)]
+        gone = sorted(each.result()[0].status for each in deletes)
+
+    assert statuses == [200, 409, 409, 409, 409, 409]
+    assert gone == [200, 404, 404, 404]
+    with closing(adapter.client()) as other:
+        assert other.get("/models").json() == {"models": []}
+    assert list(adapter.repository.iterdir()) == []

@@ -1,0 +1,221 @@
+"""Daemons of a python model: processes that have lost their parent, most in a session of
+their own. They end with their model, and with Triton and the adapter, however these end.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.processes import children, is_alive, stubs, tritonserver
+from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_MIB = 2**20
+_HELD_BYTES = 64 * _MIB
+_IMPORTS = """
+import os, pathlib, subprocess, time
+
+def daemon(mark, *, session, command):
+    if (child := os.fork()) != 0:
+        os.waitpid(child, 0)
+        return
+    if session:
+        os.setsid()
+    parent = os.getpid()
+    if os.fork() != 0:
+        os._exit(0)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    pathlib.Path(mark).write_text(str(os.getpid()))
+    if command:
+        os.execv(command[0], command)
+    held = os.urandom(1) * {held}
+    time.sleep(3600)
+"""
+_SLEEP = "['/bin/sleep', '3600']"
+# what the model does when it is called
+WAYS = {
+    "in a session of its own": "daemon({mark!r}, session=True, command=[])",
+    "executes another program": f"daemon({{mark!r}}, session=True, command={_SLEEP})",
+    "in the session of Triton": "daemon({mark!r}, session=False, command=[])",
+    "executes in the session of Triton": f"daemon({{mark!r}}, session=False, command={_SLEEP})",
+    "started by a shell": (
+        "subprocess.run(['setsid', '-f', 'sh', '-c', 'echo $$ > {mark}; exec sleep 3600'])"
+    ),
+}
+
+
+class Daemon:
+    """A model that leaves a daemon behind at each call, and the last of them."""
+
+    def __init__(self, folder: Path, way: str) -> None:
+        self._mark = folder / "pid"
+        held = _IMPORTS.replace("{held}", str(_HELD_BYTES))
+        answer = WAYS[way].format(mark=str(self._mark))
+        self.package = write_python_model(folder / "m", imports=held, answer=answer)
+
+    def load(self, client: Client, name: str = "m") -> None:
+        assert client.load(name, self.package).status == 200
+
+    def start(self, client: Client, name: str = "m") -> int:
+        """The pid of a new one."""
+        self._mark.unlink(missing_ok=True)
+        assert client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
+        wait_until(lambda: self._mark.exists() and bool(self._mark.read_text()), 20, "it runs")
+        pid = int(self._mark.read_text())
+        assert is_alive(pid)
+        return pid
+
+
+@pytest.fixture(params=WAYS)
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
+    return Daemon(tmp_path, request.param)
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Daemon:
+    return Daemon(tmp_path, "in a session of its own")
+
+
+@pytest.fixture
+def executed(tmp_path: Path) -> Daemon:
+    return Daemon(tmp_path, "executes another program")
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
+    with embedded_adapter(f"--model-roots={tmp_path}", "--memory-limit=4GiB") as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(adapter.client()) as client:
+        yield client
+
+
+def test_a_daemon_is_ended_before_delete_of_its_model_says_200(
+    adapter: RunningAdapter, client: Client, daemon: Daemon
+) -> None:
+    daemon.load(client)
+    pids = [daemon.start(client), daemon.start(client)]
+    assert client.delete("/models/m").status == 200
+    assert not [pid for pid in pids if is_alive(pid)]
+    (killed,) = adapter.events("model.processes_killed")
+    assert killed["processes"] == sorted(pids)
+
+
+def test_a_daemon_of_one_model_outlives_the_unload_of_another(
+    client: Client, forked: Daemon
+) -> None:
+    forked.load(client)
+    forked.load(client, "other")
+    first, second = forked.start(client), forked.start(client, "other")
+    assert client.delete("/models/other").status == 200
+    assert not is_alive(second)
+    assert is_alive(first)
+    assert client.delete("/models/m").status == 200
+    assert not is_alive(first)
+
+
+def test_a_daemon_whose_model_nothing_tells_ends_with_the_last_that_it_may_be_of(
+    client: Client, executed: Daemon
+) -> None:
+    executed.load(client)
+    executed.load(client, "other")
+    pid = executed.start(client, "other")
+    assert client.delete("/models/other").status == 200
+    executed.load(client, "other")
+    assert client.delete("/models/m").status == 200
+    assert not is_alive(pid)
+
+
+def test_a_daemon_of_a_load_that_fails_is_ended_before_the_answer(
+    client: Client, tmp_path: Path
+) -> None:
+    mark = tmp_path / "pid"
+    way = WAYS["executes another program"].format(mark=str(mark))
+    package = write_python_model(
+        tmp_path / "bad",
+        imports=_IMPORTS.replace("{held}", "1"),
+        initialize=f"{way}\nwhile not os.path.exists({str(mark)!r}): time.sleep(0.01)\n1 / 0",
+    )
+    assert client.load("bad", package).status == 400
+    assert not is_alive(int(mark.read_text()))
+
+
+def test_a_daemon_whose_model_has_lost_its_process_is_ended(
+    adapter: RunningAdapter, client: Client, forked: Daemon
+) -> None:
+    forked.load(client)
+    pid = forked.start(client)
+    (stub,) = stubs(adapter, "m")[:1]
+    os.kill(stub, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), 60, "it is ended")
+    assert pid in adapter.wait_for("model.processes_killed")["processes"]
+
+
+def test_a_daemon_that_copies_the_stub_does_not_stand_for_it(
+    adapter: RunningAdapter, client: Client, forked: Daemon
+) -> None:
+    forked.load(client)
+    pid = forked.start(client)
+    for stub in stubs(adapter, "m"):
+        if stub != pid:
+            os.kill(stub, signal.SIGKILL)
+    assert client.post("/models/m/invoke", infer_body(1.0)).status in {404, 500}
+    assert client.post("/models/m/invoke", infer_body(1.0)).status == 404
+    assert client.load("m", forked.package).status == 200
+    assert not is_alive(pid)
+
+
+def test_the_memory_of_a_daemon_counts_until_it_is_ended(
+    adapter: RunningAdapter, client: Client, forked: Daemon
+) -> None:
+    forked.load(client)
+    with closing(Client(adapter.admin)) as admin:
+
+        def used() -> int:
+            (device,) = admin.get("/debug/state").json()["memory"]["devices"].values()
+            return device["used_bytes"] or 0
+
+        before = used()
+        forked.start(client)
+        wait_until(lambda: used() > before + 0.9 * _HELD_BYTES, 20, "it counts")
+        assert client.delete("/models/m").status == 200
+        assert used() < before + 0.5 * _HELD_BYTES
+
+
+def test_a_daemon_is_ended_before_another_triton_is_started(
+    adapter: RunningAdapter, client: Client, daemon: Daemon
+) -> None:
+    daemon.load(client)
+    pid = daemon.start(client)
+    os.kill(tritonserver(adapter), signal.SIGKILL)
+    assert adapter.wait_for("triton.exited")["reason"] == "was killed by SIGKILL"
+    assert not is_alive(pid)
+    adapter.wait_for("triton.restarted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_daemon_ends_with_the_adapter(daemon: Daemon, number: signal.Signals) -> None:
+    adapter = RunningAdapter(*EMBEDDED, f"--model-roots={daemon.package.parent}")
+    try:
+        adapter.wait_for("adapter.started")
+        (keeper,) = children(adapter.process.pid)
+        with closing(adapter.client()) as client:
+            daemon.load(client)
+            pid = daemon.start(client)
+        adapter.process.send_signal(number)
+        adapter.process.wait(30)
+        if number == signal.SIGTERM:
+            assert not is_alive(pid)
+        wait_until(lambda: not is_alive(pid) and not is_alive(keeper), 10, "nothing is left")
+    finally:
+        adapter.stop()

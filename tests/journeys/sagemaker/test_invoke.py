@@ -1,0 +1,323 @@
+"""POST /models/{model_name}/invoke with small bodies."""
+
+import gzip
+import json
+import struct
+import zlib
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import BINARY, JSON, binary_request, refusal, sized
+from tests.running import Client, Reply, RunningAdapter
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_PATH = "/models/echo/invoke"
+_OUTPUT = [{"name": "OUT", "parameters": {"binary_data": True}}]
+
+
+@pytest.fixture(scope="module")
+def moody(served: RunningAdapter, model_root: Path) -> str:
+    """A model that fails as its input says; stays loaded for the module, as echo does."""
+    folder = write_python_model(
+        model_root / "moody",
+        answer="""\
+            kind = int(values[0])
+            if kind == 1:
+                raise ValueError("the model is in a mood")
+            if kind == 2:
+                error = pb_utils.TritonError("not among mine", pb_utils.TritonError.NOT_FOUND)
+                return pb_utils.InferenceResponse(error=error)
+            if kind == 3:
+                error = pb_utils.TritonError("too odd for me", pb_utils.TritonError.INVALID_ARG)
+                return pb_utils.InferenceResponse(error=error)
+            if kind == 4:
+                error = pb_utils.TritonError("resting", pb_utils.TritonError.UNAVAILABLE)
+                return pb_utils.InferenceResponse(error=error)
+        """,
+    )
+    with closing(served.client()) as client:
+        assert client.load("moody", folder).status == 200
+    return "/models/moody/invoke"
+
+
+@pytest.mark.parametrize("kind", [JSON, "application/octet-stream", "text/csv", "x", None])
+def test_json_is_taken_under_any_content_type(caller: Client, kind: str | None) -> None:
+    reply = caller.post(
+        _PATH, infer_body(1.5, -2.0), {} if kind is None else {"Content-Type": kind}
+    )
+
+    assert reply.status == 200
+    assert reply.headers["Content-Type"] == JSON
+    assert reply.json()["outputs"][0]["data"] == [1.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        f"{BINARY};json-header-size={{}}",
+        f"{BINARY}; json-header-size={{}}",
+        f"{BINARY} ;  json-header-size = {{}} ",
+        f"{BINARY};json-header-size={{}};charset=utf-8",
+        f"{BINARY};charset=utf-8; json-header-size={{}}",
+        f"{BINARY.upper()};JSON-Header-Size={{}}",
+        f'{BINARY};json-header-size="{{}}"',
+        f"{BINARY};json-header-size=000{{}}",
+    ],
+)
+def test_binary_tensors_go_both_ways(caller: Client, kind: str) -> None:
+    body, json_bytes = binary_request(5)
+
+    reply = caller.post(_PATH, body, {"Content-Type": kind.format(json_bytes)})
+
+    assert reply.status == 200
+    media_type, _, parameter = reply.headers["Content-Type"].partition(";")
+    size = int(parameter.removeprefix("json-header-size="))
+    assert media_type == BINARY
+    assert json.loads(reply.body[:size])["model_name"] == "echo"
+    assert reply.body[size:] == body[json_bytes:]
+
+
+def test_binary_in_and_json_out(caller: Client) -> None:
+    body, json_bytes = binary_request(2, binary_output=False)
+
+    reply = caller.post(_PATH, body, sized(json_bytes))
+
+    assert reply.headers["Content-Type"] == JSON
+    assert reply.json()["outputs"][0]["data"] == [0.5, 0.5]
+
+
+def test_json_in_and_binary_out(caller: Client) -> None:
+    reply = caller.post(_PATH, infer_body(0.5) | {"outputs": _OUTPUT})
+
+    size = int(reply.headers["Content-Type"].removeprefix(f"{BINARY};json-header-size="))
+    assert reply.body[size:] == struct.pack("<f", 0.5)
+
+
+@pytest.mark.parametrize("size", ["abc", "", "-1", "1.5", "1e2", "0x10", "9" * 40, "²", "1 2"])
+def test_a_json_header_size_that_is_no_number_is_refused(caller: Client, size: str) -> None:
+    reply = caller.post(_PATH, binary_request(1)[0], sized(size))
+
+    assert refusal(reply)[:2] == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize("kind", [BINARY, f"{BINARY};", f"text/csv,{BINARY};json-header-size=1"])
+def test_the_binary_media_type_without_its_size_is_refused(caller: Client, kind: str) -> None:
+    reply = caller.post(_PATH, binary_request(1)[0], {"Content-Type": kind})
+
+    assert refusal(reply)[:2] == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize("too_many", [1, 10_000_000])
+def test_a_json_header_size_beyond_the_body_is_refused(caller: Client, too_many: int) -> None:
+    body, _ = binary_request(1)
+
+    known = caller.post(_PATH, body, sized(len(body) + too_many))
+    chunked = caller.post(_PATH, iter([body]), sized(len(body) + too_many))
+
+    assert refusal(known)[:2] == refusal(chunked)[:2] == (400, "InvalidRequest")
+
+
+def test_a_json_header_size_that_cuts_the_json_is_refused(caller: Client) -> None:
+    body, json_bytes = binary_request(1)
+
+    assert refusal(caller.post(_PATH, body, sized(json_bytes - 1)))[:2] == (400, "InvalidRequest")
+
+
+def wrong(**changes: object) -> dict[str, object]:
+    body = infer_body(1.0)
+    body["inputs"][0] |= changes
+    return body
+
+
+_WRONG = {
+    "tensor-name": wrong(name="OTHER"),
+    "rank": wrong(shape=[1, 1]),
+    "shape": wrong(shape=[7]),
+    "datatype": wrong(datatype="INT32"),
+    "no-datatype": wrong(datatype=None),
+    "strings": wrong(data=["a"]),
+    "no-inputs": {"inputs": []},
+    "unknown-output": infer_body(1.0) | {"outputs": [{"name": "OTHER"}]},
+    "inputs-no-list": {"inputs": 7},
+    "id-no-text": infer_body(1.0) | {"id": {}},
+    "empty-object": {},
+    "no-object": [1],
+    "no-json": b"{",
+    "random": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("body", _WRONG.values(), ids=_WRONG.keys())
+def test_a_request_that_does_not_fit_the_model_is_the_callers_fault(
+    caller: Client, body: object
+) -> None:
+    assert refusal(caller.post(_PATH, body)) == (400, "InvalidRequest", "echo")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        infer_body(1.0, 2.5),
+        infer_body(0.1) | {"id": "a/b c"},
+        infer_body(1.0) | {"outputs": _OUTPUT},
+        infer_body(1.0) | {"parameters": {"binary_data_output": True}, "unheard_of": [1]},
+        infer_body(),
+    ],
+    ids=["json", "id", "binary", "binary-all", "empty-tensor"],
+)
+@pytest.mark.parametrize("packed", ["", "gzip", "deflate"])
+def test_tritons_answer_is_passed_on_byte_for_byte(
+    caller: Client, raw_triton: Client, body: dict[str, object], packed: str
+) -> None:
+    headers = {"Accept-Encoding": packed}
+
+    ours = caller.post(_PATH, body, headers)
+    theirs = raw_triton.post("/v2/models/echo/infer", body, headers)
+
+    assert (ours.status, ours.body) == (theirs.status, theirs.body)
+    for header in ("Content-Encoding", "Content-Length"):
+        assert ours.headers[header] == theirs.headers[header]
+    size = theirs.headers["Inference-Header-Content-Length"]
+    binary = f"{BINARY};json-header-size={size}"
+    assert ours.headers["Content-Type"] == (JSON if size is None else binary)
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate", "GZIP"])
+@pytest.mark.parametrize("kind", ["json", "binary"])
+def test_a_packed_body_is_unpacked(caller: Client, name: str, kind: str) -> None:
+    plain, headers = json.dumps(infer_body(2.0)).encode(), {}
+    if kind == "binary":
+        plain, size = binary_request(1000)
+        headers = sized(size)
+    body = zlib.compress(plain) if name == "deflate" else gzip.compress(plain)
+
+    reply = caller.post(_PATH, body, headers | {"Content-Encoding": name})
+
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize("name", ["br", "zstd", "gzip, gzip", "nonsense"])
+def test_an_unsupported_content_encoding_is_refused(caller: Client, name: str) -> None:
+    reply = caller.post(_PATH, infer_body(1.0), {"Content-Encoding": name})
+
+    assert refusal(reply)[:2] == (400, "InvalidRequest")
+
+
+def not_packed_so() -> dict[str, tuple[str, bytes]]:
+    """Content-Encoding and a body. Triton takes each for an empty one, or for its beginning."""
+    plain = json.dumps(infer_body(1.0)).encode()
+    packed, raw = gzip.compress(plain), zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return {
+        "plain as gzip": ("gzip", plain),
+        "plain as deflate": ("deflate", plain),
+        "deflate without zlib's header": ("deflate", raw.compress(plain) + raw.flush()),
+        "nothing as gzip": ("gzip", b""),
+        "nothing in it": ("gzip", gzip.compress(b"")),
+        "cut off": ("gzip", packed[:-1]),
+        "wrong check": ("gzip", packed[:-8] + bytes(4) + packed[-4:]),
+        "bytes behind it": ("gzip", packed + b"x"),
+        "a second member": ("gzip", packed + packed),
+        "large": ("gzip", gzip.compress(plain + b" " * 2**21, 0)[:-1]),
+    }
+
+
+@pytest.mark.parametrize("how", ["whole", "chunked"])
+@pytest.mark.parametrize("path", [_PATH, "/v2/models/echo/infer"])
+@pytest.mark.parametrize(("coding", "body"), not_packed_so().values(), ids=not_packed_so())
+def test_a_body_that_is_not_packed_as_it_says_is_refused(
+    caller: Client, path: str, coding: str, body: bytes, how: str
+) -> None:
+    headers = {"Content-Encoding": coding}
+
+    reply = caller.post(path, iter([body]) if how == "chunked" else body, headers)
+
+    assert refusal(reply) == (400, "InvalidRequest", "echo")
+    assert caller.post(_PATH, infer_body(1.0)).status == 200
+
+
+@pytest.mark.parametrize("body", [b"", iter([b""])], ids=["whole", "chunked"])
+def test_an_invocation_without_a_body_is_refused(caller: Client, body: object) -> None:
+    reply = caller.post(_PATH, body)
+
+    assert refusal(reply) == (400, "InvalidRequest", "echo")
+    assert reply.json()["error"] == "a body is needed"
+
+
+def fails(client: Client, path: str, kind: int) -> tuple[Reply, tuple[int, str, str | None]]:
+    reply = client.post(path, infer_body(kind))
+    return reply, refusal(reply)
+
+
+def test_a_model_that_raises_is_500_with_its_words(caller: Client, moody: str) -> None:
+    reply, refused = fails(caller, moody, 1)
+
+    assert refused == (500, "InferenceFailed", "moody")
+    assert "the model is in a mood" in reply.json()["error"]
+    assert caller.post(moody, infer_body(0.0)).status == 200
+
+
+def test_a_models_own_error_codes_say_nothing_about_the_platform(
+    caller: Client, moody: str
+) -> None:
+    assert fails(caller, moody, 2)[1] == (500, "InferenceFailed", "moody")
+    assert fails(caller, moody, 3)[1] == (400, "InvalidRequest", "moody")
+    assert fails(caller, moody, 4)[1] == (503, "BackendUnavailable", "moody")
+
+
+def test_a_decoupled_model_is_refused(
+    served: RunningAdapter, caller: Client, model_root: Path
+) -> None:
+    config = CONFIG + "model_transaction_policy { decoupled: true }\n"
+    folder = write_python_model(model_root / "decoupled", config=config)
+    assert caller.load("decoupled", folder).status == 200
+
+    reply = caller.post("/models/decoupled/invoke", infer_body(1.0))
+
+    assert refusal(reply) == (400, "InvalidRequest", "decoupled")
+    assert "decoupled" in reply.json()["error"]
+
+
+_IDS = {
+    "X-Amzn-SageMaker-Custom-Attributes": "trace=1;x=y z",
+    "X-Amzn-SageMaker-Inference-Id": "id-8",
+}
+
+
+def test_attributes_and_inference_id_come_back(caller: Client) -> None:
+    for reply in (caller.post(_PATH, infer_body(1.0), _IDS), caller.post(_PATH, b"{", _IDS)):
+        assert {name: reply.headers[name] for name in _IDS} == _IDS
+
+
+@pytest.mark.parametrize("odd", ["caf\xe9", "a\tb", "\xff\xfe"])
+def test_what_is_not_printable_ascii_does_not_come_back(caller: Client, odd: str) -> None:
+    headers = dict.fromkeys(_IDS, odd)
+    for reply in (caller.post(_PATH, infer_body(1.0), headers), caller.post(_PATH, b"{", headers)):
+        assert reply.status in {200, 400}
+        assert not set(_IDS) & set(reply.headers)
+
+
+def test_a_failed_inference_is_logged_with_what_the_platform_said(
+    served: RunningAdapter, caller: Client
+) -> None:
+    target = {"X-Amzn-SageMaker-Target-Model": "team/b.tar.gz"}
+    caller.post("/models/nobody/invoke", infer_body(1.0), _IDS | target)
+
+    line = served.wait_for("request.failed", 5, target_model="team/b.tar.gz")
+    assert (line["inference_id"], line["custom_attributes"]) == ("id-8", "trace=1;x=y z")
+    assert line["error"] == "ModelNotFound"
+
+
+def test_unknown_headers_and_header_lengths_of_v2_are_passed_over(caller: Client) -> None:
+    headers = {
+        "X-Amzn-SageMaker-Session-Id": "s",
+        "X-Never-Heard-Of": "1",
+        "Inference-Header-Content-Length": "3",
+        "Accept": "image/png",
+        "Cookie": "a=b",
+    }
+
+    assert caller.post(_PATH, infer_body(1.0), headers).status == 200

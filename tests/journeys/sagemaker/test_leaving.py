@@ -1,0 +1,164 @@
+"""Callers that hang up, or are told that it took too long: what Triton works on holds its model."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate, RawConnection, background, refusal, triton_index
+from tests.grpc_calls import calls_to, infer_request, write_decoupled_model
+from tests.journeys.memory.models import metric
+from tests.processes import tritonserver
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+Leaving = Callable[[RunningAdapter, Gate], None]
+
+
+def counts(adapter: RunningAdapter) -> tuple[int, int, float]:
+    """In flight and abandoned of the one model; abandoned of all by the metric."""
+    (model,) = adapter.state()["models"]
+    return model["in_flight"], model["abandoned"], metric(adapter, "adapter_abandoned_requests")
+
+
+def hang_up(path: str) -> Leaving:
+    def leave(adapter: RunningAdapter, gate: Gate) -> None:
+        body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with RawConnection(adapter.http) as connection:
+            connection.send(head + body)
+            gate.wait_reached()
+
+    return leave
+
+
+def cancel_rpc(adapter: RunningAdapter, gate: Gate) -> None:
+    with calls_to(adapter.grpc) as calls:
+        stub = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        call = stub.future(infer_request("m", 1.0).SerializeToString())
+        gate.wait_reached()
+        call.cancel()
+
+
+def let_the_deadline_pass(adapter: RunningAdapter, gate: Gate) -> None:
+    with calls_to(adapter.grpc) as calls:
+        assert calls.refused_infer("m", 1.0, timeout=1)[0] == "DEADLINE_EXCEEDED"
+    gate.wait_reached()
+
+
+def leave_the_stream(adapter: RunningAdapter, gate: Gate) -> None:
+    with calls_to(adapter.grpc) as calls:
+        messages = calls.stream([infer_request("m", 1.0)])
+        gate.wait_reached()
+        messages.cancel()
+
+
+LEAVING = {
+    "hangs up at SageMaker's": hang_up("/models/m/invoke"),
+    "hangs up at V2's": hang_up("/v2/models/m/infer"),
+    "cancels": cancel_rpc,
+    "has a deadline": let_the_deadline_pass,
+    "leaves a stream": leave_the_stream,
+}
+
+
+@pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
+def test_an_unload_is_done_when_triton_is_also_where_the_caller_has_left(
+    adapter: RunningAdapter, client: Client, package: Path, gate: Gate, leave: Leaving
+) -> None:
+    before = len(adapter.events("model.unload_stalled"))
+    write_python_model(package, answer=gate.statements)
+    assert client.load("m", package).status == 200
+    leave(adapter, gate)
+    wait_until(lambda: counts(adapter) == (1, 1, 1.0), 10, "it is known to go on")
+    with background(adapter) as others:
+        unloading = others.ask(lambda own: own.delete("/models/m"))
+        wait_until(lambda: adapter.state()["models"][0]["state"] == "UNLOADING", 10, "it begins")
+        assert triton_index(adapter)["m"] == "READY"
+        assert counts(adapter) == (1, 1, 1.0)
+        gate.open()
+        reply, _ = unloading.result(30)
+    assert reply.status == 200
+    assert metric(adapter, "adapter_abandoned_requests") == 0
+    assert len(adapter.events("model.unload_stalled")) == before
+
+
+def test_the_answers_of_a_stream_without_a_caller_are_read_to_the_last(
+    adapter: RunningAdapter, client: Client, package: Path, gate: Gate
+) -> None:
+    gated = "\n".join(" " * 12 + line for line in gate.statements.splitlines()).lstrip()
+    write_decoupled_model(
+        package, answer=f"{gated}\n            for _ in range(2000): send(values)"
+    )
+    assert client.load("m", package).status == 200
+    leave_the_stream(adapter, gate)
+    wait_until(lambda: counts(adapter) == (1, 1, 1.0), 10, "it is known to go on")
+    gate.open()
+    wait_until(lambda: counts(adapter) == (0, 0, 0.0), 30, "it has ended")
+    assert client.delete("/models/m").status == 200
+
+
+@pytest.fixture
+def own(model_root: Path) -> Iterator[RunningAdapter]:
+    """An adapter whose Triton may be hurt."""
+    flags = ("--infer-timeout-seconds=1", "--max-abandoned-requests=2")
+    with embedded_adapter(f"--model-roots={model_root}", COMPLETE, *flags) as adapter:
+        yield adapter
+
+
+def test_a_model_busy_with_what_nobody_waits_for_gets_no_more(
+    own: RunningAdapter, package: Path, gate: Gate
+) -> None:
+    write_python_model(package, answer=gate.statements)
+    with closing(own.client()) as client, calls_to(own.grpc) as calls:
+        assert client.load("m", package).status == 200
+        for _ in range(2):
+            reply = client.post("/models/m/invoke", infer_body(1.0))
+            assert refusal(reply) == (504, "BackendTimeout", "m")
+        assert counts(own) == (2, 2, 2.0)
+        reply = client.post("/models/m/invoke", infer_body(1.0))
+        assert refusal(reply) == (503, "TooManyAbandoned", "m")
+        code, text = calls.refused_infer("m", 1.0)
+        assert (code, text.partition(":")[0]) == ("UNAVAILABLE", "TooManyAbandoned")
+        gate.open()
+        wait_until(lambda: counts(own) == (0, 0, 0.0), 10, "Triton is done with them")
+        assert client.post("/models/m/invoke", infer_body(1.0)).status == 200
+
+
+def test_a_triton_that_dies_ends_what_nobody_waits_for(
+    own: RunningAdapter, package: Path, gate: Gate
+) -> None:
+    write_python_model(package, answer=gate.statements)
+    with closing(own.client()) as client:
+        assert client.load("m", package).status == 200
+        hang_up("/models/m/invoke")(own, gate)
+        let_the_deadline_pass(own, gate)
+        wait_until(lambda: counts(own)[:2] == (2, 2), 10, "both go on")
+        os.kill(tritonserver(own), signal.SIGKILL)
+        own.wait_for("triton.restarted", 60)
+        wait_until(
+            lambda: metric(own, "adapter_abandoned_requests") == 0, 10, "they have ended with it"
+        )
+
+
+def test_at_sigterm_nobody_waits_for_them_either(
+    model_root: Path, package: Path, gate: Gate
+) -> None:
+    """The drain would last longer than this waits."""
+    write_python_model(package, answer=gate.statements)
+    flags = (f"--model-roots={model_root}", "--drain-timeout-seconds=120")
+    adapter = RunningAdapter(*EMBEDDED, *flags)
+    try:
+        adapter.wait_for("adapter.started")
+        with closing(adapter.client()) as client:
+            assert client.load("m", package).status == 200
+        hang_up("/models/m/invoke")(adapter, gate)
+        wait_until(lambda: counts(adapter)[:2] == (1, 1), 10, "it goes on")
+    finally:
+        code = adapter.stop(seconds=45)
+    assert code == 0, adapter.errors

@@ -1,0 +1,189 @@
+"""Start, stop and sudden death of the whole adapter."""
+
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate, background, refusal, triton_index
+from tests.processes import beside, descendants, is_alive
+from tests.running import (
+    EMBEDDED,
+    EXAMPLES,
+    Client,
+    RunningAdapter,
+    embedded_adapter,
+    wait_until,
+)
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+def shared_memory(adapter: RunningAdapter) -> list[Path]:
+    """Of the adapter's Triton: its regions bear the name of the private folder."""
+    return list(Path("/dev/shm").glob(f"{adapter.repository.parent.name}*"))
+
+
+def run_to_its_end(*flags: str) -> tuple[int, str]:
+    """Exit code and stderr of an adapter that should not come up."""
+    command = [sys.executable, "-m", "adapter", "serve", "--log-format=json", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+def test_sigterm_lets_an_inference_end_and_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
+    folder = write_python_model(tmp_path / "model", answer=gate.statements)
+    with embedded_adapter(f"--model-roots={tmp_path}") as adapter:
+        with closing(adapter.client()) as client:
+            assert client.load("slow", folder).status == 200
+        family = descendants(adapter.process.pid)
+        assert shared_memory(adapter)
+        with background(adapter) as others:
+            invoking = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+            gate.wait_reached()
+            adapter.process.send_signal(signal.SIGTERM)
+            adapter.wait_for("adapter.stopping")
+            gate.open()
+
+            assert invoking.result()[0].json()["outputs"][0]["data"] == [1.0]
+        assert adapter.process.wait(30) == 0
+        wait_until(lambda: not any(map(is_alive, family)), 5, "no process is left")
+        assert not shared_memory(adapter)
+        assert not adapter.repository.parent.exists()
+
+
+def test_sigterm_while_a_model_loads_waits_for_it(tmp_path: Path, gate: Gate) -> None:
+    folder = write_python_model(tmp_path / "model", initialize=gate.statements)
+    with embedded_adapter(f"--model-roots={tmp_path}") as adapter:
+        family = descendants(adapter.process.pid)
+        with background(adapter) as others:
+            loading = others.ask(lambda c: c.load("slow", folder))
+            gate.wait_reached()
+            family += descendants(adapter.process.pid)
+            adapter.process.send_signal(signal.SIGTERM)
+            adapter.wait_for("adapter.stopping")
+            gate.open()
+            assert loading.result()[0].status == 200
+        assert adapter.process.wait(30) == 0
+        wait_until(lambda: not any(map(is_alive, family)), 5, "no process is left")
+
+
+def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path: Path, gate: Gate) -> None:
+    folder = write_python_model(tmp_path / "model", answer=gate.statements)
+    adapter = RunningAdapter(*EMBEDDED, f"--model-roots={tmp_path}")
+    try:
+        adapter.wait_for("adapter.started")
+        with closing(adapter.client()) as client:
+            assert client.load("slow", folder).status == 200
+        family = descendants(adapter.process.pid)
+        assert len(family) >= 2  # tritonserver and the stub
+        with background(adapter) as others:
+            others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+            gate.wait_reached()
+            assert adapter.stop(signal.SIGKILL) == -signal.SIGKILL
+
+        wait_until(lambda: not any(map(is_alive, family)), 10, "no process is left")
+        wait_until(lambda: not shared_memory(adapter), 10, "no shared memory is left")
+    finally:
+        if adapter.process.poll() is None:
+            adapter.stop()
+    with embedded_adapter():
+        wait_until(lambda: not adapter.repository.parent.exists(), 10, "the next one tidies up")
+
+
+def test_bad_settings_exit_with_2_and_all_their_faults() -> None:
+    code, said = run_to_its_end("--http=nonsense", "--memory-limit=much", "--triton=inside")
+
+    assert code == 2
+    assert all(word in said for word in ("http", "nonsense", "memory-limit", "much", "inside"))
+    assert "Traceback" not in said
+
+
+def test_a_busy_port_exits_with_1_and_says_which() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        code, said = run_to_its_end(*EMBEDDED, f"--http={address}")
+
+    assert code == 1
+    assert address.rpartition(":")[2] in said
+    assert "in use" in said
+    assert "Traceback" not in said
+
+
+def is_in(triton: RunningAdapter, name: str) -> bool:
+    return triton_index(triton).get(name, "UNAVAILABLE") != "UNAVAILABLE"
+
+
+def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> None:
+    with beside(triton) as adapter, closing(adapter.client()) as client:
+        assert adapter.started["triton"] == "external"
+        assert client.load("team/echo", EXAMPLES / "identity").status == 200
+        invoked = client.post("/models/team%2Fecho/invoke", infer_body(1.5))
+        assert invoked.json()["model_name"] == "team/echo"
+        assert [path.name for path in triton.repository.iterdir()] == ["ta.u.team_2fecho"]
+        assert client.delete("/models/team%2Fecho").status == 200
+        assert list(triton.repository.iterdir()) == []
+        assert adapter.stop() == 0
+    with closing(Client(triton.http_address)) as raw:
+        assert raw.get("/v2/health/live").status == 200
+
+
+def test_a_load_that_a_killed_adapter_left_half_done_in_an_external_triton_is_taken_down(
+    triton: RunningAdapter, tmp_path: Path, gate: Gate
+) -> None:
+    package = write_python_model(tmp_path / "model", initialize=gate.statements)
+    roots = f"--model-roots={tmp_path}"
+    with beside(triton, roots) as killed, background(killed) as others:
+        others.ask(lambda c: c.load("left-over", package))
+        gate.wait_reached()
+        killed.stop(signal.SIGKILL)
+        gate.open()
+
+    with beside(triton, roots) as adapter, closing(adapter.client()) as client:
+        assert client.get("/models").json() == {"models": []}
+        assert not is_in(triton, "left-over")
+        assert list(triton.repository.iterdir()) == []
+        assert client.load("left-over", package).status == 200
+        assert client.delete("/models/left-over").status == 200
+        assert adapter.stop() == 0
+
+
+def test_a_model_that_somebody_took_from_an_external_triton_is_404_and_loads_again(
+    triton: RunningAdapter,
+) -> None:
+    with beside(triton) as adapter, closing(adapter.client()) as client:
+        assert client.load("taken", EXAMPLES / "identity").status == 200
+        with closing(Client(triton.http_address)) as raw:
+            assert raw.post("/v2/repository/models/taken/unload", {}).status == 200
+        wait_until(lambda: not is_in(triton, "taken"), 10, "it is gone")
+
+        invoked = client.post("/models/taken/invoke", infer_body(1.0))
+
+        assert refusal(invoked) == (404, "ModelNotFound", "taken")
+        wait_until(lambda: client.get("/models/taken").status == 404, 10, "it is forgotten")
+        assert client.load("taken", EXAMPLES / "identity").status == 200
+        assert client.delete("/models/taken").status == 200
+        assert adapter.stop() == 0
+
+
+def test_without_triton_the_start_ends_when_its_time_is_up() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        code, said = run_to_its_end(
+            "--triton=external",
+            "--http=off",
+            "--admin=off",
+            f"--triton-grpc={address}",
+            f"--triton-http={address}",
+            "--start-timeout-seconds=1",
+        )
+
+    assert code == 1
+    assert "Triton was not live within 1 s" in said
+    assert "Traceback" not in said

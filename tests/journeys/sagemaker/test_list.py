@@ -1,0 +1,101 @@
+"""GET /models and its pages."""
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from tests.asking import quoted, refusal
+from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all
+
+pytestmark = pytest.mark.triton
+
+_NAMES = ["zeta", "Alpha", "mid/dle", "été", "10"]
+_SORTED = ["10", "Alpha", "mid/dle", "zeta", "été"]
+
+
+@pytest.fixture(scope="module")
+def listing(shared_adapter: RunningAdapter) -> Iterator[Client]:
+    """Five models, loaded in no order."""
+
+    def load(name: str) -> int:
+        with closing(shared_adapter.client()) as loader:
+            return loader.load(name, EXAMPLES / "identity").status
+
+    with ThreadPoolExecutor(5) as pool:
+        assert list(pool.map(load, _NAMES)) == [200] * 5
+    with closing(shared_adapter.client()) as client:
+        yield client
+        unload_all(shared_adapter)
+
+
+def names(reply: Reply) -> list[str]:
+    assert reply.status == 200
+    return [model["modelName"] for model in reply.json()["models"]]
+
+
+def pages(client: Client, limit: int) -> list[list[str]]:
+    """Followed as SageMaker does: until no token comes back."""
+    found, query = [], ""
+    while True:
+        reply = client.get(f"/models?limit={limit}{query}")
+        found.append(names(reply))
+        if (token := reply.json().get("nextPageToken")) is None:
+            return found
+        query = f"&next_page_token={quoted(token)}"
+        assert len(found) <= len(_NAMES)
+
+
+def test_the_list_is_sorted_by_name_and_whole_by_default(listing: Client) -> None:
+    reply = listing.get("/models")
+
+    assert names(reply) == _SORTED
+    assert reply.json().keys() == {"models"}
+    assert reply.json()["models"][0] == {"modelName": "10", "modelUrl": str(EXAMPLES / "identity")}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 1000])
+def test_pages_hold_every_model_once_and_none_is_empty(listing: Client, limit: int) -> None:
+    found = pages(listing, limit)
+
+    assert [name for page in found for name in page] == _SORTED
+    assert len(found) == -(-len(_SORTED) // limit)
+    assert all(found)
+
+
+def test_a_token_needs_no_limit_and_is_fit_for_a_query_as_it_is(listing: Client) -> None:
+    token = listing.get("/models?limit=2").json()["nextPageToken"]
+
+    assert names(listing.get(f"/models?next_page_token={token}")) == _SORTED[2:]
+
+
+def test_an_empty_token_is_the_first_page(listing: Client) -> None:
+    assert names(listing.get("/models?next_page_token=")) == _SORTED
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["0", "-1", "1001", "1.5", "abc", "", "1e2", "%C2%B2", "%D9%A3", "9" * 30, "9" * 5000],
+    ids=lambda limit: limit[:12],
+)
+def test_a_limit_out_of_range_is_refused(listing: Client, limit: str) -> None:
+    assert refusal(listing.get(f"/models?limit={limit}")) == (400, "InvalidRequest", None)
+
+
+@pytest.mark.parametrize(
+    "token", ["!", "abc", "a", "1", "%FF", base64.b64encode(b"\xff\xfe").decode(), "a%20b=="]
+)
+def test_a_token_that_is_none_of_ours_is_refused(listing: Client, token: str) -> None:
+    reply = listing.get(f"/models?next_page_token={token}")
+
+    assert refusal(reply) == (400, "InvalidRequest", None)
+
+
+# keep it last: it unloads
+def test_z_a_token_stays_good_when_its_model_goes(listing: Client) -> None:
+    token = listing.get("/models?limit=2").json()["nextPageToken"]
+    assert listing.delete(f"/models/{_SORTED[1]}").status == 200
+
+    assert names(listing.get(f"/models?next_page_token={token}")) == _SORTED[2:]

@@ -1,0 +1,284 @@
+"""POST /models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.asking import (
+    Gate,
+    RawConnection,
+    background,
+    model_names,
+    refusal,
+    triton_index,
+)
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+def test_a_second_load_of_a_loaded_model_is_a_conflict(client: Client) -> None:
+    assert client.load("echo", EXAMPLES / "identity").status == 200
+
+    again = client.load("echo", EXAMPLES / "identity")
+    elsewhere = client.load("echo", EXAMPLES / "digits")
+
+    assert refusal(again) == refusal(elsewhere) == (409, "AlreadyLoaded", "echo")
+    assert client.get("/models/echo").json()["modelUrl"] == str(EXAMPLES / "identity")
+
+
+def test_one_folder_serves_under_two_names(client: Client) -> None:
+    for name in ("one", "two"):
+        assert client.load(name, EXAMPLES / "identity").status == 200
+
+    client.delete("/models/one")
+
+    assert model_names(client) == ["two"]
+    assert client.post("/models/two/invoke", infer_body(3.0)).status == 200
+
+
+def test_while_a_model_loads_it_is_taken_but_not_there(
+    client: Client, adapter: RunningAdapter, package: Path, gate: Gate
+) -> None:
+    write_python_model(package, initialize=gate.statements)
+    with background(adapter) as others:
+        loading = others.ask(lambda c: c.load("slow", package))
+        gate.wait_reached()
+
+        assert refusal(client.load("slow", package)) == (409, "AlreadyLoaded", "slow")
+        assert refusal(client.get("/models/slow")) == (503, "ModelNotReady", "slow")
+        invoked = client.post("/models/slow/invoke", infer_body(1.0))
+        assert refusal(invoked) == (503, "ModelNotReady", "slow")
+        assert client.get("/models").json() == {"models": []}
+
+        gate.open()
+        assert loading.result()[0].status == 200
+    assert model_names(client) == ["slow"]
+
+
+def test_a_delete_while_a_model_loads_waits_and_takes_it_down(
+    client: Client, adapter: RunningAdapter, package: Path, gate: Gate
+) -> None:
+    write_python_model(package, initialize=gate.statements)
+    with background(adapter) as others:
+        loading = others.ask(lambda c: c.load("slow", package))
+        gate.wait_reached()
+        unloading = others.ask(lambda c: c.delete("/models/slow"))
+        assert not unloading.done()
+        gate.open()
+
+        (loaded, loaded_at), (unloaded, unloaded_at) = loading.result(), unloading.result()
+
+    assert (loaded.status, unloaded.status) == (200, 200)
+    assert loaded_at < unloaded_at
+    assert refusal(client.get("/models/slow"))[0] == 404
+
+
+def test_a_load_whose_caller_hangs_up_is_finished(
+    client: Client, adapter: RunningAdapter, package: Path, gate: Gate
+) -> None:
+    write_python_model(package, initialize=gate.statements)
+    body = json.dumps({"model_name": "left-alone", "url": str(package)}).encode()
+    with RawConnection(adapter.http) as connection:
+        head = f"POST /models HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.send(head.encode() + body)
+        gate.wait_reached()
+    gate.open()
+
+    adapter.wait_for("model.loaded", model_id="left-alone")
+    wait_until(lambda: client.get("/models/left-alone").status == 200, 10, "it is there")
+    assert client.post("/models/left-alone/invoke", infer_body(1.0)).status == 200
+
+
+def test_two_models_that_declare_their_memory_load_side_by_side(
+    client: Client, adapter: RunningAdapter, model_root: Path, package: Path, tmp_path: Path
+) -> None:
+    gates = {name: Gate(tmp_path / f"{name}.open") for name in ("left", "right")}
+    config = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }'
+    urls = {
+        name: write_python_model(package / name, initialize=gate.statements, config=config)
+        for name, gate in gates.items()
+    }
+    with background(adapter) as others:
+        loads = [others.ask(lambda c, n=n, url=url: c.load(n, url)) for n, url in urls.items()]
+        try:
+            for gate in gates.values():
+                gate.wait_reached()  # both, before either may go on
+        finally:
+            for gate in gates.values():
+                gate.open()
+        assert [load.result()[0].status for load in loads] == [200, 200]
+    assert model_names(client) == ["left", "right"]
+
+
+def test_model_url_is_told_as_it_was_given(
+    client: Client, adapter: RunningAdapter, package: Path
+) -> None:
+    write_python_model(package / "of hash" / "model")
+    folder = f"{package}/of hash"
+    urls = {
+        "nested": f"{folder}/",
+        "slash": f"{folder}/model/",
+        "dots": f"{folder}/../of hash//model",
+        "file": f"file://{folder.replace(' ', '%20')}/model",
+    }
+
+    with background(adapter) as others:
+        loads = {n: others.ask(lambda c, n=n, u=u: c.load(n, u)) for n, u in urls.items()}
+        replies = {name: load.result()[0] for name, load in loads.items()}
+
+    described = [{"modelName": n, "modelUrl": u} for n, u in sorted(urls.items())]
+    assert [replies[n].json() for n in sorted(urls)] == described
+    assert [client.get(f"/models/{n}").json() for n in sorted(urls)] == described
+    assert client.get("/models").json() == {"models": described}
+
+
+def test_a_missing_folder_is_404(client: Client, package: Path) -> None:
+    reply = client.load("echo", package / "nothing")
+
+    assert refusal(reply)[:2] == (404, "SourceMissing")
+    assert "nothing" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("url", ["/etc", "/etc/no-such-thing", "relative", "s3://bucket/x", "/"])
+def test_a_path_outside_the_model_roots_is_refused(client: Client, url: str) -> None:
+    assert refusal(client.load("echo", url))[:2] == (400, "InvalidRequest")
+
+
+def test_dots_do_not_lead_out_of_the_model_roots(client: Client, model_root: Path) -> None:
+    reply = client.load("echo", f"{model_root}/../../../etc")
+
+    assert refusal(reply)[:2] == (400, "InvalidRequest")
+
+
+def test_a_link_out_of_the_model_roots_is_refused(
+    client: Client, package: Path, tmp_path: Path
+) -> None:
+    outside = write_python_model(tmp_path / "outside")
+    (package / "link").symlink_to(outside)
+    write_python_model(package / "inner")
+    (package / "inner" / "weights").symlink_to("/etc/hostname")
+
+    assert refusal(client.load("echo", package / "link"))[:2] == (400, "InvalidRequest")
+    assert refusal(client.load("echo", package / "inner"))[0] == 400
+    assert client.get("/models").json() == {"models": []}
+
+
+def test_a_broken_config_is_refused_by_place_and_reason(client: Client, package: Path) -> None:
+    write_python_model(package, config=CONFIG + "max_batch_size: many\n")
+
+    reply = client.load("echo", package)
+
+    assert refusal(reply)[:2] == (400, "InvalidModel")
+    assert f"{package}/config.pbtxt:5:" in reply.json()["error"]
+    assert "many" in reply.json()["error"]
+
+
+def test_a_model_that_raises_is_refused_with_its_words_and_leaves_nothing(
+    client: Client, adapter: RunningAdapter, package: Path
+) -> None:
+    write_python_model(package, initialize='raise ValueError("the weights are of 1999")')
+
+    failed = client.load("echo", package)
+
+    assert refusal(failed) == (400, "InvalidModel", "echo")
+    assert "the weights are of 1999" in failed.json()["error"]
+    assert refusal(client.get("/models/echo"))[0] == 404
+    assert list(adapter.repository.iterdir()) == []
+    assert triton_index(adapter).get("echo", "UNAVAILABLE") != "READY"
+
+    write_python_model(package)
+    assert client.load("echo", package).status == 200
+
+
+_NO_LOADS = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'""',
+    b"\xff\xfe",
+    b"{}",
+    b'{"model_name": "echo"}',
+    b'{"url": "/models/x"}',
+    b'{"model_name": "echo", "url": "/models/x",}',  # as printed in AWS's own contract
+    b'{"model_name": 7, "url": "/models/x"}',
+    b'{"model_name": null, "url": "/models/x"}',
+    b'{"model_name": "", "url": "/models/x"}',
+    b'{"model_name": "a\\u0000b", "url": "/models/x"}',
+    b'{"model_name": "\\ud800", "url": "/models/x"}',
+    b'{"model_name": "echo", "url": ""}',
+    b'{"model_name": "echo", "url": 7}',
+    b'{"model_name": "echo", "url": ["/models/x"]}',
+    b'{"model_name": "echo", "url": "/models/\\u0000"}',
+    b'{"model_name": "echo", "url": "/models/\\udcff"}',
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", _NO_LOADS, ids=lambda body: repr(body[:40]))
+def test_what_is_no_load_is_refused(client: Client, body: bytes) -> None:
+    assert refusal(client.post("/models", body))[:2] == (400, "InvalidRequest")
+
+
+def test_unknown_fields_headers_and_content_types_are_passed_over(client: Client) -> None:
+    body = {"model_name": "echo", "url": str(EXAMPLES / "identity"), "extra": [1], "Url": "/etc"}
+    headers = {"Content-Type": "text/csv", "X-Amzn-Unheard-Of": "1", "Accept": "image/png"}
+
+    assert client.post("/models", body, headers).status == 200
+
+
+def test_a_load_of_more_than_a_mebibyte_is_too_large(client: Client) -> None:
+    body = json.dumps({"model_name": "x" * 2**20, "url": "/models/x"}).encode()
+
+    known = client.post("/models", body)
+    chunked = client.post("/models", iter([body[: 2**19], body[2**19 :]]))
+
+    assert refusal(known)[:2] == refusal(chunked)[:2] == (413, "PayloadTooLarge")
+    assert client.get("/ping").status == 200
+
+
+def test_the_headers_of_the_platform_are_logged_and_never_a_key(
+    client: Client, adapter: RunningAdapter
+) -> None:
+    headers = {
+        "X-Amzn-SageMaker-Target-Model": "team/a.tar.gz",
+        "X-Amzn-SageMaker-Inference-Id": "id-77",
+        "X-Amzn-SageMaker-Custom-Attributes": "colour=blue",
+    }
+    url = str(EXAMPLES / "identity")
+
+    loaded = client.post("/models", {"model_name": "targeted", "url": url}, headers)
+
+    line = adapter.wait_for("model.loaded", 5, model_id="targeted")
+    assert (line["target_model"], line["inference_id"]) == ("team/a.tar.gz", "id-77")
+    assert line["custom_attributes"] == "colour=blue"
+    assert loaded.headers["X-Amzn-SageMaker-Inference-Id"] == "id-77"
+    assert loaded.headers["X-Amzn-SageMaker-Custom-Attributes"] == "colour=blue"
+    assert model_names(client) == ["targeted"]
+    for target in ("team/a.tar.gz", "other.tar.gz", None):
+        sent = {} if target is None else {"X-Amzn-SageMaker-Target-Model": target}
+        assert client.post("/models/targeted/invoke", infer_body(1.0), sent).status == 200
+    deleted = client.request(
+        "DELETE", "/models/targeted", headers={"X-Amzn-SageMaker-Target-Model": "zzz"}
+    )
+    assert deleted.status == 200
+    line = adapter.wait_for("model.unloaded", 5, model_id="targeted")
+    assert line["target_model"] == "zzz"
+
+
+def test_a_load_that_triton_refuses_says_what_was_odd_in_its_config(
+    client: Client, package: Path
+) -> None:
+    """Triton itself names neither file nor line of a field that it does not know."""
+    write_python_model(package, config=CONFIG + "colour: 3\n")
+
+    body = client.load("odd", package).json()
+
+    assert body["code"] == "InvalidModel"
+    assert "failed to poll from model repository" in body["error"]
+    line = len(CONFIG.splitlines()) + 1
+    assert f"config.pbtxt:{line}" in body["error"]
+    assert "colour" in body["error"]

@@ -1,0 +1,207 @@
+"""Any text of up to 1024 bytes is a model name; nothing of it reaches a path, a shell or Triton."""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import (
+    BINARY,
+    JSON,
+    binary_request,
+    model_names,
+    quoted,
+    refusal,
+    sized,
+    triton_index,
+)
+from tests.processes import arguments, stubs
+from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_NAMES = {
+    "unicode": "modèle-模型-🐟",
+    "spaces": " two  words ",
+    "slashes": "team/a/b.tar.gz",
+    "leading-slash": "/etc/passwd",
+    "percent": "100%25 %zz % a+b:c?d=e#f",
+    "quotes": "\"double\" 'single' a\\b\\u0041",
+    "shell": "$(touch shell-was-here)",
+    "backticks": "`touch shell-was-here`;touch shell-was-here;&|<>*",
+    "newlines": "one\ntwo\r\nthree\t",
+    "characters-300": "n" * 300,
+    "bytes-1024": "é" * 512,
+    "dot": ".",
+    "dots": "..",
+    "up": "../../up",
+    "private-prefix": "ta.u.x",
+    "private-hash": "ta.h." + "0" * 64,
+    "json": '","model_name":"other',
+    "route": "models/a/invoke",
+    "option": "--help",
+}
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+Named = tuple[RunningAdapter, dict[str, Reply], Path]
+
+
+@pytest.fixture(scope="module")
+def named(model_root: Path) -> Iterator[Named]:
+    """A model under every one of the names, and what each load was answered.
+
+    On an adapter of its own: a model that cannot be unloaded would be in the way of other tests.
+    """
+    folder = write_python_model(model_root / "named")
+    with embedded_adapter(f"--model-roots={model_root}", COMPLETE) as adapter:
+
+        def load(name: str) -> Reply:
+            with closing(adapter.client()) as client:
+                return client.load(name, folder)
+
+        with ThreadPoolExecutor(8) as pool:
+            loads = dict(zip(_NAMES.values(), pool.map(load, _NAMES.values()), strict=True))
+        yield adapter, loads, folder
+
+
+@pytest.fixture
+def asking(named: Named) -> Iterator[Client]:
+    with closing(named[0].client()) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", _NAMES.values(), ids=_NAMES.keys())
+def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
+    named: Named, asking: Client, name: str
+) -> None:
+    _, loads, folder = named
+    path = f"/models/{quoted(name)}"
+    described = {"modelName": name, "modelUrl": str(folder)}
+
+    assert (loads[name].status, loads[name].json()) == (200, described)
+    assert refusal(asking.load(name, folder)) == (409, "AlreadyLoaded", name)
+    assert asking.get(path).json() == described
+    assert name in model_names(asking)
+    invoked = asking.post(f"{path}/invoke", infer_body(1.5))
+    assert invoked.json()["model_name"] == name
+    assert invoked.json()["outputs"][0]["data"] == [1.5]
+
+
+@pytest.mark.parametrize("name", _NAMES.values(), ids=_NAMES.keys())
+def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name: str) -> None:
+    body, json_bytes = binary_request(3)
+
+    reply = asking.post(f"/models/{quoted(name)}/invoke", body, sized(json_bytes))
+
+    kind, _, parameter = reply.headers["Content-Type"].partition(";")
+    size = int(parameter.removeprefix("json-header-size="))
+    assert (reply.status, kind) == (200, BINARY)
+    assert json.loads(reply.body[:size])["model_name"] == name
+    assert reply.body[size:] == body[json_bytes:]
+
+
+@pytest.mark.parametrize("name", ["team/a/b.tar.gz", "ta.u.x"])
+def test_an_answer_to_who_accepts_gzip_names_the_model_as_the_caller_does(
+    asking: Client, name: str
+) -> None:
+    reply = asking.post(
+        f"/models/{quoted(name)}/invoke", infer_body(1.0), {"Accept-Encoding": "gzip"}
+    )
+
+    is_packed = reply.headers.get("Content-Encoding") == "gzip"
+    body = gzip.decompress(reply.body) if is_packed else reply.body
+    assert reply.headers["Content-Type"] == JSON
+    assert json.loads(body)["model_name"] == name
+
+
+def test_a_refused_inference_names_the_model_as_the_caller_does(asking: Client) -> None:
+    body = infer_body(1.0)
+    body["inputs"][0]["name"] = "OTHER"
+
+    reply = asking.post(f"/models/{quoted('team/a/b.tar.gz')}/invoke", body)
+
+    assert refusal(reply) == (400, "InvalidRequest", "team/a/b.tar.gz")
+    assert "ta.u" not in reply.json()["error"]
+
+
+def test_triton_the_disk_and_the_processes_see_safe_names_only(
+    named: Named,
+) -> None:
+    adapter = named[0]
+    ready = {name for name, state in triton_index(adapter).items() if state == "READY"}
+    folders = {path.name for path in adapter.repository.iterdir()}
+
+    assert len(ready) == len(_NAMES)
+    assert ready == folders
+    assert all(_SAFE.fullmatch(name) for name in ready)
+    for name in ready:
+        (stub,) = stubs(adapter, name)
+        said = " ".join(arguments(stub))
+        assert "shell-was-here" not in said or "ta.u." in said
+    assert not {"ta.u.x", "ta.h." + "0" * 64} & ready  # those are ours to give
+
+
+def test_no_shell_ever_ran_a_name(
+    named: Named,
+) -> None:
+    adapter, _, folder = named
+    places = [Path.cwd(), adapter.repository, adapter.repository.parent, folder, folder / "1"]
+
+    assert not [place for place in places if (place / "shell-was-here").exists()]
+
+
+def test_dots_in_a_raw_path_are_names_not_steps(asking: Client) -> None:
+    for dots in (".", ".."):
+        assert asking.get(f"/models/{dots}").json()["modelName"] == dots
+
+
+def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: Path) -> None:
+    name = "é" * 512 + "x"
+    path = f"/models/{quoted(name)}"
+
+    replies = [asking.load(name, model_root / "named"), asking.get(path), asking.delete(path)]
+    replies.append(asking.post(f"{path}/invoke", infer_body(1.0)))
+
+    assert {refusal(reply)[:2] for reply in replies} == {(400, "InvalidRequest")}
+
+
+@pytest.mark.parametrize("raw", ["%FF", "a%C3", "%00", "%ED%A0%80"])
+def test_a_path_that_is_no_utf8_text_is_refused(asking: Client, raw: str) -> None:
+    assert refusal(asking.get(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
+    assert refusal(asking.delete(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
+    assert refusal(asking.post(f"/models/{raw}/invoke", b"{}"))[:2] == (400, "InvalidRequest")
+
+
+def test_names_are_not_normalised(asking: Client, model_root: Path) -> None:
+    assert asking.load("caf\u00e9", model_root / "named").status == 200
+
+    assert asking.get(f"/models/{quoted('caf' + chr(0xE9))}").status == 200
+    assert asking.get(f"/models/{quoted('cafe' + chr(0x301))}").status == 404
+    assert asking.get(f"/models/{quoted('CAF' + chr(0xC9))}").status == 404
+
+
+def unload(adapter: RunningAdapter, name: str) -> None:
+    path = f"/models/{quoted(name)}"
+    with closing(adapter.client()) as client:
+        unloaded = client.delete(path)
+        assert (unloaded.status, unloaded.json()) == (200, {"modelName": name})
+        assert refusal(client.get(path)) == (404, "ModelNotFound", name)
+        assert refusal(client.delete(path)) == (404, "ModelNotFound", name)
+        invoked = client.post(f"{path}/invoke", infer_body(1.0))
+        assert refusal(invoked) == (404, "ModelNotFound", name)
+
+
+def test_z_models_of_all_names_are_unloaded(named: Named, asking: Client) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        unloads = [pool.submit(unload, named[0], name) for name in _NAMES.values()]
+    failures = [failure for each in unloads if (failure := each.exception())]
+
+    assert failures == []
+    assert not set(_NAMES.values()) & set(model_names(asking))

@@ -1,0 +1,204 @@
+"""507, and only for what is out of memory; freed memory is there for the next."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.asking import quoted, refusal
+from tests.running import EXAMPLES, Client, Reply, RunningAdapter, embedded_adapter
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_FIGURES = ("needed_bytes", "free_bytes", "limit_bytes")
+_MIB = 2**20
+_CUDA = (
+    'raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 3.00 GiB free)")'
+)
+
+
+def capacity(reply: Reply) -> dict[str, Any]:
+    """The body of a 507, whose shape is checked."""
+    body = reply.json()
+    assert reply.status == 507, body
+    assert body.keys() == {"error", "code", "model_name", "matched", "device", *_FIGURES}
+    assert all(body[name] is None or body[name] >= 0 for name in _FIGURES)
+    assert body["device"] == "host"
+    return body
+
+
+@pytest.mark.parametrize(
+    "case",
+    [("raise MemoryError", "MemoryError", None), (_CUDA, "CUDA out of memory", 2048 * _MIB)],
+    ids=["memory-error", "cuda"],
+)
+def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
+    client: Client, adapter: RunningAdapter, package: Path, case: tuple[str, str, int | None]
+) -> None:
+    statement, matched, needed = case
+    write_python_model(package, initialize=statement)
+
+    body = capacity(client.load("big", package))
+
+    assert (body["code"], body["model_name"]) == ("OutOfMemory", "big")
+    assert matched.lower() in body["matched"].lower()
+    assert body["needed_bytes"] == needed
+    assert 0 < body["free_bytes"] <= body["limit_bytes"]
+    assert refusal(client.get("/models/big"))[0] == 404
+    assert list(adapter.repository.iterdir()) == []
+    book = adapter.state()["memory"]["devices"]["host"]
+    assert (book["reserved_bytes"], book["held_bytes"]) == (0, 0)
+
+
+def test_a_load_after_one_that_ran_out_of_memory_may_take_its_name(
+    client: Client, package: Path
+) -> None:
+    write_python_model(package, initialize="raise MemoryError")
+    assert capacity(client.load("big", package))["code"] == "OutOfMemory"
+
+    write_python_model(package)
+
+    assert client.load("big", package).status == 200
+    assert client.post("/models/big/invoke", infer_body(1.0)).status == 200
+
+
+@pytest.mark.parametrize("name", ["greedy", "team/greedy"])
+def test_an_inference_that_runs_out_of_memory_is_507_and_the_model_stays(
+    client: Client, package: Path, name: str
+) -> None:
+    write_python_model(
+        package,
+        answer=f"""\
+            if values[0] == 1:
+                raise MemoryError
+            if values[0] == 2:
+                {_CUDA}
+        """,
+    )
+    assert client.load(name, package).status == 200
+    path = f"/models/{quoted(name)}/invoke"
+
+    # this one first: without a GPU it is believed once
+    cuda = capacity(client.post(path, infer_body(2.0)))
+    plain = capacity(client.post(path, infer_body(1.0)))
+
+    assert (plain["code"], plain["model_name"], plain["matched"]) == (
+        "OutOfMemory",
+        name,
+        "MemoryError",
+    )
+    assert cuda["matched"].lower().startswith("cuda out of memory")
+    assert cuda["needed_bytes"] == 2048 * _MIB
+    assert client.post(path, infer_body(0.0)).status == 200
+
+
+_ECHO = 'raise RuntimeError("unknown: CUDA out of memory. Tried to allocate 2.00 GiB")'
+
+
+def test_what_a_caller_can_have_repeated_unloads_others_once(client: Client, package: Path) -> None:
+    """No GPU is here, and host memory has far more free than these 2 GiB."""
+    write_python_model(package, answer=_ECHO)
+    assert client.load("echo", package).status == 200
+    assert client.load("other", EXAMPLES / "identity").status == 200
+
+    first, *again = [client.post("/models/echo/invoke", infer_body(1.0)) for _ in range(3)]
+
+    assert capacity(first)["code"] == "OutOfMemory"
+    for reply in again:
+        assert refusal(reply) == (500, "InferenceFailed", "echo")
+        assert "not taken for out of memory: no GPU is here" in reply.json()["error"]
+
+
+def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) -> None:
+    write_python_model(package, initialize='raise ValueError("no file named BLOOM-OOM.bin")')
+    name = "CUDA out of memory"
+    assert refusal(client.load(name, package)) == (400, "InvalidModel", name)
+
+    write_python_model(package, answer='raise ValueError("wrong word")')
+    assert client.load(name, package).status == 200
+    path = f"/models/{quoted(name)}/invoke"
+    assert refusal(client.post(path, infer_body(1.0))) == (500, "InferenceFailed", name)
+    for field in ("name", "datatype"):
+        body = infer_body(1.0)
+        body["inputs"][0][field] = name
+        assert refusal(client.post(path, body)) == (400, "InvalidRequest", name)
+    body = infer_body(1.0) | {"id": name, "outputs": [{"name": name}]}
+    assert refusal(client.post(path, body)) == (400, "InvalidRequest", name)
+
+
+def test_a_broken_config_that_speaks_of_memory_is_400(client: Client, package: Path) -> None:
+    write_python_model(package, config=CONFIG + '"CUDA out of memory"\n')
+
+    assert refusal(client.load("echo", package))[:2] == (400, "InvalidModel")
+
+
+@pytest.fixture(scope="module")
+def two_gibibytes() -> Iterator[RunningAdapter]:
+    with embedded_adapter("--memory-limit=2GiB") as adapter:
+        yield adapter
+
+
+def test_two_hungry_models_fit_and_the_third_does_once_one_has_gone(
+    two_gibibytes: RunningAdapter,
+) -> None:
+    with closing(two_gibibytes.client()) as client:
+        hungry = EXAMPLES / "hungry"
+        assert [client.load(name, hungry).status for name in ("one", "two")] == [200, 200]
+
+        body = capacity(client.load("three", hungry))
+
+        assert body["code"] in {"InsufficientMemory", "OutOfMemory"}
+        assert body["limit_bytes"] == 2048 * _MIB
+        assert 690 * _MIB < body["needed_bytes"] < 800 * _MIB
+        assert body["free_bytes"] < body["needed_bytes"]
+        assert [client.get(f"/models/{n}").status for n in ("one", "two", "three")] == [
+            200,
+            200,
+            404,
+        ]
+        assert client.delete("/models/one").status == 200
+        assert client.load("three", hungry).status == 200
+        assert client.post("/models/three/invoke", infer_body(1.0)).status == 200
+        for name in ("two", "three"):
+            assert client.delete(f"/models/{name}").status == 200
+
+
+def test_a_declared_need_that_does_not_fit_is_refused_before_trying(
+    two_gibibytes: RunningAdapter,
+) -> None:
+    with closing(two_gibibytes.client()) as client:
+        assert client.load("first", EXAMPLES / "hungry").status == 200
+        assert client.load("second", EXAMPLES / "hungry").status == 200
+
+        body = capacity(client.load("declared", EXAMPLES / "hungry_declared"))
+
+        assert (body["code"], body["model_name"]) == ("InsufficientMemory", "declared")
+        assert body["matched"] is None
+        assert body["needed_bytes"] == 700 * _MIB
+        assert body["free_bytes"] < 700 * _MIB
+        assert body["limit_bytes"] == 2048 * _MIB
+        refused = two_gibibytes.wait_for("model.load_refused", 5, model_id="declared")
+        assert "700" in refused["reason"]
+        for name in ("first", "second"):
+            assert client.delete(f"/models/{name}").status == 200
+
+
+def test_an_inference_for_more_than_the_device_has_is_507(
+    client: Client, adapter: RunningAdapter
+) -> None:
+    def ask(mebibytes: int) -> Reply:
+        tensor = {"name": "MIB", "datatype": "INT64", "shape": [1], "data": [mebibytes]}
+        return client.post("/models/eater/invoke", {"inputs": [tensor]})
+
+    assert client.load("eater", EXAMPLES / "hungry_infer").status == 200
+
+    body = capacity(ask(4096))
+
+    assert body["code"] == "OutOfMemory"
+    assert body["needed_bytes"] == 4096 * _MIB
+    assert "allocate" in body["matched"].lower() or "memory" in body["matched"].lower()
+    assert ask(16).json()["outputs"][0]["data"] == [16]
+    assert refusal(ask(0)) == (400, "InvalidRequest", "eater")

@@ -1,0 +1,126 @@
+"""SIGTERM and SIGINT: the adapter ends with 0, in a bounded time, whatever Triton does.
+
+SageMaker sends SIGKILL after 30 s.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from tests.asking import background, refusal
+from tests.processes import descendants, is_alive, tritonserver
+from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+# what drain, Triton's own end and the rest may take, less than what is left of SageMaker's 30 s
+_DRAIN_SECONDS = 2
+_END_SECONDS = 7
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[RunningAdapter]:
+    flags = (f"--model-roots={tmp_path}", f"--drain-timeout-seconds={_DRAIN_SECONDS}")
+    adapter = RunningAdapter(*EMBEDDED, *flags, "--triton-hang-seconds=0")
+    adapter.wait_for("adapter.started")
+    yield adapter
+    if adapter.process.poll() is None:
+        adapter.process.kill()
+    adapter.stop()
+
+
+def ends(adapter: RunningAdapter, number: signal.Signals = signal.SIGTERM) -> float:
+    """How long it took to end with 0 and leave no process."""
+    family, begun = descendants(adapter.process.pid), time.monotonic()
+    adapter.process.send_signal(number)
+    assert adapter.process.wait(30) == 0
+    seconds = time.monotonic() - begun
+    wait_until(lambda: not [pid for pid in family if is_alive(pid)], 5, "no process is left")
+    assert len(adapter.events("adapter.stopped")) == 1
+    return seconds
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_adapter_ends_at_once(running: RunningAdapter, number: signal.Signals) -> None:
+    with closing(running.client()) as client:
+        assert client.load("echo", EXAMPLES / "identity").status == 200
+    assert ends(running, number) < _DRAIN_SECONDS + _END_SECONDS
+    assert running.events("triton.exited") == []
+
+
+def test_a_triton_that_stands_still_is_killed_and_not_waited_for(running: RunningAdapter) -> None:
+    os.kill(tritonserver(running), signal.SIGSTOP)
+    # neither the drain nor the time for an end in good order is used up
+    assert ends(running) < _DRAIN_SECONDS + 3
+
+
+def test_requests_in_flight_are_told_that_it_is_over(
+    running: RunningAdapter, tmp_path: Path
+) -> None:
+    mark = tmp_path / "computes"
+    answer = f"import pathlib, time\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(3600)"
+    package = write_python_model(tmp_path / "endless", answer=answer)
+    with background(running) as others:
+        with closing(running.client()) as client:
+            assert client.load("endless", package).status == 200
+        over_http = others.ask(lambda c: c.post("/models/endless/invoke", infer_body(1.0)))
+        wait_until(mark.exists, 30, "the model computes")
+        over_grpc = others.ask(lambda _: infer_over_grpc(running.grpc))
+        wait_until(lambda: in_flight(running) == 2, 30, "both are in flight")
+        seconds = ends(running)
+        reply = over_http.result()[0]
+        assert refusal(reply)[:2] == (503, "BackendUnavailable")
+        assert over_grpc.result()[0] is grpc.StatusCode.UNAVAILABLE
+    assert seconds < _DRAIN_SECONDS + _END_SECONDS
+
+
+def in_flight(adapter: RunningAdapter) -> int:
+    return sum(model["in_flight"] for model in adapter.state()["models"])
+
+
+def infer_over_grpc(address: str) -> object:
+    tensor = InferInput("IN", [1], "FP32")
+    tensor.set_data_from_numpy(np.ones(1, np.float32))
+    with InferenceServerClient(address) as client:
+        try:
+            return client.infer("endless", [tensor])
+        except InferenceServerException as error:
+            return grpc.StatusCode[error.status().removeprefix("StatusCode.")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("when", ["adapter.listening", "triton.log"])
+def test_an_adapter_that_is_starting_ends_as_well(when: str, number: signal.Signals) -> None:
+    adapter = RunningAdapter(*EMBEDDED)
+    try:
+        adapter.wait_for(when)
+        assert ends(adapter, number) < _END_SECONDS
+        assert adapter.events("adapter.started") == []
+    finally:
+        with suppress(ProcessLookupError):
+            adapter.process.kill()
+        adapter.stop()
+
+
+def test_a_load_that_goes_on_does_not_hold_the_end_up(
+    running: RunningAdapter, tmp_path: Path
+) -> None:
+    mark = tmp_path / "loads"
+    body = f"import pathlib, time\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(3600)"
+    package = write_python_model(tmp_path / "endless", initialize=body)
+    with background(running) as others:
+        loading = others.ask(lambda c: c.load("endless", package))
+        wait_until(mark.exists, 30, "the load goes on")
+        assert ends(running) < _DRAIN_SECONDS + _END_SECONDS
+        with suppress(ConnectionError):
+            assert loading.result()[0].status == 503

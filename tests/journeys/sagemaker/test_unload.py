@@ -1,0 +1,148 @@
+"""DELETE /models/{model_name}: the memory is free when it answers."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate, background, refusal, triton_index
+from tests.processes import is_alive, stubs
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_ECHO = EXAMPLES / "identity"
+
+
+@pytest.fixture
+def stopping(package: Path, gate: Gate, client: Client) -> Iterator[str]:
+    """A loaded model that stands at the gate in every inference."""
+    write_python_model(package, answer=gate.statements)
+    assert client.load("stopping", package).status == 200
+    yield "/models/stopping"
+    gate.open()  # before the model is unloaded
+
+
+def test_when_delete_answers_nothing_of_the_model_is_left(
+    client: Client, adapter: RunningAdapter
+) -> None:
+    assert client.load("echo", _ECHO).status == 200
+    (stub,) = stubs(adapter, "echo")
+
+    reply = client.delete("/models/echo")
+
+    assert not is_alive(stub)
+    assert triton_index(adapter).get("echo", "UNAVAILABLE") == "UNAVAILABLE"
+    assert not (adapter.repository / "echo").exists()
+    assert adapter.state()["models"] == []
+    assert adapter.state()["memory"]["devices"]["host"]["held_bytes"] == 0
+    assert (reply.status, reply.json()) == (200, {"modelName": "echo"})
+    assert refusal(client.delete("/models/echo")) == (404, "ModelNotFound", "echo")
+
+
+def test_an_unload_turns_new_requests_away_and_waits_for_those_in_flight(
+    client: Client, adapter: RunningAdapter, stopping: str, gate: Gate
+) -> None:
+    with background(adapter) as others:
+        invoking = others.ask(lambda c: c.post(f"{stopping}/invoke", infer_body(1.0)))
+        gate.wait_reached()
+        deletes = [others.ask(lambda c: c.delete(stopping)) for _ in range(2)]
+        wait_until(lambda: client.get(stopping).status == 404, 5, "the unload has begun")
+
+        begun = time.monotonic()
+        turned_away = client.post(f"{stopping}/invoke", infer_body(1.0))
+        assert time.monotonic() - begun < 1
+        assert refusal(turned_away) == (404, "ModelNotFound", "stopping")
+        assert client.get("/models").json() == {"models": []}
+        assert not invoking.done()
+        assert not any(each.done() for each in deletes)
+
+        gate.open()
+        (answer, answered_at), (one, one_at), (two, two_at) = (
+            each.result() for each in (invoking, *deletes)
+        )
+    assert (answer.status, answer.json()["outputs"][0]["data"]) == (200, [1.0])
+    assert answered_at < min(one_at, two_at)
+    assert sorted([one.status, two.status]) == [200, 404]  # two at once: one of them does it
+
+
+def test_a_model_is_loaded_again_right_after_its_unload(client: Client) -> None:
+    assert client.load("echo", _ECHO).status == 200
+    assert client.delete("/models/echo").status == 200
+    assert client.load("echo", _ECHO).status == 200
+    assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
+def test_a_model_whose_process_died_is_unloaded_all_the_same(
+    client: Client, adapter: RunningAdapter, is_noticed: bool
+) -> None:
+    assert client.load("echo", _ECHO).status == 200
+    (stub,) = stubs(adapter, "echo")
+    os.kill(stub, signal.SIGKILL)
+    if is_noticed:
+        reply = client.post("/models/echo/invoke", infer_body(1.0))
+        assert refusal(reply) == (500, "InferenceFailed", "echo")
+
+    begun = time.monotonic()
+    reply = client.delete("/models/echo")
+
+    assert reply.status == 200
+    assert time.monotonic() - begun < 20
+    assert stubs(adapter, "echo") == []
+    assert triton_index(adapter).get("echo", "UNAVAILABLE") == "UNAVAILABLE"
+    assert not (adapter.repository / "echo").exists()
+
+
+def test_a_model_whose_process_died_is_gone_and_loads_again(
+    client: Client, adapter: RunningAdapter
+) -> None:
+    assert client.load("echo", _ECHO).status == 200
+    os.kill(stubs(adapter, "echo")[0], signal.SIGKILL)
+    assert client.post("/models/echo/invoke", infer_body(1.0)).status == 500
+
+    assert refusal(client.get("/models/echo")) == (404, "ModelNotFound", "echo")
+    invoked = client.post("/models/echo/invoke", infer_body(1.0))
+    assert refusal(invoked) == (404, "ModelNotFound", "echo")
+    assert client.get("/models").json() == {"models": []}
+    assert client.load("echo", _ECHO).status == 200
+    assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
+
+
+def test_a_folder_that_goes_under_a_loaded_model_hurts_nothing(
+    client: Client, adapter: RunningAdapter, identity: Path
+) -> None:
+    assert client.load("echo", identity).status == 200
+    assert client.load("other", _ECHO).status == 200
+
+    shutil.rmtree(identity)
+
+    assert client.get("/models/echo").status == 200
+    assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
+    assert client.delete("/models/echo").status == 200
+    assert client.get("/models/other").status == 200
+    assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
+    assert not (adapter.repository / "echo").exists()
+    assert refusal(client.load("echo", identity))[:2] == (404, "SourceMissing")
+
+
+def test_a_link_to_the_models_files_is_removed_and_not_followed(
+    client: Client, identity: Path
+) -> None:
+    (identity / "weights").mkdir()
+    (identity / "weights" / "big.bin").write_bytes(b"precious")
+
+    assert client.load("echo", identity).status == 200
+    assert client.delete("/models/echo").status == 200
+
+    assert (identity / "weights" / "big.bin").read_bytes() == b"precious"
+    assert (identity / "1" / "model.py").is_file()
+
+
+def test_unloading_what_is_not_loaded_is_404(client: Client) -> None:
+    assert refusal(client.delete("/models/nobody")) == (404, "ModelNotFound", "nobody")

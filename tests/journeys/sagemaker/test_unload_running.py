@@ -1,0 +1,137 @@
+"""DELETE of a model that still computes though its caller has left: 200 says that it has ended."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate, background
+from tests.processes import descendants, is_alive, stubs
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_FOR_EVER = "import pathlib, time\npathlib.Path({mark!r}).touch()\ntime.sleep(3600)"
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+    """An unload waits 16 s at most for what computes, and has as long to end it."""
+    root = tmp_path_factory.mktemp("packages")
+    flags = (f"--model-roots={root}", f"--model-roots={EXAMPLES}", "--memory-limit=1GiB")
+    times = (
+        "--unload-timeout-seconds=32",
+        "--unload-stall-seconds=1",
+        "--infer-timeout-seconds=60",
+    )
+    with embedded_adapter(*flags, COMPLETE, *times) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def root(hasty: RunningAdapter, tmp_path: Path) -> Path:
+    """A folder of this test's own that packages are loaded from."""
+    (roots,) = (Path(r) for r in config(hasty)["model_roots"] if "packages" in r)
+    folder = roots / tmp_path.name
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def client(hasty: RunningAdapter) -> Iterator[Client]:
+    with closing(hasty.client()) as client:
+        yield client
+
+
+def config(adapter: RunningAdapter) -> dict[str, list[str]]:
+    with closing(Client(adapter.admin)) as admin:
+        found = admin.get("/debug/config").json()
+    return {name: each["value"] for name, each in found.items()}
+
+
+def leave_computing(adapter: RunningAdapter, name: str, mark: Path) -> None:
+    """Call the model, and hang up once it computes."""
+    connection = http.client.HTTPConnection(adapter.http, timeout=60)
+    connection.request("POST", f"/models/{name}/invoke", json.dumps(infer_body(1.0)))
+    wait_until(mark.exists, 60, "the model computes")
+    connection.close()
+
+
+def test_all_instances_of_a_model_that_computes_for_ever_are_ended_before_delete_says_200(
+    hasty: RunningAdapter, client: Client, root: Path
+) -> None:
+    mark = root / "computes"
+    many = "instance_group { kind: KIND_CPU count: 2 } version_policy { all {} }\n"
+    for version in ("1", "2"):
+        answer = _FOR_EVER.format(mark=str(mark))
+        write_python_model(root / "many", answer=answer, config=CONFIG + many, version=version)
+    assert client.load("many", root / "many").status == 200
+    family = stubs(hasty, "many")
+    assert len(family) == 4
+    leave_computing(hasty, "many", mark)
+
+    reply = client.delete("/models/many")
+
+    assert reply.status == 200, reply.body
+    assert not [pid for pid in family if is_alive(pid)]
+    assert stubs(hasty, "many") == []
+    killed = hasty.wait_for("model.processes_killed", model_id="many")["processes"]
+    assert set(killed) <= set(family)
+
+
+@pytest.mark.parametrize("how", ["subprocess", "of a session of its own", "forked"])
+def test_what_a_model_has_started_and_left_behind_is_ended(
+    hasty: RunningAdapter, client: Client, root: Path, how: str
+) -> None:
+    start = {
+        "subprocess": "subprocess.Popen(['sleep', '3600'])",
+        "of a session of its own": "subprocess.Popen(['sleep', '3600'], start_new_session=True)",
+        "forked": "os.fork() or time.sleep(3600)",
+    }[how]
+    package = write_python_model(
+        root / "parent", imports="import os, subprocess, time", answer=f"self.child = {start}"
+    )
+    assert client.load("parent", package).status == 200
+    (stub,) = stubs(hasty, "parent")
+    with background(hasty) as others:
+        others.ask(lambda c: c.post("/models/parent/invoke", infer_body(1.0))).result()
+    wait_until(lambda: bool(descendants(stub)), 60, "the model has started a process")
+    family = [stub, *descendants(stub)]
+
+    assert client.delete("/models/parent").status == 200
+
+    assert not [pid for pid in family if is_alive(pid)]
+
+
+def test_a_model_that_ends_in_time_is_let_end(
+    hasty: RunningAdapter, client: Client, root: Path, gate: Gate
+) -> None:
+    """Longer than an unload may stand still, and its caller has left; but it finalizes."""
+    finalized = root / "finalized"
+    package = write_python_model(
+        root / "slow", answer=gate.statements, finalize=f"open({str(finalized)!r}, 'w').close()"
+    )
+    assert client.load("slow", package).status == 200
+    leave_computing(hasty, "slow", gate.reached)
+    with background(hasty) as others:
+        deleting = others.ask(lambda c: c.delete("/models/slow"))
+        wait_until(lambda: client.get("/models/slow").status == 404, 60, "the unload has begun")
+        with pytest.raises(TimeoutError):
+            deleting.exception(2)
+        gate.open()
+        assert deleting.result()[0].status == 200
+    assert finalized.exists()
+
+
+def test_a_finalize_that_never_ends_is_ended(
+    hasty: RunningAdapter, client: Client, root: Path
+) -> None:
+    package = write_python_model(root / "endless", finalize="import time\ntime.sleep(3600)")
+    assert client.load("endless", package).status == 200
+    (stub,) = stubs(hasty, "endless")
+    assert client.delete("/models/endless").status == 200
+    assert not is_alive(stub)

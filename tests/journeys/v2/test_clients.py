@@ -1,0 +1,338 @@
+"""tritonclient pointed at the adapter says what it says when pointed at Triton."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from tests.journeys.v2.client_models import KINDS, write_client_models
+from tests.journeys.v2.talks import CLIENTS, Talk, outcome
+from tests.running import RunningAdapter, unload_all
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(scope="module")
+def served(shared_adapter: RunningAdapter, model_root) -> Iterator[RunningAdapter]:
+    """The shared adapter with the models that clients are compared on."""
+    with closing(shared_adapter.client()) as client:
+        for folder in write_client_models(model_root):
+            assert client.load(folder.name, folder).status == 200
+        yield shared_adapter
+    unload_all(shared_adapter)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One client twice: at the Triton behind the adapter, and at the adapter."""
+
+    theirs: Talk
+    ours: Talk
+
+    def same(self, call) -> object:
+        """`call` of either client; equal, and what it was."""
+        expected = outcome(lambda: call(self.theirs))
+        assert outcome(lambda: call(self.ours)) == expected
+        return expected
+
+
+def paired(served: RunningAdapter, client: str, door: str) -> Iterator[Pair]:
+    is_grpc = client.startswith("grpc")
+    theirs = served.grpc_address if is_grpc else served.http_address
+    ours = served.doors[door]
+    with closing(Talk(client, theirs)) as one, closing(Talk(client, ours)) as other:
+        yield Pair(one, other)
+
+
+# the doors that each client can be pointed at
+REPOSITORY_DOORS = [(client, client.split(".")[0]) for client in CLIENTS]
+GRPC_DOORS = [
+    (client, door) for client in CLIENTS if "grpc" in client for door in ("grpc", "grpc_data")
+]
+ALL_DOORS = list(dict.fromkeys([*REPOSITORY_DOORS, *GRPC_DOORS]))
+
+
+@pytest.fixture(scope="module", params=ALL_DOORS, ids=" at ".join)
+def pair(served: RunningAdapter, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    yield from paired(served, *request.param)
+
+
+@pytest.fixture(scope="module", params=GRPC_DOORS, ids=" at ".join)
+def grpc_pair(served: RunningAdapter, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Streams and deadlines are gRPC's."""
+    yield from paired(served, *request.param)
+
+
+ABOUT = [
+    ("is_server_live",),
+    ("is_server_ready",),
+    *(("is_model_ready", *model) for model in (("kinds",), ("kinds", "1"), ("kinds", "9"))),
+    ("is_model_ready", "nobody"),
+    ("get_server_metadata",),
+    *(
+        (f"get_model_{what}", *model)
+        for what in ("metadata", "config")
+        for model in (("kinds",), ("counts", "1"), ("nobody",))
+    ),
+    *(("get_inference_statistics", *model) for model in (("kinds",), ("sums", "1"), ())),
+]
+
+
+@pytest.mark.parametrize("asked", ABOUT, ids=" ".join)
+def test_what_is_asked_about_server_and_models(pair, asked):
+    pair.same(lambda talk: talk.ask(*asked))
+
+
+def test_statistics_of_a_model_that_is_not_there_fail(pair):
+    with pytest.raises(InferenceServerException, match="nobody"):
+        pair.ours.ask("get_inference_statistics", "nobody")
+
+
+VALUES = {
+    "BOOL": np.array([True, False]),
+    "BYTES": np.array([b"caf\xc3\xa9", b"", b'"\\u0041\n'], np.object_),
+    "FP64": np.array([0.1, -1e300]),
+    **{k: np.array([0.5, -1.25], triton_to_np_dtype(k)) for k in ("BF16", "FP16", "FP32")},
+    **{
+        kind: np.array([info.min, 0, info.max], info.dtype)
+        for kind in KINDS
+        if "INT" in kind
+        for info in [np.iinfo(triton_to_np_dtype(kind))]
+    },
+}
+assert VALUES.keys() == KINDS.keys()
+
+
+def given(talk: Talk, kind: str, *, binary: bool = True) -> object:
+    return talk.input(f"IN_{kind}", kind, VALUES[kind], binary=binary)
+
+
+def received(kind: str, *, binary: bool) -> list[object]:
+    values = VALUES[kind].tolist()
+    return values if binary or kind != "BYTES" else [text.decode() for text in values]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_datatype(pair, kind):
+    forms = [True] if pair.ours.is_grpc else [True, False]  # there is no JSON in gRPC
+    for binary_in, binary_out in product(forms, forms):
+
+        def call(talk: Talk, one: bool = binary_in, other: bool = binary_out) -> object:
+            outputs = [talk.output(f"OUT_{kind}", binary=other)]
+            return talk.infer("kinds", [given(talk, kind, binary=one)], outputs=outputs)
+
+        found = pair.same(call)
+        if kind in {"BF16", "FP16"} and not (binary_in and binary_out):
+            assert found[0] == "InferenceServerException"  # nor are there these in JSON
+        else:
+            assert found[1][f"OUT_{kind}"][1] == received(kind, binary=binary_out)
+
+
+def test_raw_bytes(pair):
+    values = np.array([b"\xff\x00\xfe", b""], np.object_)
+
+    def call(talk: Talk) -> object:
+        return talk.infer("kinds", [talk.input("IN_BYTES", "BYTES", values)])
+
+    assert pair.same(call)[1]["OUT_BYTES"][1] == [b"\xff\x00\xfe", b""]
+
+
+def test_many_inputs_and_the_outputs_that_were_asked_for(pair):
+    kinds = ["UINT8", "BYTES", "FP32", "INT64"]
+
+    def call(talk: Talk) -> object:
+        outputs = [talk.output("OUT_BYTES"), talk.output("OUT_UINT8", binary=False)]
+        return talk.infer("kinds", [given(talk, kind) for kind in kinds], outputs=outputs)
+
+    assert pair.same(call)[1].keys() == {"OUT_BYTES", "OUT_UINT8"}
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # http.aio does
+def test_several_mebibytes(pair):
+    values = np.arange(2**20, dtype=np.float32)
+    found = pair.same(lambda t: t.infer("kinds", [t.input("IN_FP32", "FP32", values)]))
+    assert found[1]["OUT_FP32"][1] == values.tolist()
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_classification(pair, binary):
+    values = np.array([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], np.float32)
+
+    def call(talk: Talk) -> object:
+        outputs = [talk.output("OUT", binary=binary, class_count=2)]
+        return talk.infer("classes", [talk.input("IN", "FP32", values)], outputs=outputs)
+
+    labels = np.ravel(pair.same(call)[1]["OUT"][1])
+    texts = [label.decode() if isinstance(label, bytes) else label for label in labels]
+    assert [text.rpartition(":")[2] for text in texts] == ["dog", "fish", "cat", "fish"]
+
+
+@pytest.mark.parametrize("sequence", [7, "seven"])
+def test_sequences(pair, sequence):
+    def call(talk: Talk) -> object:
+        values = [np.array([[value]], np.float32) for value in (1, 2, 3)]
+        return [
+            talk.infer(
+                "sums",
+                [talk.input("IN", "FP32", value)],
+                sequence_id=sequence,
+                sequence_start=i == 0,
+                sequence_end=i == 2,
+            )[1]["OUT"][1]
+            for i, value in enumerate(values)
+        ]
+
+    assert pair.same(call) == [[[1.0]], [[3.0]], [[6.0]]]
+
+
+def one(talk: Talk) -> list[object]:
+    return [talk.input("IN", "FP32", np.ones((1, 1), np.float32))]
+
+
+@pytest.mark.parametrize("request_id", ["", "7", "a/b c é"])
+def test_the_request_id_comes_back(pair, request_id):
+    if pair.ours.is_grpc or request_id.isascii():
+        found = pair.same(lambda t: t.infer("queued", one(t), request_id=request_id))
+        assert found[0].get("id", "") == request_id
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": 2},
+        {"timeout": 60_000_000},
+        {"model_version": "1"},
+        {"parameters": {"a": "b", "c": 1}},
+    ],
+)
+def test_what_a_request_may_say_about_itself(pair, options):
+    found = pair.same(lambda t: t.infer("queued", one(t), **options))
+    assert found[1]["OUT"][1] == [[1.0]]
+
+
+def test_a_deadline_is_the_callers(grpc_pair):
+    found = grpc_pair.same(lambda t: moody(t, 3, client_timeout=0.2))
+    assert found == ("InferenceServerException", "StatusCode.DEADLINE_EXCEEDED")
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate"])
+def test_compression(pair, name):
+    values = np.zeros(10_000, np.float32)
+    packing = (
+        {"compression_algorithm": name}
+        if pair.ours.is_grpc
+        else {"request_compression_algorithm": name, "response_compression_algorithm": name}
+    )
+    found = pair.same(lambda t: t.infer("kinds", [t.input("IN_FP32", "FP32", values)], **packing))
+    assert found[1]["OUT_FP32"][1] == values.tolist()
+
+
+def moody(talk: Talk, mood: float, **options: object) -> object:
+    inputs = [talk.input("IN", "FP32", np.array([mood], np.float32))]
+    return talk.infer("moody", inputs, **options)
+
+
+def shaped(talk: Talk, *shape: int, name: str = "IN", kind: str = "FP32") -> object:
+    values = np.ones(shape, np.float32 if kind == "FP32" else np.int32)
+    return talk.infer("queued", [talk.input(name, kind, values)])
+
+
+FAILING = {
+    "unknown-model": lambda talk: talk.infer("nobody", one(talk)),
+    "wrong-datatype": lambda talk: shaped(talk, 1, 1, kind="INT32"),
+    "wrong-shape": lambda talk: shaped(talk, 1, 2),
+    "wrong-rank": lambda talk: shaped(talk, 1),
+    "wrong-name": lambda talk: shaped(talk, 1, 1, name="X"),
+    "wrong-output": lambda talk: talk.infer("queued", one(talk), outputs=[talk.output("X")]),
+    "too-large-a-batch": lambda talk: shaped(talk, 2, 1),
+    "no-sequence": lambda talk: talk.infer("sums", one(talk)),
+    "raises": lambda talk: moody(talk, 1),
+    "says-invalid": lambda talk: moody(talk, 2),
+}
+
+
+@pytest.mark.parametrize("call", FAILING.values(), ids=FAILING.keys())
+def test_errors(pair, call):
+    assert pair.same(call)[0] == "InferenceServerException"
+
+
+def test_tritons_words_are_in_the_error(pair):
+    with pytest.raises(InferenceServerException, match="the model is in a mood"):
+        moody(pair.ours, 1)
+
+
+def test_many_at_once(pair):
+    found = pair.same(lambda t: t.async_infer("kinds", [given(t, "FP32")], 8))
+    assert [result[1]["OUT_FP32"][1] for result in found] == [VALUES["FP32"].tolist()] * 8
+
+
+def counting(talk: Talk, count: float, **options: object) -> dict[str, object]:
+    inputs = [talk.input("IN", "FP32", np.array([count], np.float32))]
+    return {"model_name": "counts", "inputs": inputs, **options}
+
+
+@pytest.mark.parametrize("client", ["http", "http.aio"])
+def test_an_inference_of_a_decoupled_model_is_400_where_triton_says_501(served, client):
+    with ExitStack() as stack:
+        doors = (served.http_address, served.http)
+        talks = [stack.enter_context(closing(Talk(client, door))) for door in doors]
+        found = [outcome(lambda t=t: t.infer("counts", counting(t, 1)["inputs"])) for t in talks]
+    assert [status for _, status in found] == ["501", "400"]
+
+
+def test_a_stream_of_a_decoupled_model(grpc_pair):
+    found = grpc_pair.same(lambda t: t.stream([counting(t, 3, request_id="x")], 3))
+    assert [result[1]["OUT"][1] for result in found] == [[0.0], [1.0], [2.0]]
+
+
+def test_a_final_answer_without_outputs_where_it_is_asked_for(grpc_pair):
+    answers = 2 if grpc_pair.ours.is_aio else 3  # that client cannot ask for it
+    asked = {"enable_empty_final_response": True}
+    found = grpc_pair.same(lambda t: t.stream([counting(t, 2, **asked)], answers))
+    assert [len(result[1]) for result in found] == [1, 1, 0][:answers]
+
+
+def test_an_error_within_a_stream_leaves_it_open(grpc_pair):
+    def call(talk: Talk) -> object:
+        return talk.stream([counting(talk, 13)], 2) + talk.stream([counting(talk, 1)], 1)
+
+    found = grpc_pair.same(call)
+    assert found[1][0] == "InferenceServerException"
+
+
+def test_a_stream_of_other_models(grpc_pair):
+    def call(talk: Talk) -> object:
+        requests = [
+            {"model_name": "queued", "inputs": one(talk), "request_id": f"{i}"} for i in range(4)
+        ]
+        return talk.stream(requests, 4)
+
+    assert [result[0]["id"] for result in grpc_pair.same(call)] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("pair", REPOSITORY_DOORS, indirect=True, scope="module", ids=" at ".join)
+def test_loading_and_unloading(pair, identity):
+    talk, name = pair.ours, identity.name
+    assert not talk.call("is_model_ready", name)
+    talk.call("load_model", name)
+    assert talk.call("is_model_ready", name)
+    index = talk.ask("get_model_repository_index")
+    listed = index["models"] if pair.ours.is_grpc else index
+    assert {"name": name, "version": "1", "state": "READY"}.items() <= next(
+        model for model in listed if model["name"] == name
+    ).items()
+    talk.call("unload_model", name)
+    assert not talk.call("is_model_ready", name)
+
+
+CLOSED = ["get_trace_settings", "get_log_settings", "get_system_shared_memory_status"]
+
+
+@pytest.mark.parametrize("method", CLOSED)
+def test_what_reaches_beyond_a_model_is_refused_by_the_name_of_the_setting(pair, method):
+    with pytest.raises(InferenceServerException, match="passthrough"):
+        pair.ours.ask(method)

@@ -1,0 +1,342 @@
+"""ModelInfer at the gRPC door, in front of a real Triton."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.grpc_calls import NO_LIMITS, calls_to, infer_request, values_of
+from tests.running import wait_until
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+DOUBLING = "values = 2 * values"
+MIB = 2**20
+
+
+@pytest.fixture
+def adapter(shared_adapter, kept):
+    """With what is kept; a test that loads a model of its own unloads it."""
+    return shared_adapter
+
+
+@pytest.fixture
+def calls(adapter, door):
+    with calls_to(adapter.doors[door]) as found:
+        yield found
+
+
+@pytest.fixture
+def triton_calls(adapter):
+    """The Triton behind it, asked directly."""
+    with calls_to(adapter.grpc_address, NO_LIMITS) as found:
+        yield found
+
+
+@pytest.fixture
+def loaded(client, package):
+    """Loads a model of the test's own, under a name that Triton takes as it is."""
+
+    def load(**bodies: str) -> str:
+        write_python_model(package, **bodies)
+        assert client.load(package.name, package).status == 200
+        return package.name
+
+    yield load
+    assert client.delete(f"/models/{package.name}").status in {200, 404}
+
+
+@pytest.fixture(scope="module")
+def doubling(kept) -> str:
+    """A name that Triton takes as it is."""
+    return kept.load("doubling", answer=DOUBLING)
+
+
+@pytest.fixture(scope="module")
+def echo(kept) -> str:
+    return kept.load("an echo")
+
+
+def test_a_model_answers_to_its_name(calls, doubling):
+    request = infer_request(doubling, 1.5, id="7")
+    request.parameters["mine"].string_param = "x"
+    answer = calls.call("ModelInfer", request)
+    assert values_of(answer) == [3.0]
+    assert (answer.model_name, answer.model_version, answer.id) == (doubling, "1", "7")
+
+
+@pytest.mark.parametrize("name", ["team/a b", "größe", "..", "n" * 900])
+def test_any_name_works_and_comes_back(calls, kept, name):
+    kept.load(name, answer=DOUBLING)
+    answer = calls.call("ModelInfer", infer_request(name, 2.0))
+    assert (answer.model_name, values_of(answer)) == (name, [4.0])
+
+
+@pytest.mark.parametrize("named", ["", "a vmodel"])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [("mm-model-id-bin", "größe".encode())],
+        [("mm-model-id", "ignored"), ("mm-model-id-bin", "größe".encode())],
+    ],
+)
+def test_a_mesh_names_the_model_in_metadata(calls, kept, named, metadata):
+    kept.load("größe", answer=DOUBLING)
+    answer = calls.call("ModelInfer", infer_request(named, 2.0), metadata=metadata)
+    assert (answer.model_name, values_of(answer)) == ("größe", [4.0])
+
+
+def test_the_text_form_of_a_mesh_is_enough(calls, doubling):
+    assert calls.infer("", 1.0, metadata=[("mm-model-id", doubling)]) == [2.0]
+
+
+def test_a_name_that_is_no_name_is_the_callers_fault(calls):
+    metadata = [("mm-model-id-bin", b"\xff")]
+    code, text = calls.refused_infer("m", 1.0, metadata=metadata)
+    assert (code, text) == (
+        "INVALID_ARGUMENT",
+        "InvalidRequest: the model's name in the metadata is not UTF-8",
+    )
+    assert calls.refused_infer("", 1.0) == (
+        "INVALID_ARGUMENT",
+        "InvalidRequest: model_name is empty",
+    )
+
+
+def test_a_message_that_is_none_is_the_callers_fault(calls):
+    send = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    with pytest.raises(grpc.RpcError) as raised:
+        send(b"\x0a\x05ab")
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_is_not_loaded_is_not_found(calls):
+    assert calls.refused_infer("nope", 1.0) == (
+        "NOT_FOUND",
+        "ModelNotFound: model 'nope' is not loaded",
+    )
+
+
+def test_a_wrong_version_is_the_callers_fault_and_not_a_reason_to_load_again(
+    calls, triton_calls, doubling
+):
+    request = infer_request(doubling, 1.0, model_version="99")
+    assert triton_calls.refused("ModelInfer", request)[0] == "NOT_FOUND"
+    code, text = calls.refused("ModelInfer", request)
+    assert code == "INVALID_ARGUMENT"
+    assert "version 99 is not found" in text
+
+
+def test_a_models_own_not_found_is_not_ours(calls, triton_calls, kept):
+    error = "pb_utils.TritonError('no such user', pb_utils.TritonError.NOT_FOUND)"
+    name = kept.load("searching", answer=f"return pb_utils.InferenceResponse(error={error})")
+    assert triton_calls.refused_infer(name, 1.0) == ("NOT_FOUND", "no such user")
+    assert calls.refused_infer(name, 1.0) == ("INTERNAL", "InferenceFailed: no such user")
+
+
+QUEUE = """\
+backend: "python"
+max_batch_size: 1
+input [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [1] }]
+dynamic_batching { default_queue_policy { max_queue_size: 1 } }
+"""
+
+
+def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
+    calls, triton_calls, loaded, tmp_path
+):
+    """UNAVAILABLE is repeated by a mesh eight times, and is INTERNAL to its caller then."""
+    gate = tmp_path / "open"
+    wait = f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    name = loaded(config=QUEUE, imports="import pathlib, time", answer=wait)
+    request = infer_request(name, 1.0)
+    request.inputs[0].shape[:] = [1, 1]
+
+    def ask(asked) -> str:
+        try:
+            asked.call("ModelInfer", request)
+        except grpc.RpcError as error:
+            return error.code().name
+        return "OK"
+
+    with ThreadPoolExecutor(12) as pool:
+        try:
+            ours = [pool.submit(ask, calls) for _ in range(6)]
+            direct = [pool.submit(ask, triton_calls) for _ in range(6)]
+            wait_until(lambda: sum(f.done() for f in ours + direct) >= 9, 30, "the queue is full")
+        finally:
+            gate.touch()
+        assert {f.result() for f in direct} - {"OK"} == {"UNAVAILABLE"}
+        assert {f.result() for f in ours} - {"OK"} == {"RESOURCE_EXHAUSTED"}
+
+
+def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, door):
+    """Said of a model for the first time; a second time it would be doubted without a GPU."""
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB"
+    name = kept.load(f"an oom at {door}", answer=f"raise RuntimeError({text!r})  # {door}")
+    code, said = calls.refused_infer(name, 1.0)
+    assert (code, said[:13]) == ("RESOURCE_EXHAUSTED", "OutOfMemory: ")
+    with closing(adapter.client()) as admin:
+        admin.address = adapter.admin
+        page = admin.get("/metrics").body.decode()
+    assert 'adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"} ' in page
+    labels = f'code="RESOURCE_EXHAUSTED",frontend="{door}",method="ModelInfer"'
+    assert f"adapter_requests_total{{{labels}}} " in page
+
+
+def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
+    name = loaded(imports="import os", answer="os._exit(1)")
+    assert calls.refused_infer(name, 1.0)[0] == "INTERNAL"
+    code, text = calls.refused_infer(name, 1.0)
+    assert (code, "lost its process" in text) == ("NOT_FOUND", True)
+
+
+def test_a_model_that_triton_lost_is_not_found_and_forgotten(calls, triton_calls, loaded, adapter):
+    name = loaded()
+    triton_calls.call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
+    code, text = calls.refused_infer(name, 1.0)
+    assert (code, name in text) == ("NOT_FOUND", True)
+    wait_until(lambda: name not in models_of(adapter), 20, "it is forgotten")
+
+
+def models_of(adapter) -> list[str]:
+    return [model["model_id"] for model in adapter.state()["models"]]
+
+
+def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter, tmp_path):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    wait = (
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    )
+    write_python_model(package, imports="import pathlib, time", initialize=wait, answer=DOUBLING)
+    with (
+        closing(adapter.client()) as own,
+        calls_to(adapter.grpc) as control,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        try:
+            loading = pool.submit(own.load, package.name, package)
+            wait_until(started.exists, 30, "the model is being loaded")
+            asking = pool.submit(calls.infer, package.name, 4.0)
+            wait_until(lambda: (package.name, "", "LOADING") in control.index(), 5, "asked")
+        finally:
+            gate.touch()
+        assert asking.result(30) == [8.0]
+        assert loading.result(30).status == 200
+        assert own.delete(f"/models/{package.name}").status == 200
+
+
+@pytest.mark.parametrize("character", ["x", "é", "%", "\N{GRINNING FACE}"])
+def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, kept, character):
+    """More than 8 KiB of metadata would arrive as RESOURCE_EXHAUSTED, the text lost."""
+    name = kept.load("verbose", answer="raise ValueError(chr(int(values[0])) * 300_000)")
+    with calls_to(adapter.grpc_address) as plain:
+        assert plain.refused_infer(name, ord(character))[0] != "INTERNAL"
+    code, text = calls.refused_infer(name, ord(character))
+    assert (code, text[:17]) == ("INTERNAL", "InferenceFailed: ")
+    assert "ValueError: " + character * 100 in text
+    assert text.endswith(" characters cut)")
+
+
+@pytest.fixture
+def patient(loaded, tmp_path):
+    """A model that computes until the file `gate` is there, and then says whether it was
+    cancelled.
+    """
+    running, gate, said = (tmp_path / name for name in ("running", "gate", "cancelled"))
+    wait = (
+        f"pathlib.Path({str(running)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+        f"pathlib.Path({str(said)!r}).write_text(str(request.is_cancelled()))"
+    )
+    yield Patient(loaded(imports="import pathlib, time", answer=wait), running, gate, said)
+    gate.touch()
+
+
+@dataclass
+class Patient:
+    name: str
+    running: Path
+    gate: Path
+    said: Path
+
+    def went_on(self, adapter) -> bool:
+        """Let it end; whether Triton had heard nothing of its caller's leaving."""
+        wait_until(lambda: self.abandoned(adapter) == 1, 10, "it computes for nobody")
+        self.gate.touch()
+        wait_until(lambda: self.abandoned(adapter) == 0, 30, "it has ended")
+        return self.said.read_text() == "False"
+
+    def abandoned(self, adapter) -> int:
+        models = {model["model_id"]: model for model in adapter.state()["models"]}
+        return int(models[self.name]["abandoned"])
+
+
+def test_a_caller_who_goes_away_leaves_the_model_to_compute(calls, patient, adapter):
+    """Triton 2.51 dies of cancelled calls."""
+    stub = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    asked = stub.future(infer_request(patient.name, 1.0).SerializeToString())
+    wait_until(patient.running.exists, 30, "the model computes")
+    asked.cancel()
+    assert patient.went_on(adapter)
+
+
+def test_the_callers_deadline_is_kept_and_leaves_the_model_to_compute(calls, patient, adapter):
+    code, _ = calls.refused_infer(patient.name, 1.0, timeout=1.0)
+    assert code == "DEADLINE_EXCEEDED"
+    assert patient.went_on(adapter)
+
+
+def test_what_triton_takes_passes_both_ways(adapter, door, kept):
+    name = kept.load("straight")
+    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
+        values = [1.0] * (5 * MIB)  # 20 MiB
+        assert calls.infer(name, *values) == values
+
+
+def test_a_request_that_does_not_go_straight_is_held_to_a_limit_of_its_own(adapter, door, echo):
+    """Triton knows that model by another name."""
+    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
+        code, text = calls.refused_infer(echo, *([0.0] * (2 * MIB)))
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "larger than max" in text
+        assert str(4 * MIB) in text
+        assert calls.infer(echo, 1.0) == [1.0]
+
+
+def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, door, kept):
+    zeros = "values = np.zeros(17 * 2**20, np.float32)"
+    name = kept.load("many zeros", imports="import numpy as np", answer=zeros)
+    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
+        code, text = calls.refused_infer(name, 1.0)
+    assert code == "INTERNAL"
+    assert "Triton's answer is too large" in text
+    assert str(64 * MIB) in text
+
+
+@pytest.mark.parametrize("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_compressed_request_is_understood(calls, doubling, kind):
+    values = [1.0] * 10_000
+    assert calls.infer(doubling, *values, compression=kind) == [2.0] * 10_000
+
+
+def test_many_callers_get_their_own_answers(calls, kept):
+    names = [kept.load(name, answer=DOUBLING) for name in ("doubling", "team/a b", "größe")]
+
+    def ask(i: int) -> bool:
+        answer = calls.call("ModelInfer", infer_request(names[i % 3], float(i), id=str(i)))
+        return (answer.model_name, answer.id, values_of(answer)) == (
+            names[i % 3],
+            str(i),
+            [2.0 * i],
+        )
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(300)))

@@ -1,0 +1,109 @@
+"""The model repository extension over gRPC, through the same control as every other door."""
+
+import json
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.grpc_calls import calls_to
+from tests.journeys.v2.calls import CONFIG
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture
+def calls(adapter):
+    with calls_to(adapter.grpc) as found:
+        yield found
+
+
+def load_request(name: str, **parameters: object) -> pb.RepositoryModelLoadRequest:
+    request = pb.RepositoryModelLoadRequest(model_name=name)
+    for key, value in parameters.items():
+        kind = {bool: "bool", str: "string", bytes: "bytes", int: "int64"}[type(value)]
+        setattr(request.parameters[key], f"{kind}_param", value)
+    return request
+
+
+def unload_request(name: str, **parameters: bool) -> pb.RepositoryModelUnloadRequest:
+    request = pb.RepositoryModelUnloadRequest(model_name=name)
+    for key, value in parameters.items():
+        request.parameters[key].bool_param = value
+    return request
+
+
+def test_a_load_takes_the_folder_of_that_name(calls, identity):
+    calls.call("RepositoryModelLoad", load_request(identity.name))
+    assert calls.index() == [(identity.name, "1", "READY")]
+    assert calls.infer(identity.name, 1.5) == [1.5]
+    calls.call("RepositoryModelUnload", unload_request(identity.name))
+    assert calls.index() == []
+
+
+def test_a_load_may_bring_its_files_and_its_config(calls, tmp_path):
+    code = (write_python_model(tmp_path, answer="values = 2 * values") / "1/model.py").read_bytes()
+    files = {"config": json.dumps(CONFIG), "file:1/model.py": code}
+    calls.call("RepositoryModelLoad", load_request("team/ä", **files))
+    assert calls.infer("team/ä", 2.0) == [4.0]
+    files["file:1/model.py"] = code.replace(b"2 * values", b"3 * values")
+    calls.call("RepositoryModelLoad", load_request("team/ä", **files))
+    assert calls.infer("team/ä", 2.0) == [6.0]
+
+
+def test_the_doors_share_their_models(calls, client, identity):
+    assert client.load("by sagemaker", identity).status == 200
+    assert calls.index(ready=True) == [("by sagemaker", "1", "READY")]
+    calls.call("RepositoryModelLoad", load_request("by sagemaker"))  # it is there already
+    calls.call("RepositoryModelUnload", unload_request("by sagemaker", unload_dependents=True))
+    assert client.get("/models").json() == {"models": []}
+
+
+def test_an_unload_of_what_is_not_there_is_done(calls):
+    calls.call("RepositoryModelUnload", unload_request("nope"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"color": "red"}, "no such parameter: 'color'"),
+        ({"config": 7}, "parameter config must be"),
+        ({"config": "{"}, "parameter config is not JSON"),
+        ({"file:1/model.py": b"x"}, "need the parameter config"),
+        ({"config": "{}", "file:../x": b"x"}, "is not file:<version>/<file-name>"),
+    ],
+)
+def test_what_a_load_cannot_mean_is_refused_by_name(calls, parameters, words):
+    code, text = calls.refused("RepositoryModelLoad", load_request("m", **parameters))
+    assert (code, words in text) == ("INVALID_ARGUMENT", True)
+
+
+def test_what_nobody_has_is_refused(calls):
+    code, text = calls.refused("RepositoryModelLoad", load_request("nope"))
+    assert (code, "no folder 'nope'" in text) == ("INVALID_ARGUMENT", True)
+
+
+def test_a_model_that_triton_refuses_is_told_with_tritons_words(calls, package):
+    write_python_model(package, initialize="raise ValueError('no luck')")
+    code, text = calls.refused("RepositoryModelLoad", load_request(package.name))
+    assert (code, "no luck" in text) == ("INTERNAL", True)
+    assert calls.index() == []
+
+
+def test_a_load_without_memory_is_resource_exhausted(calls, package):
+    write_python_model(package, initialize="raise MemoryError('CUDA out of memory')")
+    code, text = calls.refused("RepositoryModelLoad", load_request(package.name))
+    assert (code, text[:13]) == ("RESOURCE_EXHAUSTED", "OutOfMemory: ")
+
+
+@pytest.mark.parametrize(
+    ("method", "request_type"),
+    [
+        ("RepositoryIndex", pb.RepositoryIndexRequest),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest),
+        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest),
+    ],
+)
+def test_there_is_one_repository(calls, method, request_type):
+    code, text = calls.refused(method, request_type(repository_name="other"))
+    assert (code, "repository_name" in text) == ("INVALID_ARGUMENT", True)

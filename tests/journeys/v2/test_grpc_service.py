@@ -1,0 +1,275 @@
+"""Everything of the gRPC door that is no inference: about models, about the server, probes."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request
+from tests.journeys.v2.calls import uploading_adapter
+from tests.running import wait_until
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+NAME = "team/größe"
+
+
+@pytest.fixture
+def adapter(shared_adapter, kept):
+    """With what is kept; a test that loads a model of its own unloads it."""
+    return shared_adapter
+
+
+@pytest.fixture
+def calls(adapter, door):
+    with calls_to(adapter.doors[door]) as found:
+        yield found
+
+
+@pytest.fixture
+def triton_calls(adapter):
+    """The Triton behind it, asked directly."""
+    with calls_to(adapter.grpc_address) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def loaded(kept) -> str:
+    return kept.load(NAME)
+
+
+@pytest.fixture(scope="module")
+def plain(kept) -> str:
+    return kept.load("plain")
+
+
+def test_metadata_and_config_have_the_callers_name(calls, loaded):
+    metadata = calls.call("ModelMetadata", pb.ModelMetadataRequest(name=loaded))
+    assert (metadata.name, list(metadata.versions)) == (loaded, ["1"])
+    assert [tensor.name for tensor in metadata.inputs] == ["IN"]
+    config = calls.call("ModelConfig", pb.ModelConfigRequest(name=loaded, version="1")).config
+    assert (config.name, config.backend) == (loaded, "python")
+    by_mesh = [("mm-model-id-bin", loaded.encode())]
+    assert calls.call("ModelMetadata", pb.ModelMetadataRequest(), metadata=by_mesh) == metadata
+
+
+def test_statistics_have_the_callers_names_and_leave_others_alone(
+    calls, triton_calls, loaded, plain
+):
+    ask = ("ModelStatistics", pb.ModelStatisticsRequest(name=loaded))
+    (before,) = calls.call(*ask).model_stats
+    calls.infer(loaded, 1.0)
+    (one,) = calls.call(*ask).model_stats
+    assert (one.name, one.inference_count) == (loaded, before.inference_count + 1)
+    everything = calls.call("ModelStatistics", pb.ModelStatisticsRequest()).model_stats
+    assert {model.name for model in everything} == {loaded, plain}
+    direct = triton_calls.call("ModelStatistics", pb.ModelStatisticsRequest()).model_stats
+    assert len(direct) == len(everything)
+    by_mesh = [("mm-model-id", plain)]
+    (named,) = calls.call(
+        "ModelStatistics", pb.ModelStatisticsRequest(), metadata=by_mesh
+    ).model_stats
+    assert named.name == plain
+
+
+def test_a_model_is_ready_or_it_is_not(calls, loaded):
+    def ready(name: str, version: str = "") -> bool:
+        return calls.call("ModelReady", pb.ModelReadyRequest(name=name, version=version)).ready
+
+    assert ready(loaded)
+    assert ready(loaded, "1")
+    assert not ready(loaded, "99")
+    assert not ready("nope")
+
+
+def test_a_mesh_learns_that_the_model_is_not_here(calls, loaded):
+    metadata = [("mm-model-id", "nope")]
+    code, _ = calls.refused("ModelReady", pb.ModelReadyRequest(name="nope"), metadata=metadata)
+    assert code == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
+def test_what_is_not_loaded_is_not_found(calls, method):
+    request = getattr(pb, f"{method}Request")(name="nope")
+    assert calls.refused(method, request) == (
+        "NOT_FOUND",
+        "ModelNotFound: model 'nope' is not loaded",
+    )
+
+
+def test_a_wrong_version_is_the_callers_fault(calls, triton_calls, plain):
+    request = pb.ModelMetadataRequest(name=plain, version="99")
+    assert triton_calls.refused("ModelMetadata", request)[0] == "NOT_FOUND"
+    assert calls.refused("ModelMetadata", request)[0] == "INVALID_ARGUMENT"
+
+
+def test_the_server_is_live_and_ready_and_says_what_it_is(calls, triton_calls):
+    assert calls.call("ServerLive", pb.ServerLiveRequest()).live
+    assert calls.call("ServerReady", pb.ServerReadyRequest()).ready
+    ask = ("ServerMetadata", pb.ServerMetadataRequest())
+    assert calls.call(*ask) == triton_calls.call(*ask)
+
+
+BEYOND = {
+    "SystemSharedMemoryStatus": "shared_memory",
+    "SystemSharedMemoryRegister": "shared_memory",
+    "SystemSharedMemoryUnregister": "shared_memory",
+    "CudaSharedMemoryStatus": "shared_memory",
+    "CudaSharedMemoryRegister": "shared_memory",
+    "CudaSharedMemoryUnregister": "shared_memory",
+    "TraceSetting": "trace",
+    "LogSettings": "log",
+}
+
+
+@pytest.mark.parametrize(("method", "word"), BEYOND.items())
+def test_what_reaches_beyond_a_model_is_off_unless_a_setting_allows_it(calls, method, word):
+    code, text = calls.refused(method, getattr(pb, f"{method}Request")())
+    assert code == "PERMISSION_DENIED"
+    assert text == (
+        f"NotPassedThrough: {method} is not passed on: the setting passthrough lacks {word}"
+    )
+
+
+@pytest.fixture(scope="module")
+def open_adapter(triton, model_root):
+    """In front of a stock Triton; passes everything on, and does not wait long for loads."""
+    flags = [f"--passthrough={word}" for word in ("shared_memory", "trace", "log")]
+    adapter = uploading_adapter(
+        triton, model_root, *flags, "--load-wait-seconds=0.1", "--grpc-data=127.0.0.1:0"
+    )
+    yield adapter
+    assert adapter.stop() == 0, adapter.errors
+
+
+def test_with_the_setting_it_is_passed_on(open_adapter, triton, door):
+    with calls_to(open_adapter.doors[door]) as calls, calls_to(triton.grpc_address) as triton_calls:
+        for method in ("SystemSharedMemoryStatus", "TraceSetting", "LogSettings"):
+            request = getattr(pb, f"{method}Request")()
+            assert calls.call(method, request) == triton_calls.call(method, request)
+        request = pb.SystemSharedMemoryRegisterRequest(name="r", key="/nothing", byte_size=4)
+        code, text = calls.refused("SystemSharedMemoryRegister", request)
+        direct, tritons_text = triton_calls.refused("SystemSharedMemoryRegister", request)
+        assert (code, text) == (direct, f"InferenceFailed: {tritons_text}")
+
+
+def test_trace_settings_of_a_model_go_by_the_callers_name(open_adapter, package, door):
+    write_python_model(package)
+    with closing(open_adapter.client()) as client, calls_to(open_adapter.doors[door]) as calls:
+        assert client.load("team/a", package).status == 200
+        request = pb.TraceSettingRequest(model_name="team/a")
+        request.settings["trace_rate"].value.append("7")
+        assert calls.call("TraceSetting", request).settings["trace_rate"].value == ["7"]
+        request = pb.TraceSettingRequest(model_name="nope")
+        assert calls.refused("TraceSetting", request)[0] == "NOT_FOUND"
+        assert client.delete("/models/team%2Fa").status == 200
+
+
+def test_a_load_that_takes_too_long_is_not_waited_for(open_adapter, package, tmp_path, door):
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    wait = (
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    )
+    write_python_model(package, imports="import pathlib, time", initialize=wait)
+    with (
+        closing(open_adapter.client()) as client,
+        calls_to(open_adapter.doors[door]) as calls,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        try:
+            loading = pool.submit(client.load, "slow", package)
+            wait_until(started.exists, 30, "the model is being loaded")
+            code, text = calls.refused("ModelInfer", infer_request("slow", 1.0))
+            ready = calls.call("ModelReady", pb.ModelReadyRequest(name="slow")).ready
+        finally:
+            gate.touch()
+        assert (code, text) == ("UNAVAILABLE", "ModelNotReady: model 'slow' is being loaded")
+        assert not ready
+        assert loading.result(30).status == 200
+        assert client.delete("/models/slow").status == 200
+
+
+def test_an_unknown_method_is_unimplemented(calls):
+    with pytest.raises(grpc.RpcError) as raised:
+        calls.channel.unary_unary(f"/{SERVICE}/Nothing")(b"")
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# -- grpc.health.v1 and reflection ----------------------------------------------------------
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+# beside V2, health and reflection
+BESIDES = {"grpc": ["mmesh.ModelRuntime"], "grpc_data": []}
+
+
+def test_all_services_are_well(calls, door):
+    health = health_pb2_grpc.HealthStub(calls.channel)
+    for service in ("", SERVICE, *BESIDES[door]):
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(request, timeout=5).status == SERVING
+        watching = health.Watch(request, timeout=5)
+        assert next(watching).status == SERVING
+        watching.cancel()
+
+
+def test_a_service_that_is_not_here_has_no_health(calls):
+    health = health_pb2_grpc.HealthStub(calls.channel)
+    request = health_pb2.HealthCheckRequest(service="nope")
+    with pytest.raises(grpc.RpcError) as raised:
+        health.Check(request, timeout=5)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watching = health.Watch(request, timeout=5)
+    assert next(watching).status == unknown
+    watching.cancel()
+
+
+def test_the_services_describe_themselves(calls, door):
+    ask = reflection_pb2_grpc.ServerReflectionStub(calls.channel).ServerReflectionInfo
+    services = [SERVICE, *BESIDES[door]]
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=of) for of in services),
+    ]
+    listed, *files = ask(iter(requests), timeout=5)
+    names = {service.name for service in listed.list_services_response.service}
+    assert names >= {*services, "grpc.health.v1.Health"}
+    assert ("mmesh.ModelRuntime" in names) == (door == "grpc")
+    described = [
+        FileDescriptorProto.FromString(file.file_descriptor_response.file_descriptor_proto[0])
+        for file in files
+    ]
+    assert [file.package for file in described] == ["inference", "mmesh"][: len(services)]
+
+
+def test_callers_in_a_hurry_leave_no_errors_in_the_log(adapter, calls):
+    """Their deadlines pass while the answer is on its way, and before, and they cancel then."""
+    ask = calls.channel.unary_unary(f"/{SERVICE}/ServerMetadata")
+    for number in range(60):
+        asked = [ask.future(b"", timeout=(1 + number % 5) / 1000) for _ in range(20)]
+        for call in asked[::3]:
+            call.cancel()
+        for call in asked[1::3]:
+            call.exception()
+    assert calls.call("ServerLive", pb.ServerLiveRequest()).live
+    assert [line for line in list(adapter.lines) if line["logger"].startswith("grpc")] == []
+
+
+def test_more_metadata_than_triton_takes_is_the_callers_fault(adapter, plain):
+    with calls_to(adapter.grpc, NO_LIMITS) as calls:
+        metadata = [("long", "x" * 40_000)]
+        assert calls.infer(plain, 1.0, metadata=metadata) == [1.0]  # goes straight
+        code, text = calls.refused(
+            "ModelConfig", pb.ModelConfigRequest(name=plain), metadata=metadata
+        )
+    assert code == "INVALID_ARGUMENT"
+    assert text.startswith("InvalidRequest: the request's metadata are more than Triton takes")

@@ -1,0 +1,312 @@
+"""ModelStreamInfer at the gRPC door, in front of a real Triton."""
+
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import grpc
+import pytest
+
+from tests.grpc_calls import calls_to, infer_request, values_of, write_decoupled_model
+from tests.running import Client, wait_until
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+DOUBLING = "values = 2 * values"
+COUNTING = "for i in range(int(values[0])): send(values + i)"
+
+
+class Asking:
+    """The requests of one stream, sent as a test says it."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue = queue.SimpleQueue()
+
+    def send(self, *requests) -> None:
+        for request in requests:
+            self._requests.put(request)
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+    def __iter__(self):
+        return iter(self._requests.get, None)
+
+
+@pytest.fixture
+def adapter(shared_adapter, kept):
+    """With what is kept; a test that loads a model of its own unloads it."""
+    return shared_adapter
+
+
+@pytest.fixture
+def calls(adapter, door):
+    with calls_to(adapter.doors[door]) as found:
+        yield found
+
+
+@pytest.fixture
+def asking():
+    asking = Asking()
+    yield asking
+    asking.end()  # grpc's thread waits for it
+
+
+@pytest.fixture
+def load(client, package):
+    """Loads a model of the test's own, `m`."""
+
+    def load(write=write_python_model, **bodies: str) -> str:
+        assert client.load("m", write(package, **bodies)).status == 200
+        return "m"
+
+    yield load
+    assert client.delete("/models/m").status in {200, 404}
+
+
+@pytest.fixture(scope="module")
+def counting(kept) -> str:
+    """Answers a request of N with N responses."""
+    return kept.load("counting one", write_decoupled_model, answer=COUNTING)
+
+
+@pytest.fixture(scope="module")
+def doubling(kept) -> str:
+    return kept.load("größe", answer=DOUBLING)
+
+
+@pytest.fixture(scope="module")
+def echo(kept) -> str:
+    return kept.load("echo")
+
+
+def in_flight(adapter) -> dict[str, int]:
+    return {model["model_id"]: model["in_flight"] for model in adapter.state()["models"]}
+
+
+def abandoned(adapter) -> dict[str, int]:
+    return {model["model_id"]: model["abandoned"] for model in adapter.state()["models"]}
+
+
+def states(adapter) -> dict[str, str]:
+    return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
+
+
+def stands_still(adapter, name: str) -> bool:
+    """Whether Triton has done all that it was asked, though answers are still owed."""
+    with closing(Client(adapter.http_address)) as triton:
+        (found,) = triton.get(f"/v2/models/{name}/stats").json()["model_stats"]
+    return found["inference_count"] == 40 and in_flight(adapter)[name] == 1
+
+
+def test_models_answer_side_by_side_in_one_stream(calls, doubling, echo):
+    names = (doubling, echo)
+    requests = [infer_request(names[i % 2], float(i), id=str(i)) for i in range(20)]
+    answers = [message.infer_response for message in calls.stream(requests)]
+    assert {(a.model_name, a.id, *values_of(a)) for a in answers} == {
+        (names[i % 2], str(i), float(i) * (2, 1)[i % 2]) for i in range(20)
+    }
+
+
+def test_a_decoupled_model_gives_as_many_answers_as_it_likes(calls, counting):
+    requests = [infer_request(counting, float(n), id=str(n)) for n in (3, 0, 2)]
+    answers = [message.infer_response for message in calls.stream(requests)]
+    assert sorted((a.id, *values_of(a)) for a in answers) == [
+        ("2", 2.0),
+        ("2", 3.0),
+        ("3", 3.0),
+        ("3", 4.0),
+        ("3", 5.0),
+    ]
+    assert {a.model_name for a in answers} == {counting}
+
+
+def test_a_mesh_may_name_the_model_of_a_stream(calls, doubling):
+    metadata = [("mm-model-id-bin", doubling.encode())]
+    (message,) = calls.stream([infer_request("a vmodel", 1.0)], metadata=metadata)
+    assert values_of(message.infer_response) == [2.0]
+
+
+def test_what_is_wrong_with_one_request_does_not_end_the_stream(calls, kept, echo):
+    wrong = infer_request(echo, 1.0, id="wrong")
+    wrong.inputs[0].name = "CUDA out of memory"
+    raising = kept.load("a raising", answer="raise ValueError('boom')")
+    requests = [
+        infer_request("nope", 1.0, id="unknown"),
+        wrong,
+        infer_request(raising, 1.0, id="raising"),
+        infer_request(echo, 1.0, id="good"),
+    ]
+    told = {m.infer_response.id: m.error_message for m in calls.stream(requests)}
+    assert told["unknown"] == "ModelNotFound: model 'nope' is not loaded"
+    assert told["wrong"].startswith("InvalidRequest: ")
+    assert told["raising"].startswith("InferenceFailed: ")
+    assert "boom" in told["raising"]
+    assert told["good"] == ""
+
+
+def test_a_failure_text_of_any_length_arrives_whole(calls, kept):
+    name = kept.load("verbose", answer="raise ValueError('x' * 300_000)")
+    (message,) = calls.stream([infer_request(name, 1.0)])
+    assert "x" * 300_000 in message.error_message
+
+
+def test_out_of_memory_is_said_and_counted(calls, kept, adapter, door):
+    """Said of a model for the first time; a second time it would be doubted without a GPU."""
+
+    def counted() -> float:
+        with closing(adapter.client()) as admin:
+            admin.address = adapter.admin
+            page = admin.get("/metrics").body.decode()
+        return sum(
+            float(line.split()[-1])
+            for line in page.splitlines()
+            if line.startswith('adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"}')
+        )
+
+    before = counted()
+    text = "CUDA out of memory. Tried to allocate 2 GiB"
+    name = kept.load(f"oom in a stream at {door}", answer=f"raise RuntimeError({text!r})  # {door}")
+    (message,) = calls.stream([infer_request(name, 1.0)])
+    assert message.error_message.startswith("OutOfMemory: ")
+    assert counted() == before + 1
+
+
+def test_a_process_that_dies_in_a_stream_is_noticed(calls, load, asking):
+    name = load(imports="import os", answer="os._exit(1)")
+    messages = calls.stream(asking)
+    asking.send(infer_request(name, 1.0))
+    assert next(messages).error_message.startswith("InferenceFailed: ")
+    asking.send(infer_request(name, 1.0))
+    assert "lost its process" in next(messages).error_message
+
+
+def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking, client, adapter):
+    """Triton does: it keeps the last request of an open stream, so its unload stalls and has to be
+    helped along.
+    """
+    name = load()
+    messages = calls.stream(asking)
+    asking.send(infer_request(name, 1.0))
+    assert values_of(next(messages).infer_response) == [1.0]
+    assert in_flight(adapter)[name] == 0
+    assert client.delete("/models/m").status == 200
+    asking.send(infer_request(name, 1.0))
+    assert next(messages).error_message == "ModelNotFound: model 'm' is not loaded"
+
+
+def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapter, tmp_path):
+    running, gate = tmp_path / "running", tmp_path / "gate"
+    wait = (
+        f"pathlib.Path({str(running)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
+    )
+    name = load(imports="import pathlib, time", answer=wait)
+    messages = calls.stream(asking)
+    with closing(adapter.client()) as own, ThreadPoolExecutor(1) as pool:
+        try:
+            asking.send(infer_request(name, 1.0))
+            wait_until(running.exists, 30, "the model computes")
+            unloading = pool.submit(own.delete, "/models/m")
+            wait_until(lambda: states(adapter)["m"] == "UNLOADING", 5, "it is unloading")
+        finally:
+            gate.touch()
+        assert values_of(next(messages).infer_response) == [1.0]
+        asking.end()
+        assert list(messages) == []
+        assert unloading.result(30).status == 200
+
+
+def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
+    calls, counting, asking, adapter
+):
+    messages = calls.stream(asking)
+    asking.send(infer_request(counting, 1.0))
+    next(messages)
+    assert in_flight(adapter)[counting] == 1
+    request = infer_request(counting, 1.0)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    asking.send(request)
+    next(messages)
+    assert next(messages).infer_response.parameters["triton_final_response"].bool_param
+    assert in_flight(adapter)[counting] == 1  # the first one may still go on
+    asking.end()
+    assert list(messages) == []
+    wait_until(lambda: in_flight(adapter)[counting] == 0, 5, "the stream has ended")
+
+
+def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_path, adapter):
+    running, gate, seen = tmp_path / "running", tmp_path / "gate", tmp_path / "seen"
+    wait = (
+        f"pathlib.Path({str(running)!r}).touch(); until = time.monotonic() + 20\n"
+        f"            while not pathlib.Path({str(gate)!r}).exists() and time.monotonic() < until:"
+        " time.sleep(0.01)\n"
+        f"            pathlib.Path({str(seen)!r}).write_text(str(request.is_cancelled()))"
+    )
+    name = load(write_decoupled_model, answer=wait)
+    messages = calls.stream(asking)
+    asking.send(infer_request(name, 1.0))
+    wait_until(running.exists, 30, "the model computes")
+    messages.cancel()
+    wait_until(lambda: abandoned(adapter)[name] == 1, 10, "the caller has gone")
+    gate.touch()
+    wait_until(lambda: in_flight(adapter)[name] == 0, 10, "the model has ended")
+    assert seen.read_text() == "False"
+
+
+def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, client, adapter):
+    name = load(imports="import numpy as np", answer="values = np.zeros(250_000, np.float32)")
+    messages = calls.stream(asking)
+    asking.send(*(infer_request(name, 1.0) for _ in range(40)))
+    wait_until(lambda: in_flight(adapter)[name] == 1, 30, "Triton was asked")
+    wait_until(lambda: stands_still(adapter, name), 30, "the caller's window is full")
+    assert client.delete(f"/models/{name}").status == 200
+    with pytest.raises(grpc.RpcError) as raised:
+        list(messages)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert f"model '{name}' is being unloaded" in raised.value.details()
+
+
+def test_a_caller_who_reads_is_answered_amid_an_unload(calls, asking, load, tmp_path, adapter):
+    reached, gate = tmp_path / "reached", tmp_path / "gate"
+    name = load(
+        imports="import pathlib, time",
+        answer=f"pathlib.Path({str(reached)!r}).touch()\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)",
+    )
+    messages = calls.stream(asking)
+    asking.send(infer_request(name, 1.0))
+    wait_until(reached.exists, 30, "the model computes")
+    with ThreadPoolExecutor(1) as pool, closing(adapter.client()) as client:
+        unloading = pool.submit(client.delete, f"/models/{name}")
+        wait_until(lambda: states(adapter)[name] == "UNLOADING", 10, "the unload has begun")
+        gate.touch()
+        assert values_of(next(messages).infer_response) == [1.0]
+        assert unloading.result().status == 200
+
+
+def test_a_deadline_ends_a_stream(calls, echo, asking):
+    messages = calls.stream(asking, timeout=1.5)
+    asking.send(infer_request(echo, 1.0))
+    assert values_of(next(messages).infer_response) == [1.0]
+    with pytest.raises(grpc.RpcError) as raised:
+        next(messages)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_message_that_is_none_ends_the_stream(calls):
+    send = calls.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+    with pytest.raises(grpc.RpcError) as raised:
+        list(send(iter([b"\x0a\x05ab"])))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_many_streams_at_once(calls, doubling):
+    def ask(i: int) -> list[float]:
+        requests = [infer_request(doubling, float(i + j)) for j in range(20)]
+        return [values_of(m.infer_response)[0] for m in calls.stream(requests)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for i, answers in enumerate(pool.map(ask, range(8))):
+            assert sorted(answers) == [2.0 * (i + j) for j in range(20)]

@@ -1,0 +1,277 @@
+"""The model repository extension over REST, at an adapter with an embedded Triton."""
+
+import base64
+import json
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from tests.asking import refusal, triton_index
+from tests.journeys.v2.calls import CONFIG, Repository
+from tests.running import Client, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+DOUBLING = "values = 2 * values"
+LOAD = "/v2/repository/models/m/load"
+
+
+@pytest.fixture
+def code(tmp_path) -> bytes:
+    return (write_python_model(tmp_path, answer=DOUBLING) / "1" / "model.py").read_bytes()
+
+
+def states(repository: Repository) -> dict[str, str]:
+    return {model["name"]: model["state"] for model in repository.index()}
+
+
+def test_a_load_without_parameters_takes_the_folder_of_that_name(repository, identity):
+    reply = repository.load(identity.name)
+    assert (reply.status, reply.json()) == (200, {})
+    assert repository.index() == [
+        {"name": identity.name, "version": "1", "state": "READY", "reason": ""}
+    ]
+    assert repository.infer(identity.name, 1.5) == [1.5]
+    assert repository.unload(identity.name).status == 200
+    assert repository.index() == []
+
+
+def test_a_load_of_a_loaded_model_is_done(repository, identity, client):
+    assert client.load("any name", identity).status == 200
+    assert repository.load("any%20name").status == 200
+    assert repository.index({"ready": True})[0]["name"] == "any name"
+
+
+def test_a_load_meanwhile_waits_for_the_one_under_way(repository, package, adapter):
+    write_python_model(package, imports="import time", initialize="time.sleep(1)")
+
+    def load(_: int) -> tuple[int, int]:
+        with closing(adapter.client()) as own:
+            status = Repository(own).load(package.name).status
+            return status, own.post(f"/models/{package.name}/invoke", infer_body(1.0)).status
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(load, range(2))) == [(200, 200)] * 2
+
+
+def test_the_index_says_what_a_model_is_doing(repository, package, adapter):
+    started = package / "started"
+    body = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(1)"
+    write_python_model(package, initialize=body)
+    with closing(adapter.client()) as own, ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(Repository(own).load, package.name)
+        wait_until(started.exists, 30, "the model is being loaded")
+        assert states(repository) == {package.name: "LOADING"}
+        assert repository.index({"ready": True}) == []
+        assert loading.result().status == 200
+
+
+def test_a_model_whose_process_died_is_unavailable_and_says_why(repository, package):
+    write_python_model(package, imports="import os", answer="os._exit(1)")
+    assert repository.load(package.name).status == 200
+    assert repository.client.post(f"/models/{package.name}/invoke", infer_body(1.0)).status == 500
+    (entry,) = repository.index()
+    assert (entry["state"], "lost its process" in entry["reason"]) == ("UNAVAILABLE", True)
+    assert repository.unload(package.name).status == 200
+
+
+def test_each_version_that_triton_lists_is_an_entry(repository, package):
+    write_python_model(package, config=_ALL_VERSIONS)
+    write_python_model(package, config=_ALL_VERSIONS, version="3")
+    assert repository.load(package.name).status == 200
+    assert [(m["name"], m["version"]) for m in repository.index()] == [
+        (package.name, "1"),
+        (package.name, "3"),
+    ]
+
+
+_ALL_VERSIONS = """\
+backend: "python"
+version_policy { all {} }
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+"""
+
+
+def test_files_of_the_request_are_the_model(repository, code, client, adapter):
+    assert repository.load_files("my model".replace(" ", "%20"), {"1/model.py": code}).status == 200
+    assert repository.infer("my%20model", 1.0, 2.0) == [2.0, 4.0]
+    url = client.get("/models/my%20model").json()["modelUrl"]
+    assert url.startswith("request:")
+    assert repository.unload("my%20model").status == 200
+    left = [p for p in adapter.repository.iterdir() if p.name.startswith("ta.")]
+    assert left == []
+
+
+def test_a_config_may_be_an_object_and_files_may_lie_deeper(repository, code):
+    code = code.replace(b"values = 2 * values", b"values = values + len(open(data).read())")
+    code = b"import os\ndata = os.path.join(os.path.dirname(__file__), 'a', 'b.txt')\n" + code
+    files = {
+        "file:1/model.py": base64.b64encode(code).decode(),
+        "file:1/a/b.txt": base64.b64encode(b"four").decode(),
+    }
+    assert repository.load("m", config=CONFIG, **files).status == 200
+    assert repository.infer("m", 1.0) == [5.0]
+
+
+def test_the_same_files_again_change_nothing_and_others_replace_them(repository, code, adapter):
+    assert repository.load_files("m", {"1/model.py": code}).status == 200
+    before = len(adapter.events("model.unloaded"))
+    assert repository.load_files("m", {"1/model.py": code}).status == 200
+    assert repository.load("m").status == 200
+    assert len(adapter.events("model.unloaded")) == before
+    tripling = code.replace(b"2 * values", b"3 * values")
+    assert repository.load_files("m", {"1/model.py": tripling}).status == 200
+    assert len(adapter.events("model.unloaded")) == before + 1
+    assert repository.infer("m", 1.0) == [3.0]
+
+
+def test_a_config_stands_in_for_that_of_the_folder(repository, package, adapter):
+    write_python_model(package, initialize="self.config = args['model_config']", config="broken {")
+    assert repository.client.load("broken", package).status == 400
+    assert repository.load(package.name, config=json.dumps(CONFIG)).status == 200
+    assert repository.infer(package.name, 1.0) == [1.0]
+    assert (package / "config.pbtxt").read_text() == "broken {"
+    assert repository.unload(package.name).status == 200
+    assert package.name not in {path.name for path in adapter.repository.iterdir()}
+    assert (package / "1" / "model.py").exists()
+
+
+def test_a_config_is_none_for_an_archive(repository, model_root, tmp_path):
+    with tarfile.open(model_root / "packed.tar", "w") as packed:
+        packed.add(write_python_model(tmp_path), ".")
+    reply = repository.load("packed.tar", config=CONFIG)
+    assert refusal(reply) == (400, "InvalidRequest", "packed.tar")
+    assert "archive" in reply.json()["error"]
+
+
+def test_an_unload_of_what_is_not_there_is_done(repository):
+    assert repository.unload("nobody").status == 200
+
+
+def test_unload_dependents_is_understood(repository, identity):
+    assert repository.load(identity.name).status == 200
+    body = {"parameters": {"unload_dependents": True}}
+    assert repository.unload(identity.name, body).status == 200
+    assert repository.index() == []
+
+
+def test_a_load_that_fails_leaves_nothing(repository, adapter):
+    reply = repository.load_files("m", {"1/model.py": b"raise ValueError('no such luck')"})
+    assert refusal(reply) == (400, "InvalidModel", "m")
+    assert "no such luck" in reply.json()["error"]
+    assert repository.index() == []
+    assert "m" not in triton_index(adapter) or triton_index(adapter)["m"] != "READY"
+    assert not (adapter.repository / "m").exists()
+
+
+B64 = base64.b64encode(b"x").decode()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"colour": 1, "shape": 2}, ["'colour'", "'shape'"]),
+        ({"file:1/model.py": B64}, ["need the parameter config"]),
+        ({"config": "{"}, ["config is not JSON"]),
+        ({"config": 7}, ["config must be JSON text or an object"]),
+        ({"config": "[]"}, ["config must be a JSON object"]),
+        ({"config": {"inputs": [], "backend": "x"}}, ["inputs"]),
+        ({"config": {"input": [{"nam": "x"}], "x": 1}}, ["input.nam", "x"]),
+        ({"config": {"max_batch_size": "many"}}, ["max_batch_size"]),
+        ({"config": {"input": 7}}, ["config is not a ModelConfig"]),
+        ({"config": {"backend": "\ud800"}}, ["config is not a ModelConfig"]),
+        ({"config": CONFIG, "file:1/model.py": "%%"}, ["is not base64"]),
+        ({"config": CONFIG, "file:1/model.py": 1}, ["must be base64"]),
+        ({"config": CONFIG, "file:1/a": B64, "file:1/a/b": B64}, ["both a file and a folder"]),
+    ],
+)
+def test_what_a_load_cannot_mean_is_refused_by_name(repository, parameters, words):
+    reply = repository.load("m", **parameters)
+    assert refusal(reply) == (400, "InvalidRequest", "m")
+    assert [word for word in words if word not in reply.json()["error"]] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "model.py", "1", "1/", "/1/m", "1//m", "1/../m", "1/./m", "../1/m", "0/m", "01/m"),
+        *("-1/m", "x/m", "9" * 19 + "/m", "1/" + "n" * 256, "1/" + "n/" * 600 + "n", "1/a\0b"),
+        *("1/\ud800", "1/a\nb", "\u0661/m"),
+    ],
+)
+def test_a_file_lies_below_a_version_and_nowhere_else(repository, path):
+    reply = repository.load("m", **{"config": CONFIG, f"file:{path}": B64})
+    assert refusal(reply) == (400, "InvalidRequest", "m")
+    assert "is not file:<version>/<file-name>" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b'{"parameters": 1}'])
+@pytest.mark.parametrize("call", ["index", "models/m/load", "models/m/unload"])
+def test_a_body_is_a_json_object(repository, call, body):
+    if call == "index" and b"parameters" in body:
+        body = b'{"ready": 1}'
+    reply = repository.client.post(f"/v2/repository/{call}", body)
+    assert refusal(reply)[:2] == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize("parameters", [{"unload_dependents": 1}, {"force": True}])
+def test_an_unload_takes_one_parameter(repository, parameters):
+    reply = repository.unload("m", {"parameters": parameters})
+    assert refusal(reply) == (400, "InvalidRequest", "m")
+    assert next(iter(parameters)) in reply.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["absent", "n" * 1000])
+def test_a_folder_that_no_model_root_has_is_missing(repository, name):
+    assert refusal(repository.load(name)) == (404, "SourceMissing", name)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "/etc"])
+def test_without_files_a_name_is_one_folder_in_a_model_root(repository, name):
+    quoted = "".join(f"%{byte:02X}" for byte in name.encode())
+    assert refusal(repository.load(quoted)) == (400, "InvalidRequest", name)
+
+
+def test_files_may_be_larger_than_other_control_bodies(repository, code, client: Client):
+    files = {"1/model.py": code, "1/weights": bytes(2 * 2**20)}
+    assert repository.load_files("m", files).status == 200
+    assert client.post("/v2/repository/index", b" " * (2**20 + 1)).status == 413
+    assert client.post(LOAD, b" " * (64 * 2**20 + 1)).status == 413
+
+
+def test_other_methods_are_told_which_one_to_use(client):
+    for path in ("/v2/repository/index", LOAD, "/v2/repository/models/m/unload"):
+        reply = client.get(path)
+        assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize("path", ["/v2/repository", "/v2/repository/models/m"])
+def test_nothing_else_is_there(client, path):
+    assert refusal(client.get(path))[:2] == (400, "InvalidRequest")
+
+
+def test_calls_are_counted_as_those_of_v2(repository, adapter):
+    repository.index()
+    with closing(Client(adapter.admin)) as admin:
+        text = admin.get("/metrics").body.decode()
+    counted = [line for line in text.splitlines() if 'method="repository_index"' in line]
+    assert any('frontend="v2"' in line for line in counted)
+
+
+def test_a_load_whose_caller_left_is_not_done_again_for_the_same_load(
+    adapter, repository, tmp_path
+):
+    """A client whose time limit is below the load's, and who tries again."""
+    slow = write_python_model(tmp_path, imports="import time", initialize="time.sleep(2)")
+    files = {"1/model.py": (slow / "1" / "model.py").read_bytes()}
+    with closing(adapter.client(timeout=0.5)) as hasty, pytest.raises(TimeoutError):
+        Repository(hasty).load_files("hasty", files)
+    wait_until(lambda: states(repository) == {"hasty": "READY"}, 20, "the load went on")
+    unloaded = len(adapter.events("model.unloaded"))
+    assert repository.load_files("hasty", files).status == 200
+    assert len(adapter.events("model.unloaded")) == unloaded
+    assert repository.infer("hasty", 1.5) == [1.5]

@@ -1,0 +1,363 @@
+"""V2 REST at the http door, beside the same calls at the Triton behind it."""
+
+import gzip
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+
+import pytest
+
+from tests.asking import Gate, background, binary_request, quoted, refusal
+from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all, wait_until
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+ODD = 'team/modèle "1"'
+DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }\n"
+SIZE = "Inference-Header-Content-Length"
+
+# Sends one answer, then stands at its gate until that opens or the caller has gone.
+_TALKS = """
+import pathlib, time
+import numpy
+import triton_python_backend_utils as pb_utils
+
+GATE = pathlib.Path({gate!r})
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            self.say(sender, 1.0)
+            while not GATE.exists():
+                if request.is_cancelled():
+                    GATE.with_suffix(".cancelled").touch()
+                    break
+                time.sleep(0.01)
+            self.say(sender, 2.0)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def say(self, sender, value):
+        tensor = pb_utils.Tensor("OUT", numpy.array([value], numpy.float32))
+        sender.send(pb_utils.InferenceResponse([tensor]))
+"""
+
+
+@pytest.fixture(scope="module")
+def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+    """The shared adapter with one model under two names, of which Triton knows one."""
+    with closing(shared_adapter.client()) as client:
+        for name in ("echo", ODD):
+            assert client.load(name, EXAMPLES / "identity").status == 200
+        yield shared_adapter
+    unload_all(shared_adapter)
+
+
+@pytest.fixture
+def client(served: RunningAdapter) -> Iterator[Client]:
+    with closing(served.client()) as client:
+        yield client
+
+
+@pytest.fixture
+def raw(served: RunningAdapter) -> Iterator[Client]:
+    """The Triton behind the adapter, asked directly."""
+    with closing(Client(served.http_address)) as client:
+        yield client
+
+
+@pytest.fixture
+def gate(tmp_path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()
+
+
+def load_talker(client: Client, package, gate: Gate, name: str) -> str:
+    """A decoupled model of that name; its path."""
+    write_python_model(package, config=DECOUPLED)
+    (package / "1" / "model.py").write_text(_TALKS.format(gate=str(gate.path)))
+    assert client.load(name, package).status == 200
+    return f"/v2/models/{quoted(name)}/generate_stream"
+
+
+def seen(reply: Reply) -> tuple[int, str | None, bytes]:
+    return reply.status, reply.headers["Content-Type"], reply.body
+
+
+_ABOUT = ["/v2", "/v2/health/live", "/v2/health/ready"] + [
+    f"/v2/models/echo{version}{call}"
+    for version in ("", "/versions/1")
+    for call in ("", "/ready", "/config", "/stats")
+]
+
+
+@pytest.mark.parametrize("path", _ABOUT)
+def test_what_triton_says_about_itself_and_a_model_is_passed_on(client, raw, path):
+    ours, theirs = client.get(path), raw.get(path)
+    assert ours.status == 200
+    assert seen(ours) == seen(theirs)
+
+
+@pytest.mark.parametrize("call", ["", "/config"])
+def test_a_model_is_described_under_its_callers_name(client, raw, call):
+    ours = client.get(f"/v2/models/{quoted(ODD)}{call}").json()
+    theirs = raw.get(f"/v2/models/echo{call}").json()
+    assert ours["name"] == ODD
+    for key in ("versions", "inputs", "outputs") if call == "" else ("backend", "input", "output"):
+        assert ours[key] == theirs[key]
+
+
+def test_statistics_name_models_as_their_callers_do(client):
+    one = client.get(f"/v2/models/{quoted(ODD)}/stats").json()["model_stats"]
+    assert [found["name"] for found in one] == [ODD]
+    every = client.get("/v2/models/stats").json()["model_stats"]
+    assert sorted(found["name"] for found in every) == sorted(["echo", ODD])
+
+
+@pytest.mark.parametrize("name", ["echo", ODD])
+def test_a_model_that_is_loaded_is_ready(client, name):
+    for version in ("", "/versions/1"):
+        assert client.get(f"/v2/models/{quoted(name)}{version}/ready").status == 200
+    reply = client.get(f"/v2/models/{quoted(name)}/versions/9/ready")
+    assert (reply.status, reply.json()) == (400, {"error": "Model version not ready"})
+
+
+_CALLS = ["", "/ready", "/config", "/stats", "/infer", "/generate", "/generate_stream"]
+
+
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+@pytest.mark.parametrize("call", _CALLS)
+def test_a_model_that_is_not_loaded_is_not_found(client, call, version):
+    method = "POST" if call.startswith(("/infer", "/gen")) else "GET"
+    reply = client.request(method, f"/v2/models/no%2Fbody{version}{call}", b"{}")
+    assert refusal(reply) == (404, "ModelNotFound", "no/body")
+
+
+@pytest.mark.parametrize("call", ["", "/config", "/infer"])
+def test_a_version_that_is_not_there_is_the_callers_mistake(client, raw, call):
+    """Triton says 404, which means here that the model is to be loaded."""
+    method, body = ("POST", infer_body(1.0)) if call == "/infer" else ("GET", None)
+    path = f"/v2/models/echo/versions/99{call}"
+    ours, theirs = (each.request(method, path, body) for each in (client, raw))
+    assert refusal(ours) == (400, "InvalidRequest", "echo")
+    assert (theirs.status, theirs.json()["error"]) == (404, ours.json()["error"])
+
+
+@pytest.mark.parametrize("body", [b"{", infer_body(1.0) | {"inputs": 7}])
+def test_a_body_that_cannot_be_read_is_400_where_triton_says_500(client, raw, body):
+    ours, theirs = (each.post("/v2/models/echo/infer", body) for each in (client, raw))
+    assert theirs.status == 500
+    assert refusal(ours) == (400, "InvalidRequest", "echo")
+    assert ours.json()["error"] == theirs.json()["error"]
+
+
+_BODIES = {
+    "json": infer_body(1.5, 2.5),
+    "id": infer_body(1.0) | {"id": "a/b c"},
+    "binary-out": infer_body(1.0) | {"parameters": {"binary_data_output": True}},
+    "sequence": infer_body(1.0) | {"parameters": {"sequence_id": 7, "sequence_start": True}},
+    "timeout": infer_body(1.0) | {"parameters": {"timeout": 5_000_000, "priority": 1}},
+}
+
+
+@pytest.mark.parametrize("body", _BODIES.values(), ids=_BODIES.keys())
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+@pytest.mark.parametrize("packed", ["", "gzip", "deflate"])
+def test_an_answer_is_passed_on_byte_for_byte_with_its_headers(client, raw, body, version, packed):
+    path = f"/v2/models/echo{version}/infer"
+    ours, theirs = (each.post(path, body, {"Accept-Encoding": packed}) for each in (client, raw))
+    assert ours.status == 200
+    assert seen(ours) == seen(theirs)
+    for header in (SIZE, "Content-Encoding", "Content-Length"):
+        assert ours.headers[header] == theirs.headers[header]
+
+
+@pytest.mark.parametrize("count", [3, 6 * 2**20])
+def test_binary_tensors_go_both_ways(client, raw, count):
+    body, size = binary_request(count)
+    headers = {SIZE: str(size)}
+    ours, theirs = (each.post("/v2/models/echo/infer", body, headers) for each in (client, raw))
+    assert (ours.status, ours.headers[SIZE]) == (200, theirs.headers[SIZE])
+    assert ours.body == theirs.body
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate", "GZIP"])
+def test_a_packed_body_is_passed_on_packed(client, name):
+    plain, size = binary_request(1000)
+    body = zlib.compress(plain) if name == "deflate" else gzip.compress(plain)
+    headers = {SIZE: str(size), "Content-Encoding": name}
+    reply = client.post("/v2/models/echo/infer", body, headers)
+    assert (reply.status, reply.body[-4000:]) == (200, plain[-4000:])
+
+
+def test_a_chunked_body_is_as_good_as_a_whole_one(client):
+    raw_body = json.dumps(infer_body(1.5)).encode()
+    reply = client.post("/v2/models/echo/infer", iter([raw_body[:9], raw_body[9:]]))
+    assert reply.json()["outputs"][0]["data"] == [1.5]
+
+
+def test_a_body_of_any_size_that_triton_takes_goes_on_to_it(client):
+    reply = client.post("/v2/models/echo/infer", b" " * (64 * 2**20 + 1))
+    assert reply.status == 400
+    assert "failed to parse the request JSON buffer" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("packed", ["", "gzip"])
+def test_an_answer_names_the_model_as_its_caller_does(client, packed):
+    path, packing = f"/v2/models/{quoted(ODD)}/infer", {"Accept-Encoding": packed}
+    assert client.post(path, infer_body(1.5), packing).json()["model_name"] == ODD
+    body, size = binary_request(3)
+    reply = client.post(path, body, {SIZE: str(size)} | packing)
+    length = int(reply.headers[SIZE])
+    assert json.loads(reply.body[:length])["model_name"] == ODD
+    assert reply.body[length:] == struct.pack("<f", 0.5) * 3
+
+
+@pytest.mark.parametrize("name", ["echo", ODD])
+def test_generate_is_passed_on(client, name):
+    reply = client.post(f"/v2/models/{quoted(name)}/generate", {"IN": 1.5})
+    assert reply.json() == {"OUT": 1.5, "model_name": name, "model_version": "1"}
+    reply = client.post(f"/v2/models/{quoted(name)}/generate_stream", {"IN": 1.5})
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    (event,) = reply.body.decode().removesuffix("\n\n").split("\n\n")
+    assert json.loads(event.removeprefix("data: "))["model_name"] == name
+
+
+@pytest.mark.parametrize("name", ["talker", "a talker"])
+def test_each_event_of_a_stream_comes_when_it_is_there(served, client, package, gate, name):
+    path = load_talker(client, package, gate, name)
+    with closing(HTTPConnection(served.http, timeout=30)) as connection:
+        connection.request("POST", path, json.dumps({"IN": 1.0}))
+        response = connection.getresponse()
+        first = json.loads(response.readline().removeprefix(b"data: "))
+        assert not gate.path.exists()
+        gate.open()
+        response.readline()
+        second = json.loads(response.readline().removeprefix(b"data: "))
+    assert [first["OUT"], second["OUT"]] == [1.0, 2.0]
+    assert first["model_name"] == second["model_name"] == name
+    assert client.delete(f"/models/{quoted(name)}").status == 200
+
+
+def test_a_caller_that_leaves_a_stream_leaves_the_model_to_answer(served, client, package, gate):
+    """Triton 2.51 dies of cancelled streams."""
+    path = load_talker(client, package, gate, "talker")
+    with closing(HTTPConnection(served.http, timeout=30)) as connection:
+        connection.request("POST", path, json.dumps({"IN": 1.0}))
+        connection.getresponse().readline()
+    wait_until(lambda: abandoned(served, "talker") == 1, 20, "it answers nobody")
+    gate.open()
+    wait_until(lambda: abandoned(served, "talker") == 0, 20, "it has ended")
+    assert not gate.path.with_suffix(".cancelled").exists()
+    assert client.delete("/models/talker").status == 200
+
+
+def abandoned(adapter: RunningAdapter, model_id: str) -> int:
+    models = {model["model_id"]: model for model in adapter.state()["models"]}
+    return int(models[model_id]["abandoned"])
+
+
+@pytest.mark.parametrize("call", ["infer", "generate", "generate_stream"])
+def test_a_model_that_raises_says_why(client, package, call):
+    write_python_model(package, answer="raise ValueError('the model is in a mood')")
+    assert client.load("moody/1", package).status == 200
+    body = infer_body(1.0) if call == "infer" else {"IN": 1.0}
+    reply = client.post(f"/v2/models/moody%2F1/{call}", body)
+    # Triton's generate says 400 to whatever a model does
+    expected = (500, "InferenceFailed") if call == "infer" else (400, "InvalidRequest")
+    assert refusal(reply) == (*expected, "moody/1")
+    assert "the model is in a mood" in reply.json()["error"]
+    assert "ta.u" not in reply.json()["error"].partition("At:")[0]
+    assert client.delete("/models/moody%2F1").status == 200
+
+
+def test_an_inference_that_meets_the_load_of_its_model_waits_for_it(served, client, package, gate):
+    write_python_model(package, initialize=gate.statements)
+    with background(served) as others:
+        loaded = others.ask(lambda c: c.load("slow", package).status)
+        gate.wait_reached()
+        assert refusal(client.get("/v2/models/slow/ready")) == (503, "ModelNotReady", "slow")
+        invoked = others.ask(lambda c: c.post("/v2/models/slow/infer", infer_body(2.0)).status)
+        described = others.ask(lambda c: c.get("/v2/models/slow").status)
+        gate.open()
+        assert [f.result()[0] for f in (loaded, invoked, described)] == [200] * 3
+    assert client.delete("/models/slow").status == 200
+
+
+_ALLOWED = {
+    "/v2": "GET",
+    "/v2/health/live": "GET",
+    "/v2/health/ready": "GET",
+    "/v2/models/stats": "GET",
+    "/v2/models/echo": "GET",
+    "/v2/models/echo/versions/1/ready": "GET",
+    "/v2/models/echo/config": "GET",
+    "/v2/models/echo/stats": "GET",
+    "/v2/models/nobody/infer": "POST",
+    "/v2/models/echo/generate": "POST",
+    "/v2/models/echo/versions/1/generate_stream": "POST",
+}
+
+
+@pytest.mark.parametrize(("path", "allowed"), _ALLOWED.items())
+def test_a_wrong_method_is_405_with_what_is_allowed(client, path, allowed):
+    for method in {"GET", "POST", "PUT", "DELETE", "OPTIONS"} - {allowed}:
+        reply = client.request(method, path)
+        assert refusal(reply)[:2] == (405, "MethodNotAllowed")
+        assert reply.headers["Allow"] == allowed
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/models/echo", f"/v2/models/{quoted(ODD)}"])
+def test_head_is_get_without_the_body(client, path):
+    got, head = client.get(path), client.request("HEAD", path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Length"] == got.headers["Content-Length"]
+
+
+_NOWHERE = [
+    "nothing",
+    "models",
+    "models/echo/other",
+    "models/echo/versions/x",
+    "health",
+    "logging/x",
+]
+
+
+@pytest.mark.parametrize("path", [*_NOWHERE, "models/echo/versions", "models//infer", "models/%FF"])
+def test_what_is_nowhere_is_refused(client, path):
+    assert refusal(client.post(f"/v2/{path}"))[:2] == (400, "InvalidRequest")
+
+
+_CLOSED = {
+    "trace": ["trace/setting", "models/echo/trace/setting", "models/nobody/trace/setting"],
+    "log": ["logging"],
+    "shared_memory": [
+        *(f"{kind}sharedmemory/status" for kind in ("system", "cuda")),
+        *(f"systemsharedmemory/region/a%2Fb/{call}" for call in ("status", "register")),
+        *("systemsharedmemory/unregister", "cudasharedmemory/region/x/unregister"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("needs", "path"), [(n, p) for n, ps in _CLOSED.items() for p in ps])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_reaches_beyond_a_model_is_closed_unless_a_setting_opens_it(
+    client, needs, path, method
+):
+    reply = client.request(method, f"/v2/{path}", b"{}")
+    assert refusal(reply)[:2] == (403, "NotPassedThrough")
+    assert f"passthrough has '{needs}'" in reply.json()["error"]
+
+
+def test_calls_are_counted_by_what_they_are(served, client):
+    client.get("/v2/models/echo/config")
+    with closing(Client(served.admin)) as admin:
+        lines = admin.get("/metrics").body.decode().splitlines()
+    counted = [line for line in lines if 'method="config"' in line]
+    assert any('frontend="v2"' in line for line in counted)

@@ -1,0 +1,85 @@
+"""The end of a run: reruns and skips are told, and a skip in CI is a decision."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.outcomes import MAY_RACE
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[1]
+
+RACING = """
+import pytest
+seen = []
+
+@pytest.mark.races
+def test_of_two_tries():
+    seen.append(1)
+    assert len(seen) > 1
+"""
+FAILING = """
+import pytest
+
+def test_of_one_try():
+    raise AssertionError
+
+@pytest.mark.races
+def test_of_two_tries():
+    raise AssertionError
+"""
+SKIPPED = """
+import pytest
+
+def test_skipped():
+    pytest.skip("{}")
+
+@pytest.mark.xfail(strict=True)
+def test_that_fails_as_it_should():
+    raise AssertionError
+"""
+
+
+def run(folder: Path, text: str, *flags: str, **environ: str) -> tuple[int, str]:
+    (folder / "test_it.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = races\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.outcomes", *flags, "test_it.py"]
+    inherited = {name: value for name, value in os.environ.items() if name != "CI"}
+    env = {**inherited, "PYTHONPATH": str(ROOT), **environ}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def test_a_test_that_races_is_run_once_more_and_counted(tmp_path):
+    report = tmp_path / "outcomes"
+    code, said = run(tmp_path, RACING, TEST_OUTCOMES=str(report))
+    assert code == 0, said
+    expected = "tests run again: 1\n  test_it.py::test_of_two_tries\ntests not run: 0\n"
+    assert expected in said
+    assert report.read_text() == expected
+
+
+def test_no_other_test_is_run_again_and_none_twice(tmp_path):
+    code, said = run(tmp_path, FAILING)
+    assert code == 1
+    assert "2 failed, 1 rerun" in said
+
+
+def test_few_tests_may_race(tmp_path):
+    tests = "".join(f"@pytest.mark.races\ndef test_{n}(): ...\n" for n in range(MAY_RACE + 1))
+    code, said = run(tmp_path, f"import pytest\n{tests}")
+    assert code == pytest.ExitCode.USAGE_ERROR, said
+
+
+@pytest.mark.parametrize("flags", [(), ("-n", "1")])
+def test_a_skip_fails_a_run_in_ci_unless_its_reason_is_listed(tmp_path, flags):
+    listed, other = (SKIPPED.format(reason) for reason in ("no namespaces here: x", "too late"))
+    assert run(tmp_path, listed, *flags, CI="true")[0] == 0
+    assert run(tmp_path, other, *flags)[0] == 0
+    code, said = run(tmp_path, other, *flags, CI="true")
+    assert code == 1
+    assert "not allowed in CI (tests/outcomes.py): too late" in said
