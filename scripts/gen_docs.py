@@ -393,8 +393,8 @@ def states_page() -> str:
     return (
         "# States\n\n"
         "## A model\n\n"
-        "The life of one model, as `adapter/core/state.py` has it. The dots are a model without a "
-        "record: not loaded. An event that has no arrow in a state is a bug: it raises, and "
+        "A model goes through these states (`adapter/core/state.py`). The dots are a model without "
+        "a record: not loaded. An event that has no arrow in a state is a bug: it raises, and "
         "nothing changes.\n\n"
         + drawing(model)
         + table(
@@ -408,16 +408,16 @@ def states_page() -> str:
             ],
         )
         + "\n## A connection to Triton's HTTP port\n\n"
-        "Of `adapter/dataplane/http_connection.py`; one call at a time. BROKEN follows on any "
-        "state, and the connection is closed: by bytes that nobody asked for, by what is no HTTP, "
-        "by a caller or a time limit that ends a call of which Triton has not got all, and by the "
-        "loss of the connection. So is one closed after its answer if that said so, or began "
-        "before the request was sent to its end.\n\n"
+        "A connection serves a call at a time (`adapter/dataplane/http_connection.py`). Any state "
+        "becomes BROKEN, and the connection is closed, when Triton sends bytes that nobody asked "
+        "for or that are not HTTP, when a caller or a time limit ends a call of which Triton has "
+        "not got all, and when the connection is lost. A connection is also closed after an answer "
+        "that says so, or that began before the request was sent to its end.\n\n"
         + drawing(connection)
         + "## A request over gRPC\n\n"
-        "In the HTTP/2 proxy, of `adapter/dataplane/proxy/exchange.py`. The streams that it "
-        "has at either end have the states of RFC 9113 section 5.1, in "
-        "`adapter/protocols/http2/states.py`.\n\n"
+        "The HTTP/2 proxy keeps a stage for each request (`adapter/dataplane/proxy/exchange.py`). "
+        "The request's two streams, to the client and to Triton, have the states of RFC 9113 "
+        "section 5.1 (`adapter/protocols/http2/states.py`).\n\n"
         + drawing(request)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in FOLLOWS])
     )
