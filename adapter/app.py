@@ -17,7 +17,7 @@ from adapter.assembly import (
     build_memory,
     build_packages,
     build_planes,
-    build_relay,
+    build_proxy,
     build_triton,
     gathered_limit,
     inflight_limit,
@@ -308,15 +308,15 @@ class Adapter:
         settings, listeners, services = self._settings, self._listeners, self._services
         await listeners.open_probes("admin", settings.admin, admin.application())
         await listeners.open_http("http", settings.http, self._http)
-        relay = partial(build_relay, settings, lambda: self._triton_grpc, metrics=self._metrics)
-        relay = partial(relay, drain=self._drain, inflight=self._inflight)
+        make = partial(build_proxy, settings, lambda: self._triton_grpc, metrics=self._metrics)
+        make = partial(make, drain=self._drain, inflight=self._inflight)
         everything = services.everything
         await listeners.open_grpc(
-            "grpc", settings.grpc, everything.adds, partial(relay, everything)
+            "grpc", settings.grpc, everything.services, partial(make, everything)
         )
         if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
             some, address = services.inference, settings.grpc_data
-            await listeners.open_grpc("grpc_data", address, some.adds, partial(relay, some))
+            await listeners.open_grpc("grpc_data", address, some.services, partial(make, some))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         is_v2 = path_segments(request.raw_path)[0] == "v2"

@@ -32,7 +32,7 @@ from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc.limits import message_limits
-from adapter.frontends.grpc.services import Served
+from adapter.frontends.grpc.services import ListenerServices
 from adapter.frontends.http.connections import Connections
 from adapter.packages.repository.staging import Packages
 from adapter.packages.repository.uploads import payload
@@ -205,10 +205,10 @@ def metrics_state(
     )
 
 
-def build_relay(
+def build_proxy(
     settings: Settings,
     triton: Callable[[], str | None],
-    served: Served,
+    services: ListenerServices,
     server: str,
     *,
     metrics: Metrics,
@@ -216,9 +216,9 @@ def build_relay(
     inflight: InflightBytes,
 ) -> ProxyListener:
     """`triton` tells where that is, once it is known; `server` is where all else is served."""
-    relay = ProxyListener(
+    proxy = ProxyListener(
         ProxyContext(
-            served.gate,
+            services.policy,
             connect_to(triton),
             connect_to(lambda: server),
             timeout_seconds=settings.infer_timeout_seconds,
@@ -226,11 +226,11 @@ def build_relay(
             inflight=inflight,
         ),
         max_connections=connection_limit(settings),
-        on_refused=metrics.connections_shed.labels(served.name, "refused").inc,
+        on_refused=metrics.connections_shed.labels(services.name, "refused").inc,
     )
-    drain.then_refuse(relay.hurry)
-    metrics.connections.labels(served.name).set_function(lambda: relay.connections)
-    return relay
+    drain.then_refuse(proxy.hurry)
+    metrics.connections.labels(services.name).set_function(lambda: proxy.connections)
+    return proxy
 
 
 def model_roots(settings: Settings) -> list[Path]:

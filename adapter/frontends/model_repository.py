@@ -1,10 +1,9 @@
-"""Triton's model repository extension, whatever the door: index, load and unload through control.
+"""Triton's model repository extension, for HTTP and gRPC: index, load and unload through control.
 
 It differs from Triton where a model is loaded already: a load that brings nothing new is done, and
 one that does is an unload and a load, since both would not fit into memory side by side.
 """
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -18,7 +17,7 @@ from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
-from adapter.errors import AlreadyLoaded, InvalidRequest, ModelNotFound, SourceMissing
+from adapter.errors import AdapterError, AlreadyLoaded, InvalidRequest, ModelNotFound, SourceMissing
 from adapter.frontends.callers_json import json_object
 from adapter.packages.repository.uploads import config_text
 from adapter.runtime.threads import LOOKUPS, UNPACKS
@@ -27,7 +26,6 @@ _FILE = "file:"
 # Triton reads versions as 64-bit numbers and passes over those with leading zeros.
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _MAX_PART_BYTES, _MAX_PATH_BYTES = 255, 1024
-_POLL_SECONDS = 0.05
 
 _STATES = {state: state.value for state in ModelState} | {ModelState.DEAD: "UNAVAILABLE"}
 _REASONS = {ModelState.DEAD: "the model has lost its process; load it again"}
@@ -46,8 +44,8 @@ class IndexEntry:
 class Repository:
     """`versions` tells which versions of each model Triton's index has ready, by Triton's names.
 
-    `parameters` are those of the extension as the door decoded them: the contents of a `file:` are
-    bytes, or base64 text where the door has no bytes. `seen` goes into the log lines.
+    `parameters` are those of the extension: the contents of a `file:` are bytes from gRPC, base64
+    text from HTTP. `log_fields` are added to the log lines.
     """
 
     def __init__(
@@ -70,7 +68,9 @@ class Repository:
             for version in versions.get(record.name) or [""]
         ]
 
-    async def load(self, model_id: ModelId, parameters: Mapping[str, Any], **seen: str) -> None:
+    async def load(
+        self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str
+    ) -> None:
         """Return when the model is loaded with what was given. A load under way is waited for."""
         known = self._control.registry.get(model_id)
         if not parameters and known is not None and known.state is ModelState.READY:
@@ -81,29 +81,31 @@ class Repository:
         kept = replace(source, files=())
         while True:
             try:
-                await self._control.load(model_id, source, **seen)
+                await self._control.load(model_id, source, **log_fields)
             except AlreadyLoaded:  # "or reloaded if the model is already loaded"
-                known = self._control.registry.get(model_id)
-                if known is None or known.state is not ModelState.READY:
-                    await asyncio.sleep(_POLL_SECONDS)
-                elif not parameters or known.source == kept:
+                try:
+                    known = await self._control.loaded(model_id)
+                except AdapterError:  # the other load failed
+                    continue
+                if not parameters or known.source == kept:
                     return
-                else:
-                    await self._take_down(model_id, seen)
+                await self._unload(model_id, log_fields)
             else:
                 return
 
-    async def unload(self, model_id: ModelId, parameters: Mapping[str, Any], **seen: str) -> None:
+    async def unload(
+        self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str
+    ) -> None:
         """The models of a package always go together, whatever unload_dependents says."""
         left = dict(parameters)
         if not isinstance(left.pop("unload_dependents", False), bool):
             raise InvalidRequest("parameter unload_dependents must be true or false")
         _refuse_unknown(left)
-        await self._take_down(model_id, seen)
+        await self._unload(model_id, log_fields)
 
-    async def _take_down(self, model_id: ModelId, seen: dict[str, str]) -> None:
+    async def _unload(self, model_id: ModelId, log_fields: dict[str, str]) -> None:
         try:
-            await self._control.unload(model_id, **seen)
+            await self._control.unload(model_id, **log_fields)
         except ModelNotFound:
             return  # Triton says OK to the unload of what it does not have
 

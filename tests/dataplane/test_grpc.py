@@ -22,7 +22,7 @@ from adapter.errors import (
     ModelNotFound,
     Overloaded,
 )
-from adapter.frontends.grpc.naming import passed_on
+from adapter.frontends.grpc.naming import forwarded
 from tests.fakes.grpc_triton import Act, dataplane_to
 from tests.frontends.http.listener import until
 
@@ -71,7 +71,7 @@ def test_what_concerns_one_hop_is_not_passed_on():
     kept = [("traceparent", "00-ab-cd-01"), ("authorization", "x"), ("x-bin", b"\x00")]
     dropped = [("mm-model-id", "m"), ("mm-vmodel-id", "v"), ("grpc-accept-encoding", "gzip")]
     dropped += [("user-agent", "me"), ("te", "trailers"), ("content-type", "application/grpc")]
-    assert passed_on([*dropped, *kept]) == kept
+    assert forwarded([*dropped, *kept]) == kept
 
 
 @pytest.mark.parametrize(

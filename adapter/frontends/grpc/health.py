@@ -1,4 +1,4 @@
-"""grpc.health.v1 and server reflection, for the probes and the tools that speak them."""
+"""Serves grpc.health.v1 and server reflection."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -14,7 +14,7 @@ _POLL_SECONDS = 0.5
 
 
 class Health:
-    """All services are as well as the adapter is; the empty name stands for all of them."""
+    """Each service, and the empty name, has the readiness of the adapter."""
 
     def __init__(self, services: Collection[str], is_ready: Callable[[], bool]) -> None:
         self._services = frozenset(services) | {""}
@@ -42,7 +42,7 @@ class Health:
     async def _watch(
         self, request: pb.HealthCheckRequest, _: Context
     ) -> AsyncIterator[pb.HealthCheckResponse]:
-        """Each change, until it is well no more: a server that stops waits for open calls."""
+        """Send changes, and end at NOT_SERVING: a server that stops waits for open calls."""
         told = None
         while True:
             now = self._now(request.service)

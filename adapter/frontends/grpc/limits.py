@@ -1,4 +1,4 @@
-"""How large messages over gRPC may be that do not go straight to Triton."""
+"""Limits of gRPC messages that do not go to Triton directly."""
 
 from dataclasses import dataclass
 

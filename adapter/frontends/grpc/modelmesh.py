@@ -1,4 +1,4 @@
-"""ModelMesh's runtime contract, mmesh.ModelRuntime; docs/modelmesh.md has it call by call."""
+"""Serves ModelMesh's runtime contract, mmesh.ModelRuntime; see docs/modelmesh.md."""
 
 import asyncio
 import logging
@@ -36,10 +36,10 @@ SERVICE = "mmesh.ModelRuntime"
 _Act: TypeAlias = Callable[..., Awaitable[Any]]
 _OPERATIONS = (pb.LoadModelRequest, pb.UnloadModelRequest)
 
-# A mesh asks every 2 s; what takes longer it is told the next time.
-_PURGE_PATIENCE_SECONDS = 1.0
+# ModelMesh asks every 2 s; it gets the result of a longer purge the next time.
+_PURGE_SECONDS = 1.0
 _PRESENT = (ModelState.LOADING, ModelState.READY)
-# Calls that name a model, in field 1. A mesh refuses all others, and cannot carry streams.
+# Calls that name a model, in field 1. ModelMesh refuses all others, and cannot proxy streams.
 _METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelStatistics")
 
 
@@ -67,21 +67,21 @@ class ModelRuntime:
         self._settings = settings
         self._metrics = metrics
         self._is_ready = is_ready
-        self._turns = asyncio.Semaphore(settings.load_concurrency)
-        # one at a time: what ended Triton is not to take the others with it once more
+        self._load_slots = asyncio.Semaphore(settings.load_concurrency)
+        # one at a time: a load that crashed Triton must not fail the other repeated loads again
         self._broken_off = asyncio.Lock()
         self._loads: set[asyncio.Task[ModelRecord]] = set()
         self._purging: asyncio.Task[None] | None = None
 
     # -- loading ----------------------------------------------------------------------------
 
-    async def load(self, request: pb.LoadModelRequest, **seen: str) -> pb.LoadModelResponse:
-        """Idempotent: a mesh loads again after NOT_FOUND, at times without an unload before."""
+    async def load(self, request: pb.LoadModelRequest, **log_fields: str) -> pb.LoadModelResponse:
+        """Load idempotently: after NOT_FOUND ModelMesh loads again, at times without an unload."""
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
         source, seconds = _source(request, key), self._settings.load_timeout_seconds
         record = await self._with_triton(
-            lambda: self._bring_up(model_id, source, seen), seconds, self._broken_off
+            lambda: self._ensure_loaded(model_id, source, log_fields), seconds, self._broken_off
         )
         limit = self._settings.modelmesh_model_concurrency
         if isinstance(limit, str):
@@ -89,36 +89,36 @@ class ModelRuntime:
         size = self._sizes.after_load(model_id)
         return pb.LoadModelResponse(sizeInBytes=size, maxConcurrency=limit)
 
-    async def _bring_up(
-        self, model_id: ModelId, source: ModelSource, seen: Mapping[str, str]
+    async def _ensure_loaded(
+        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
     ) -> ModelRecord:
-        """A load of the same files that is under way is waited for; other files make way."""
+        """Wait for a load of the same files that is under way; replace a model of other files."""
         while True:
             known = self._control.registry.get(model_id)
             if known is not None and known.state in _PRESENT:
                 if known.source.url == source.url:
                     return await self._control.loaded(model_id)
-                await self._take_down(model_id, **seen)
+                await self._unload(model_id, **log_fields)
             try:
-                return await self._in_turn(model_id, source, seen)
-            except AlreadyLoaded:  # another door was faster
+                return await self._load_in_slot(model_id, source, log_fields)
+            except AlreadyLoaded:  # by another frontend, meanwhile
                 with suppress(AdapterError):
                     await self._control.loaded(model_id)
 
-    async def _in_turn(
-        self, model_id: ModelId, source: ModelSource, seen: Mapping[str, str]
+    async def _load_in_slot(
+        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
     ) -> ModelRecord:
-        """Whoever goes away keeps the turn until the load has ended all the same."""
+        """The slot is released when the load ends, also when the caller has left."""
         with self._metrics.waiting_load("turn"):
-            await self._turns.acquire()
-        work = self._control.load(model_id, source, frontend="modelmesh", **seen)
+            await self._load_slots.acquire()
+        work = self._control.load(model_id, source, frontend="modelmesh", **log_fields)
         task = asyncio.create_task(work)
         self._loads.add(task)
-        task.add_done_callback(self._turn_ended)
+        task.add_done_callback(self._slot_released)
         return await asyncio.shield(task)
 
-    def _turn_ended(self, task: asyncio.Task[ModelRecord]) -> None:
-        self._turns.release()
+    def _slot_released(self, task: asyncio.Task[ModelRecord]) -> None:
+        self._load_slots.release()
         self._loads.discard(task)
 
     async def _with_triton(
@@ -127,9 +127,9 @@ class ModelRuntime:
         seconds: float,
         again: AbstractAsyncContextManager[object],
     ) -> T:
-        """Do it when Triton is here, for which it waits so long: a mesh takes a failed load for the
-        model's own fault, and remembers it for minutes. What the end of Triton broke off is done
-        once more, within `again`, and no oftener: it may be what ended Triton.
+        """Run `act` when Triton is up, waiting at most `seconds`: ModelMesh takes a failed load for
+        the model's own fault, and remembers it for minutes. When the end of Triton interrupts
+        `act`, it is repeated once, within `again`: it may be what ended Triton.
         """
         deadline, was_broken_off = time.monotonic() + seconds, False
         while True:
@@ -148,20 +148,22 @@ class ModelRuntime:
 
     # -- unloading --------------------------------------------------------------------------
 
-    async def unload(self, request: pb.UnloadModelRequest, **seen: str) -> pb.UnloadModelResponse:
-        """Also of an id that no load would take: a mesh repeats what fails for a quarter hour."""
+    async def unload(
+        self, request: pb.UnloadModelRequest, **log_fields: str
+    ) -> pb.UnloadModelResponse:
+        """Also of an id that no load accepts: ModelMesh repeats failed unloads for 15 minutes."""
         model_id, seconds = ModelId(request.modelId), self._settings.unload_timeout_seconds
         if model_id not in self._control.registry:  # nothing that Triton would have to do
-            await self._take_down(model_id, **seen)
+            await self._unload(model_id, **log_fields)
         else:
-            act = partial(self._take_down, model_id, **seen)
+            act = partial(self._unload, model_id, **log_fields)
             await self._with_triton(act, seconds, nullcontext())
         return pb.UnloadModelResponse()
 
-    async def _take_down(self, model_id: ModelId, **seen: str) -> None:
+    async def _unload(self, model_id: ModelId, **log_fields: str) -> None:
         # "If the specified model is not found/loaded, ... return immediately (without error)"
         with suppress(ModelNotFound):
-            await self._control.unload(model_id, frontend="modelmesh", **seen)
+            await self._control.unload(model_id, frontend="modelmesh", **log_fields)
 
     # -- sizes ------------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class ModelRuntime:
         size = await self._sizes.of_loaded(ModelId(request.modelId))
         return pb.ModelSizeResponse(sizeInBytes=size)
 
-    # -- the start of a mesh ----------------------------------------------------------------
+    # -- the start of ModelMesh -------------------------------------------------------------
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
@@ -201,9 +203,9 @@ class ModelRuntime:
         )
 
     async def _purged(self) -> bool:
-        """Nothing is loaded. A mesh asks when it starts, and then takes all memory for free."""
+        """Whether nothing is loaded: ModelMesh asks at its start, and counts all memory as free."""
         task = self._purging = self._purging or asyncio.create_task(self._purge())
-        await asyncio.wait({task}, timeout=_PURGE_PATIENCE_SECONDS)
+        await asyncio.wait({task}, timeout=_PURGE_SECONDS)
         if not task.done():
             return False
         if self._purging is task:
@@ -213,14 +215,14 @@ class ModelRuntime:
         return error is None
 
     async def _purge(self) -> None:
-        """Unload whatever there is, through which door it may have come."""
+        """Unload every model, whichever frontend loaded it."""
         while True:
             if self._loads:
                 await asyncio.wait(self._loads)
             ids = [record.id for record in self._control.registry.records()]
             if not ids:
                 return
-            ended = await asyncio.gather(*map(self._take_down, ids), return_exceptions=True)
+            ended = await asyncio.gather(*map(self._unload, ids), return_exceptions=True)
             for error in ended:
                 if error is not None:
                     raise error
@@ -247,8 +249,8 @@ def _of_bytes(act: _Act, message: Any) -> Unary:
             request = message.FromString(raw)
         except DecodeError as error:
             raise InvalidRequest(f"this is no {message.DESCRIPTOR.name}: {error}") from error
-        seen = ids_of(context) if message in _OPERATIONS else {}
-        return bytes((await act(request, **seen)).SerializeToString())
+        log_fields = ids_of(context) if message in _OPERATIONS else {}
+        return bytes((await act(request, **log_fields)).SerializeToString())
 
     return answer
 

@@ -1,4 +1,4 @@
-"""What a mesh is told of bytes: of a model before its load, of a loaded one, of all together."""
+"""Sizes for ModelMesh: of a model before its load, of a loaded one, and the capacity."""
 
 import asyncio
 import os
@@ -23,16 +23,16 @@ from adapter.runtime.threads import LOOKUPS
 from adapter.settings import Settings
 from adapter.settings.modelmesh import refuse_capacity
 
-# A mesh gives a prediction 500 ms, and holds up one of its loading threads with it.
-_LOOK_SECONDS = 0.03
-# A gauge that lags shows a model after seconds; a mesh waits 30 s for a size.
+# ModelMesh waits 500 ms for a prediction, in one of its loading threads.
+_SCAN_SECONDS = 0.03
+# A lagging memory sensor shows a model after seconds; ModelMesh waits 30 s for a size.
 _MEASURE_SECONDS = 20.0
 _MAX_BYTES = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class ModelKey:
-    """What is understood of a modelKey; the rest of it, and a key that is no JSON, is ignored."""
+    """The known fields of a modelKey; others, and a key that is not JSON, are ignored."""
 
     model_type: str | None = None
     schema_path: object = None
@@ -61,8 +61,8 @@ def _count(found: object) -> float:
 
 
 class MeshSizes:
-    """What is measured is told as it is, what is guessed never below the default: a mesh books
-    what it is told, and asks once.
+    """Reports measured sizes as they are, and estimates not below the default: ModelMesh asks once,
+    and books the answer.
     """
 
     def __init__(self, control: ModelControl, settings: Settings, roots: Sequence[Path]) -> None:
@@ -75,10 +75,9 @@ class MeshSizes:
         self._roots = [os.path.realpath(root) for root in roots]
 
     def capacity(self) -> int:
-        """What the ledger may hand out; without a GPU no more than what of the memory of Triton's
-        container is for models.
-
-        BackendError when nobody knows, or when a mesh would not start with it.
+        """Return what the ledger may grant; without a GPU at most the part of the memory of
+        Triton's container that is for models. BackendError when that is unknown, or when ModelMesh
+        would not start with it.
         """
         book = self._control.memory.ledger.snapshot()
         bounds = []
@@ -96,15 +95,15 @@ class MeshSizes:
         return min(bounds)
 
     async def predicted(self, model_id: ModelId, path: str, key: ModelKey) -> int:
-        """Before the load, at once: learned, else declared, else from the size on disk. A puller
-        asks with a path that nothing was loaded from: hence by the id as well.
+        """Return the learned size, else the declared one, else one estimated from the files. The
+        puller asks with a path that nothing was loaded from: hence by the id as well.
         """
         if learned := self._learned.of_url(path) or self._learned.of_model(model_id):
             return learned
-        end = time.monotonic() + _LOOK_SECONDS
-        seen = LOOKUPS.run(look, path, self._roots, end)
+        end = time.monotonic() + _SCAN_SECONDS
+        scan = LOOKUPS.run(scan_package, path, self._roots, end)
         try:
-            declared, on_disk = await asyncio.wait_for(seen, _LOOK_SECONDS)
+            declared, on_disk = await asyncio.wait_for(scan, _SCAN_SECONDS)
         except TimeoutError:
             declared, on_disk = None, 0
         if declared is None:
@@ -112,19 +111,19 @@ class MeshSizes:
         return self._guess(declared, key.disk_size_bytes or on_disk)
 
     def after_load(self, model_id: ModelId) -> int:
-        """What a loaded model takes; 0 while that is being measured: then `of_loaded` tells."""
-        return self._told(model_id) if self._control.memory.is_measured(model_id) else 0
+        """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
+        return self._size(model_id) if self._control.memory.is_measured(model_id) else 0
 
     async def of_loaded(self, model_id: ModelId) -> int:
-        """The same, after a measurement under way. ModelNotFound when it is not loaded."""
+        """Return it after the measurement. ModelNotFound when the model is not loaded."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_MEASURE_SECONDS):
                 # once after a load, and over in seconds: no event is worth it
                 while not self._control.memory.is_measured(model_id):  # noqa: ASYNC110
-                    await asyncio.sleep(_LOOK_SECONDS)
-        return self._told(model_id)
+                    await asyncio.sleep(_SCAN_SECONDS)
+        return self._size(model_id)
 
-    def _told(self, model_id: ModelId) -> int:
+    def _size(self, model_id: ModelId) -> int:
         record = self._control.registry.get(model_id)
         if record is None:
             raise ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
@@ -138,9 +137,9 @@ class MeshSizes:
         return max(self._default, min(int(size_bytes), _MAX_BYTES))
 
 
-def look(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
-    """What the configs declare together, None when they are silent, and the bytes of all files; 0
-    of those when they cannot be seen, or not all of them until `end` (time.monotonic).
+def scan_package(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
+    """Return the sum that the configs declare, None without any, and the bytes of all files; 0 when
+    they cannot be read, or not all of them until `end` (time.monotonic).
     """
     configs: list[Path] = []
     found = 0
@@ -161,8 +160,8 @@ def look(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
 
 def _declared(config: Path) -> int | None:
     try:
-        # a pipe of that name would be waited for without end
+        # reading a pipe of that name would block for ever
         text = read_config(config) if config.is_file() else ""
         return declared_bytes(parse(text, config).config, config)
-    except (AdapterError, OSError):  # the load will say what is wrong with it
+    except (AdapterError, OSError):  # the load reports what is wrong with it
         return None

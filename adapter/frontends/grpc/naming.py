@@ -1,4 +1,4 @@
-"""Which model a message is about, and its name on the way in and out.
+"""The model that a message names, and its name towards Triton and the client.
 
 A mesh names the model in metadata, everybody else in the message (docs/modelmesh.md).
 """
@@ -13,7 +13,7 @@ from adapter.protocols.protobuf import read_field, with_field
 
 _ID_BIN, _ID = "mm-model-id-bin", "mm-model-id"
 
-# They concern one connection, or one hop's own business: grpc writes its own, a mesh's ends here.
+# Headers of one connection or one hop: grpc writes its own, ModelMesh's are for the adapter.
 _OF_THE_HOP = frozenset(
     {
         *("connection", "content-length", "content-type", "host", "keep-alive", "te", "trailer"),
@@ -24,7 +24,7 @@ _OF_THE_HOP = frozenset(
 _PREFIXES_OF_THE_HOP = (":", "grpc-", "mm-")
 
 
-def passed_on(metadata: RpcMetadata) -> RpcMetadata:
+def forwarded(metadata: RpcMetadata) -> RpcMetadata:
     return [
         (key, value)
         for key, value in metadata
@@ -33,14 +33,14 @@ def passed_on(metadata: RpcMetadata) -> RpcMetadata:
 
 
 def id_of_mesh(metadata: RpcMetadata) -> ModelId | None:
-    """The binary form wins: the other cannot hold every id."""
+    """Return the id in the metadata. The binary form wins: the other cannot hold every id."""
     found = {key: value for key, value in metadata if key in {_ID, _ID_BIN}}
     value = found.get(_ID_BIN, found.get(_ID))
     return None if value is None else _model_id(value, "the metadata")
 
 
 def id_in(message: bytes, metadata: RpcMetadata, field: int = 1) -> ModelId:
-    """InvalidRequest when there is none: neither in the metadata nor in the message."""
+    """InvalidRequest when neither the metadata nor the message names a model."""
     return id_of_mesh(metadata) or _model_id(read_field(message, field) or b"", "the message")
 
 
@@ -50,7 +50,7 @@ def named_for_triton(message: bytes, record: ModelRecord, field: int = 1) -> byt
 
 
 def named_for_caller(message: bytes, record: ModelRecord, path: Sequence[int]) -> bytes:
-    """`path`: the field that holds the name, after the fields of the messages around it."""
+    """`path`: the numbers of the fields around the name, then its own."""
     return _replaced(message, path, record.id.encode()) if record.is_renamed else message
 
 

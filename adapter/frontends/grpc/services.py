@@ -1,4 +1,4 @@
-"""Which services the gRPC doors have."""
+"""The services of the gRPC listeners."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ class Triton(modelmesh.Triton, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """At one listener: what goes straight to Triton, and the services for all else."""
+class ListenerServices:
+    """Of one listener: what goes to Triton directly, and the services of its fallback server."""
 
     name: str
-    gate: GrpcFastPath
-    adds: Sequence[GrpcService]
+    policy: GrpcFastPath
+    services: Sequence[GrpcService]
 
 
 class GrpcServices:
@@ -53,7 +53,7 @@ class GrpcServices:
         is_ready: Callable[[], bool],
     ) -> None:
         limits = message_limits(settings)
-        gate = partial(GrpcFastPath, control, faults, metrics, limits, is_traced=is_traced)
+        policy = partial(GrpcFastPath, control, faults, metrics, limits, is_traced=is_traced)
         v2 = partial(
             V2Service,
             control,
@@ -77,8 +77,8 @@ class GrpcServices:
             *_about(names, is_ready),
         )
         inference = (v2(repository=None, frontend=FRONTEND).add_to, *_about([SERVICE], is_ready))
-        self.everything = Served("grpc", gate(frontend="grpc"), everything)
-        self.inference = Served(FRONTEND, gate(frontend=FRONTEND), inference)
+        self.everything = ListenerServices("grpc", policy(frontend="grpc"), everything)
+        self.inference = ListenerServices(FRONTEND, policy(frontend=FRONTEND), inference)
 
 
 def _about(names: Sequence[str], is_ready: Callable[[], bool]) -> Sequence[GrpcService]:

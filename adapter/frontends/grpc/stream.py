@@ -1,7 +1,7 @@
-"""ModelStreamInfer: one stream of the caller, one stream to Triton, any models in between.
+"""Serves ModelStreamInfer: each stream of a client is one stream to Triton, for any models.
 
-What is wrong with one request is told as Triton tells it, in a message of the stream; the stream
-goes on. What is wrong with the stream ends it with a status.
+An error of one request is a message of the stream, as in Triton, and the stream continues. An
+error of the stream ends it with a status.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, InferenceFailed, InvalidRequest, NotTaken
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, metadata_of
-from adapter.frontends.grpc.naming import id_in, named_for_caller, named_for_triton, passed_on
+from adapter.frontends.grpc.naming import forwarded, id_in, named_for_caller, named_for_triton
 from adapter.frontends.status import grpc_text
 from adapter.protocols.protobuf import read_field, read_repeated, with_field
 from adapter.telemetry import request_ids
 
 _METHOD = "ModelStreamInfer"
 
-# What a caller has to take one answer: at most, and where its model or the adapter has to go; and
-# how often that is looked at.
-_TAKE_SECONDS, _HURRY_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.25
+# A client must read a response within _TAKE_SECONDS, and within _HURRY_SECONDS when its model is
+# unloaded or the adapter stops.
+_TAKE_SECONDS, _HURRY_SECONDS, _TICK_SECONDS = 60.0, 1.0, 0.25
 
 # fields of ModelStreamInferResponse
 _ERROR, _ANSWER = 1, 2
@@ -54,11 +54,11 @@ class StreamInfer:
 
     async def serve(self, requests: AsyncIterator[bytes], context: Context) -> None:
         metadata = metadata_of(context)
-        call = RpcCall(_METHOD, passed_on(metadata), context.time_remaining())
-        held = _Held(self.control)
-        with held:
-            async with self._dataplane.stream(call, held) as upstream:
-                await _Conversation(self, context, metadata, upstream, held).go_on(requests)
+        call = RpcCall(_METHOD, forwarded(metadata), context.time_remaining())
+        leases = _StreamLeases(self.control)
+        with leases:
+            async with self._dataplane.stream(call, leases) as upstream:
+                await _StreamProxy(self, context, metadata, upstream, leases).run(requests)
 
 
 @dataclass(slots=True)
@@ -67,11 +67,11 @@ class _Model:
     unanswered: int = 0
 
 
-class _Held:
-    """The models of the stream that owe it answers: no unload before those are here.
+class _StreamLeases:
+    """Holds a lease of each model with unanswered requests in the stream.
 
-    Triton marks the last answer to a request, but for a decoupled model only when the request
-    asked for that; without a mark the model is held until the stream ends.
+    Triton marks the last response to a request, of a decoupled model only when the request asked
+    for that; without the mark the lease ends with the stream.
     """
 
     def __init__(self, control: ModelControl) -> None:
@@ -87,7 +87,7 @@ class _Held:
 
     @property
     def record(self) -> ModelRecord | None:
-        """The model of the stream when there is but one."""
+        """The only model of the stream; None when it has several."""
         models = list(self._models.values())
         return models[0].lease.record if len(models) == 1 else None
 
@@ -105,7 +105,7 @@ class _Held:
         lease = await self._control.serving(model_id, wait_seconds)
         record = lease.record
         model = self._models.get(record.name)
-        if model is None or model.lease.record is not record:  # the first, or it was loaded anew
+        if model is None or model.lease.record is not record:  # its first request, or reloaded
             if model is not None:
                 model.lease.end()
             model = self._models[record.name] = _Model(lease)
@@ -114,14 +114,14 @@ class _Held:
         return record
 
     def named(self, name: bytes | None) -> ModelRecord | None:
-        """The one that Triton's answer is about; Triton names none where it took no request."""
+        """Return the model of Triton's response, which has no name for a request not accepted."""
         if name is None:
             return self.record
         model = self._models.get(TritonName(name.decode("utf-8", "replace")))
         return model.lease.record if model else None
 
-    def why_hurry(self) -> str | None:
-        """What has to go and waits for these answers."""
+    def reason_to_hurry(self) -> str | None:
+        """Return what waits for these responses to be read; None where nothing does."""
         if not self._control.is_open:
             return "the adapter is stopping"
         records = [model.lease.record for model in self._models.values()]
@@ -136,47 +136,47 @@ class _Held:
             model.lease.end()
 
 
-class _Conversation:
+class _StreamProxy:
     def __init__(
         self,
         service: StreamInfer,
         context: Context,
         metadata: RpcMetadata,
         upstream: RpcStream,
-        held: _Held,
+        leases: _StreamLeases,
     ) -> None:
         self._service = service
         self._context = context
         self._metadata = metadata
         self._upstream = upstream
-        self._held = held
+        self._leases = leases
         self._ids = request_ids.of_metadata(metadata)
-        self._writing = asyncio.Lock()  # grpc takes one message at a time
+        self._writing = asyncio.Lock()  # grpc accepts one write at a time
 
-    async def go_on(self, requests: AsyncIterator[bytes]) -> None:
-        asking = asyncio.create_task(self._ask(requests))
+    async def run(self, requests: AsyncIterator[bytes]) -> None:
+        forwarding = asyncio.create_task(self._forward_requests(requests))
         try:
             async for message in self._upstream.messages():
-                await self._answer(message)
+                await self._forward_answer(message)
         finally:
-            asking.cancel()
-            await asyncio.wait({asking})
-            failure = None if asking.cancelled() else asking.exception()
+            forwarding.cancel()
+            await asyncio.wait({forwarding})
+            failure = None if forwarding.cancelled() else forwarding.exception()
         if failure is not None:
             raise failure
 
-    async def _ask(self, requests: AsyncIterator[bytes]) -> None:
+    async def _forward_requests(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for message in requests:
-                await self._pass_on(message)
+                await self._forward_request(message)
         finally:
             await self._upstream.done_writing()
 
-    async def _pass_on(self, message: bytes) -> None:
+    async def _forward_request(self, message: bytes) -> None:
         request_id = read_field(message, _ID)
         try:
             model_id = id_in(message, self._metadata)
-            record = await self._held.take(model_id, self._service.load_wait_seconds)
+            record = await self._leases.take(model_id, self._service.load_wait_seconds)
         except AdapterError as error:
             self._service.middleware.note(_METHOD, error, self._ids)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)
@@ -185,80 +185,79 @@ class _Conversation:
         else:
             await self._upstream.write(named_for_triton(message, record))
 
-    async def _answer(self, message: bytes) -> None:
+    async def _forward_answer(self, message: bytes) -> None:
         answer = read_field(message, _ANSWER) or b""
         name, text = read_field(answer, _NAME), read_field(message, _ERROR)
-        record = self._held.named(name)
+        record = self._leases.named(name)
         if text:
             message = with_field(message, _ERROR, (await self._failed(text, name, record)).encode())
         if name is not None and record is not None:
             message = named_for_caller(message, record, (_ANSWER, _NAME))
         await self._write(message)
         if record is not None and (_is_last(answer) or name is None):
-            self._held.answered(record)
+            self._leases.answered(record)
 
     async def _failed(self, text: bytes, name: bytes | None, record: ModelRecord | None) -> str:
-        """What the caller is told. There is no code; a request that Triton did not take has no
-        model in its answer either.
+        """Return the text for the client; responses of a stream have no code. Triton names no model
+        in the response to a request that it did not accept.
         """
-        said = self._service.faults.of_grpc_inference(
+        error = self._service.faults.of_grpc_inference(
             "NOT_FOUND" if name is None else "INTERNAL",
             text.decode("utf-8", "replace"),
             name=record.name if record else TritonName(""),
             model_id=record.id if record else ModelId(""),
         )
-        if name is None and type(said) is InferenceFailed:
-            said = InvalidRequest(str(said), model_id=said.model_id)
-        error = said
+        if name is None and type(error) is InferenceFailed:
+            error = InvalidRequest(str(error), model_id=error.model_id)
         if record is not None:
-            control = self._service.control
-            error = await control.judged(said, record.id)
-            # a lease that ends with an error is how control learns of it
+            control, failure = self._service.control, error
+            error = await control.judged(failure, record.id)
+            # control learns of a failure by a lease that ends with it
             with suppress(AdapterError), control.lease(record.id):
-                raise said
+                raise failure
         self._service.middleware.note(_METHOD, error, self._ids)
         return grpc_text(error)
 
     async def _write(self, message: bytes) -> None:
-        """NotTaken when the caller does not read: grpc tells of whole messages alone."""
+        """Write one message; NotTaken when the client does not read it in time."""
         async with self._writing:
-            taking = _Taking(self._held)
+            timeout = _WriteTimeout(self._leases)
             try:
                 async with asyncio.timeout(None) as limit:
-                    taking.begin(limit)
+                    timeout.begin(limit)
                     await self._context.write(message)
             except TimeoutError as error:
-                raise NotTaken(f"the answers are not read: {taking.why}") from error
+                raise NotTaken(f"the answers are not read: {timeout.why}") from error
             finally:
-                taking.end()
+                timeout.end()
 
 
-class _Taking:
-    """Of one answer by the caller, who is given up when it takes too long; then `why`."""
+class _WriteTimeout:
+    """Ends a write that takes too long; `why` says which limit that was."""
 
-    __slots__ = ("_due", "_held", "_limit", "_loop", "_next", "why")
+    __slots__ = ("_deadline", "_leases", "_limit", "_loop", "_next", "why")
 
-    def __init__(self, held: _Held) -> None:
+    def __init__(self, leases: _StreamLeases) -> None:
         self.why = f"none was taken within {_TAKE_SECONDS:g} s"
-        self._held = held
+        self._leases = leases
         self._loop = asyncio.get_running_loop()
-        self._due = self._loop.time() + _TAKE_SECONDS
+        self._deadline = self._loop.time() + _TAKE_SECONDS
 
     def begin(self, limit: asyncio.Timeout) -> None:
         self._limit = limit
-        self._next = self._loop.call_later(_LOOK_SECONDS, self._look)
+        self._next = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def end(self) -> None:
         self._next.cancel()
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         now = self._loop.time()
-        if (why := self._held.why_hurry()) is not None:
-            self.why, self._due = why, min(self._due, now + _HURRY_SECONDS)
-        if now >= self._due:
+        if (why := self._leases.reason_to_hurry()) is not None:
+            self.why, self._deadline = why, min(self._deadline, now + _HURRY_SECONDS)
+        if now >= self._deadline:
             self._limit.reschedule(now)
         else:
-            self._next = self._loop.call_later(_LOOK_SECONDS, self._look)
+            self._next = self._loop.call_later(_TICK_SECONDS, self._tick)
 
 
 def _is_last(answer: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService: on to Triton as bytes, repository calls through control."""
+"""Serves inference.GRPCInferenceService: forwards bytes to Triton; loads through control."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -24,11 +24,11 @@ from adapter.errors import (
 from adapter.frontends.grpc.limits import MessageLimits
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, Handler, Unary, metadata_of
 from adapter.frontends.grpc.naming import (
+    forwarded,
     id_in,
     id_of_mesh,
     named_for_caller,
     named_for_triton,
-    passed_on,
 )
 from adapter.frontends.grpc.stream import StreamInfer
 from adapter.frontends.grpc.v2_repository import GrpcRepository
@@ -38,10 +38,10 @@ from adapter.telemetry.metrics import Metrics
 
 SERVICE = "inference.GRPCInferenceService"
 
-# where the answer holds the model's name; in each request it is field 1
+# fields that hold the model's name in the response; in each request it is field 1
 _NAME_IN_ANSWER = {"ModelInfer": (1,), "ModelMetadata": (1,), "ModelConfig": (1, 1)}
 
-# what they need to be allowed: one of the setting `passthrough`
+# methods that an item of the setting `passthrough` allows
 _ON_REQUEST = {
     "SystemSharedMemoryStatus": "shared_memory",
     "SystemSharedMemoryRegister": "shared_memory",
@@ -56,8 +56,8 @@ _TRACED_MODEL = 2  # field of TraceSettingRequest
 
 
 class V2Service(grpc.GenericRpcHandler):
-    """`repository` None: a door for inference alone. `load_wait_seconds`: how long a call waits
-    for a load of its model that is under way.
+    """Without `repository` only inference is served. `load_wait_seconds`: how long a call waits for
+    a load of its model that is under way.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class V2Service(grpc.GenericRpcHandler):
         stream = StreamInfer(control, dataplane, faults, middleware, load_wait_seconds)
         handlers = {"ModelStreamInfer": middleware.stream("ModelStreamInfer", stream.serve)}
         most = limits.unary
-        handlers |= {name: middleware.unary(name, act, most) for name, act in self._acts().items()}
+        handlers |= {
+            name: middleware.unary(name, act, most) for name, act in self._unary_methods().items()
+        }
         for name, setting in _ON_REQUEST.items():
             handlers[name] = self._on_request(middleware, name, setting, setting in passthrough)
         if repository is not None:
@@ -102,15 +104,15 @@ class V2Service(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "Handler | None":
         return self._handlers.get(handler_call_details.method)
 
-    def _acts(self) -> dict[str, Unary]:
+    def _unary_methods(self) -> dict[str, Unary]:
         return {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
-            "ServerMetadata": partial(self._passed, "ServerMetadata"),
-            "ModelReady": partial(self._for_a_mesh, self._ready),
-            "ModelStatistics": partial(self._for_a_mesh, self._statistics),
+            "ServerMetadata": partial(self._forwarded, "ServerMetadata"),
+            "ModelReady": partial(self._for_mesh, self._ready),
+            "ModelStatistics": partial(self._for_mesh, self._statistics),
             **{
-                name: partial(self._for_a_mesh, partial(self._about_model, name))
+                name: partial(self._for_mesh, partial(self._about_model, name))
                 for name in _NAME_IN_ANSWER
             },
         }
@@ -120,10 +122,10 @@ class V2Service(grpc.GenericRpcHandler):
     ) -> Handler:
         if not is_allowed:
             return middleware.unary(method, partial(_deny, method, setting))
-        act = self._trace if method == "TraceSetting" else partial(self._passed, method)
+        act = self._trace if method == "TraceSetting" else partial(self._forwarded, method)
         return middleware.unary(method, act)
 
-    # -- about the server -------------------------------------------------------------------
+    # -- the server -------------------------------------------------------------------------
 
     async def _server_live(self, _: bytes, __: Context) -> bytes:
         return _serialised(pb.ServerLiveResponse(live=self._is_live()))
@@ -131,23 +133,23 @@ class V2Service(grpc.GenericRpcHandler):
     async def _server_ready(self, _: bytes, __: Context) -> bytes:
         return _serialised(pb.ServerReadyResponse(ready=self._is_ready()))
 
-    async def _passed(self, method: str, message: bytes, context: Context) -> bytes:
+    async def _forwarded(self, method: str, message: bytes, context: Context) -> bytes:
         return await self._forward(method, message, context, None)
 
     async def _trace(self, message: bytes, context: Context) -> bytes:
-        """Settings of one model, or of all when it names none."""
+        """Forward TraceSetting of one model, or of all when it names none."""
         if not read_field(message, _TRACED_MODEL):
-            return await self._passed("TraceSetting", message, context)
+            return await self._forwarded("TraceSetting", message, context)
         lease = self._control.lease(id_in(message, (), _TRACED_MODEL))
         with lease as record:
             message = named_for_triton(message, record, _TRACED_MODEL)
             return await self._forward("TraceSetting", message, context, lease)
 
-    # -- about a model ----------------------------------------------------------------------
+    # -- one model --------------------------------------------------------------------------
 
-    async def _for_a_mesh(self, act: Unary, message: bytes, context: Context) -> bytes:
-        """A mesh loads again what is NOT_FOUND, and that load waits for Triton; of UNAVAILABLE it
-        makes INTERNAL. So it is told at once that the models went with the process of Triton.
+    async def _for_mesh(self, act: Unary, message: bytes, context: Context) -> bytes:
+        """Answer ModelMesh NOT_FOUND where Triton's process, and its models with it, are gone: it
+        loads the model again, and that load waits for Triton. Of UNAVAILABLE it makes INTERNAL.
         """
         model_id, presence = id_of_mesh(metadata_of(context)), self._control.presence
         if model_id is None:
@@ -172,7 +174,7 @@ class V2Service(grpc.GenericRpcHandler):
             return named_for_caller(answer, record, _NAME_IN_ANSWER[method])
 
     async def _ready(self, message: bytes, context: Context) -> bytes:
-        """False for what is not loaded, as Triton says it; a mesh has to learn that it errs."""
+        """Return false for a model that is not loaded, as Triton does; NOT_FOUND to ModelMesh."""
         metadata = metadata_of(context)
         try:
             lease = self._control.lease(id_in(message, metadata))
@@ -185,9 +187,9 @@ class V2Service(grpc.GenericRpcHandler):
             return await self._forward("ModelReady", message, context, lease)
 
     async def _statistics(self, message: bytes, context: Context) -> bytes:
-        """Of one model, or of everything in Triton when it names none."""
+        """Return the statistics of one model, or of all in Triton when it names none."""
         if not read_field(message, 1) and not id_of_mesh(metadata_of(context)):
-            answer = await self._passed("ModelStatistics", message, context)
+            answer = await self._forwarded("ModelStatistics", message, context)
             return _with_callers_names(answer, self._control.registry.records())
         model_id = id_in(message, metadata_of(context))
         lease = await self._control.serving(model_id, self._load_wait_seconds)
@@ -199,12 +201,12 @@ class V2Service(grpc.GenericRpcHandler):
     async def _forward(
         self, method: str, message: bytes, context: Context, lease: Lease | None
     ) -> bytes:
-        metadata = passed_on(metadata_of(context))
+        metadata = forwarded(metadata_of(context))
         call = RpcCall(method, metadata, context.time_remaining())
         answer = await self._dataplane.call(call, message, lease)
-        if initial := passed_on(answer.initial_metadata):
+        if initial := forwarded(answer.initial_metadata):
             await context.send_initial_metadata(initial)
-        if trailing := passed_on(answer.trailing_metadata):
+        if trailing := forwarded(answer.trailing_metadata):
             context.set_trailing_metadata(trailing)
         return answer.message
 
@@ -214,7 +216,7 @@ async def _deny(method: str, setting: str, _: bytes, __: Context) -> bytes:
 
 
 def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> bytes:
-    """The statistics of others are left as they are."""
+    """Put clients' names into the statistics; other models keep theirs."""
     names = {str(r.name): r.id for r in records if r.is_renamed}
     if not names:
         return answer

@@ -1,4 +1,4 @@
-"""Triton's model repository extension over gRPC: frontends/model_repository.py in protobuf."""
+"""Triton's model repository extension over gRPC: protobuf for frontends/model_repository.py."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -21,7 +21,7 @@ from adapter.errors import (
     ModelNotFound,
 )
 from adapter.frontends.grpc.modelmesh import ModelRuntime
-from adapter.frontends.grpc.modelmesh_sizes import MeshSizes, look
+from adapter.frontends.grpc.modelmesh_sizes import MeshSizes, scan_package
 from adapter.runtime.threads import LOOKUPS
 from adapter.settings import load_settings
 from tests.fakes.house import House
@@ -524,7 +524,7 @@ class TestSizes:
         (tmp_path / "m" / "other").mkdir()
         (tmp_path / "m" / "other" / "config.pbtxt").write_text(CONFIG)
         roots = [str(tmp_path)]
-        assert look(str(tmp_path / "m"), roots, time.monotonic() + 60)[0] == declared
+        assert scan_package(str(tmp_path / "m"), roots, time.monotonic() + 60)[0] == declared
 
     async def test_what_is_declared_is_never_told_below_the_default(self, house, front):
         house.memory.limit_bytes = None
@@ -580,8 +580,8 @@ class TestSizes:
         (tmp_path / "m").mkdir()
         (tmp_path / "m" / "model.bin").write_bytes(b"x" * 1000)
         roots = [str(tmp_path)]
-        assert look(str(tmp_path / "m"), roots, time.monotonic() + 60) == (None, 1000)
-        assert look(str(tmp_path / "m"), roots, time.monotonic() - 1) == (None, 0)
+        assert scan_package(str(tmp_path / "m"), roots, time.monotonic() + 60) == (None, 1000)
+        assert scan_package(str(tmp_path / "m"), roots, time.monotonic() - 1) == (None, 0)
 
     async def test_the_size_of_a_model_is_what_is_held(self, house, front):
         house.sizes["m"] = 700
