@@ -1,4 +1,4 @@
-"""tritonclient as the control plane needs it: its channel, and an answer that is not parsed."""
+"""tritonclient with the channel options of the control plane and an unparsed repository index."""
 
 import grpc
 from tritonclient.grpc.aio import InferenceServerClient
@@ -29,7 +29,7 @@ class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclien
         super().__init__(address, channel_args=[*_CHANNEL, *keepalive])
 
     async def repository_index_bytes(self, client_timeout: float) -> bytes:
-        """The answer as it came: to parse it costs more than all else for a long list."""
+        """Return the unparsed answer: parsing a long list costs more than all else."""
         ask = self._channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
         try:
             return bytes(await ask(b"", timeout=client_timeout))

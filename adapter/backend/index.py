@@ -1,7 +1,7 @@
-"""Triton's repository index, read without making objects of the models that nobody asked for.
+"""Reads the state of a few models from Triton's repository index without parsing all of it.
 
-With 10,000 models a look at all entries of an index costs the event loop milliseconds, and an
-unload polls it. So the bytes of the answer are searched for the few names that are waited for.
+With 10,000 models parsing all entries of an index costs the event loop milliseconds, and an unload
+polls the index. So its bytes are searched for the few names of interest.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,14 +14,14 @@ _LENGTHS = (1, 2, 3, 4)  # bytes of the length of an entry: up to 256 MiB
 
 
 def in_state(index: bytes, names: Collection[str], states: Collection[str]) -> set[str]:
-    """Those of `names` that have a version in one of `states`. `index` is a serialised
+    """Return those of `names` that have a version in one of `states`. `index` is a serialised
     RepositoryIndexResponse.
     """
     return {name for name in names if any(e.state in states for e in _entries(index, name))}
 
 
 def _entries(index: bytes, name: str) -> Iterator[pb.RepositoryIndexResponse.ModelIndex]:
-    """The entries of that name, and whatever in another entry's text looks like one."""
+    """Yield the entries of that name, also false matches within the text of other entries."""
     raw = name.encode()
     mark = _NAME + _varint(len(raw)) + raw
     at = index.find(mark)

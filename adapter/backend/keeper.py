@@ -1,15 +1,14 @@
-"""The parent of tritonserver, a process of its own: nothing that Triton or a model starts outlives
-it, neither Triton's end nor the adapter's, however they end.
+"""The parent process of tritonserver: kills all that Triton or a model has started when Triton ends
+or the adapter does, however they end.
 
-Run by its path, `python -I -S keeper.py REPORT PREFIX TRITONSERVER ARGUMENTS...`. Imports nothing
-of the adapter, and little of Python, as imports cost start time and memory. It is the subreaper of
-all below it: every process whose parent has ended becomes its child, also one that a model has made
-a daemon.
+Run by its path, `python -I -S keeper.py REPORT PREFIX TRITONSERVER ARGUMENTS...`. It imports
+nothing of the adapter, and little of Python, as imports cost start time and memory. It is the
+subreaper of its descendants: each orphan becomes its child, also a daemon that a model started.
 
-REPORT is a pipe to which it writes tritonserver's pid and, when that has ended, its exit code
-(negative for a signal), a line each. Its stdin is a pipe that only the adapter holds: when that is
-closed, by the adapter or by its death, Triton is ended at once. SIGTERM is passed on to Triton.
-When Triton has ended, so have all others, before this process does. PREFIX begins the names of
+REPORT is a pipe to which it writes tritonserver's pid and later its exit code (negative for a
+signal), a line each. Its stdin is a pipe that only the adapter holds: when that is closed, by the
+adapter or by its death, Triton is killed at once. SIGTERM is passed on to Triton. Once Triton has
+ended, all other descendants are killed before this process exits. PREFIX begins the names of
 Triton's shared memory regions, which are removed then.
 """
 
@@ -28,7 +27,7 @@ _PARENT = 1  # of the fields behind the name in /proc/PID/stat
 
 def main() -> None:
     report, prefix, *command = int(sys.argv[1]), *sys.argv[2:]
-    os.closerange(3, report)  # copies of our own three, which are nobody's
+    os.closerange(3, report)  # inherited copies of descriptors that nothing uses
     os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))
     os.set_inheritable(report, False)  # noqa: FBT003 - it takes no name
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -54,7 +53,7 @@ def _start(command: list[str]) -> int:
     if (server := os.fork()) != 0:
         return server
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # somebody may kill this process
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # in case this process is killed
         if os.getppid() != keeper:
             os._exit(_NOT_EXECUTED)
         os.setsid()
@@ -66,7 +65,7 @@ def _start(command: list[str]) -> int:
 
 
 def _wait(server: int, woken: int) -> int:
-    """Reap whoever ends, until it is the server; returns its exit code."""
+    """Reap children until the server ends; return its exit code."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -74,7 +73,7 @@ def _wait(server: int, woken: int) -> int:
         for found, _ in poll.poll():
             if found == woken:
                 os.read(woken, 512)
-            else:  # nothing is ever written there: it is closed
+            else:  # nothing is ever written to stdin: it was closed
                 poll.unregister(0)
                 _kill(server, signal.SIGKILL)
         while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
@@ -83,7 +82,7 @@ def _wait(server: int, woken: int) -> int:
 
 
 def _end_rest(group: int) -> None:
-    """Kill until nobody is left: who loses its parent meanwhile is given to this process."""
+    """Kill until no child is left: orphans become children of this process meanwhile."""
     try:
         while True:
             with suppress(ProcessLookupError, PermissionError):
@@ -113,7 +112,7 @@ def _children() -> list[int]:
 
 
 def _kill(pid: int, number: int) -> None:
-    """A child of ours: its pid is nobody else's until it is reaped."""
+    """Signal a child, whose pid is not reused before it is reaped."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 

@@ -1,4 +1,4 @@
-"""Whether Triton answers: asked over fresh connections, so that no old one can hide or fake it."""
+"""Probes whether Triton answers, over new connections: an old one could hide or fake it."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 _log = logging.getLogger("adapter.triton")
 
 _IN_A_ROW = 6
-# An adapter that was late by more than this share of a probe's time can blame nobody.
+# A probe does not count if the event loop was late by more than this share of its time.
 _LATE_SHARE = 0.2
 _TICK_SECONDS = 0.05
 _NO_ANSWER = {f"StatusCode.{name}" for name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")}
@@ -26,16 +26,16 @@ class Server(Protocol):
 
     @property
     def up(self) -> object | None:
-        """The run of the server that was seen live; None while there is none."""
+        """The run of the server that was found live; None while there is none."""
 
     async def restart(self, reason: str) -> None: ...
 
 
 class HangDetector:
-    """Ends a Triton that lives and answers nothing: nobody else would, as its process goes on.
+    """Restarts a Triton whose process lives but answers nothing.
 
-    It hangs when probes in a row, over `seconds` in all, had no answer over HTTP nor gRPC, each
-    made on time, and `answers`, which counts what Triton answers others, did not move meanwhile.
+    Triton hangs when consecutive probes, over `seconds` in all, had no answer over HTTP or gRPC,
+    each made on time, while `answers`, the count of Triton's answers to others, stood still.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class HangDetector:
         answers: Callable[[], int],
         lateness: Callable[[float], Coroutine[Any, Any, float]] | None = None,
     ) -> None:
-        """`lateness`: waits so many seconds and says by how many the event loop was late."""
+        """`lateness` waits for some seconds and returns by how many the event loop was late."""
         self._server = server
         self._seconds = seconds
         self._answers = answers
@@ -53,7 +53,7 @@ class HangDetector:
         self._lateness = lateness or _lateness
 
     async def poll(self) -> None:
-        """One probe, and a pause for the rest of its time."""
+        """Make one probe, and pause for the rest of its time."""
         seconds = self._seconds / _IN_A_ROW
         run, before = self._server.up, self._answers()
         clock = asyncio.create_task(self._lateness(seconds))
@@ -70,13 +70,13 @@ class HangDetector:
 
 
 async def answers(server: Server, seconds: float) -> bool:
-    """Whether it answers, over HTTP or else gRPC, whatever it says. True when nobody can tell."""
-    if await _said(is_live(server.http_address, any_answer=True), seconds / 2) is not False:
+    """Return whether Triton gives any answer over HTTP or gRPC; True if that is unknown."""
+    if await _result_of(is_live(server.http_address, any_answer=True), seconds / 2) is not False:
         return True
-    return await _said(_answers_grpc(server.grpc_address), seconds / 2) is not False
+    return await _result_of(_answers_grpc(server.grpc_address), seconds / 2) is not False
 
 
-async def _said(probe: Coroutine[Any, Any, bool | None], seconds: float) -> bool | None:
+async def _result_of(probe: Coroutine[Any, Any, bool | None], seconds: float) -> bool | None:
     try:
         async with asyncio.timeout(seconds):
             return await probe
@@ -85,7 +85,7 @@ async def _said(probe: Coroutine[Any, Any, bool | None], seconds: float) -> bool
 
 
 async def _lateness(seconds: float) -> float:
-    """By how much the event loop was late at worst, within so many seconds."""
+    """Return by how much the event loop was late at worst within `seconds`."""
     loop = asyncio.get_running_loop()
     end, worst = loop.time() + seconds, 0.0
     while (now := loop.time()) < end:
@@ -95,8 +95,8 @@ async def _lateness(seconds: float) -> float:
 
 
 async def is_live(address: str, *, any_answer: bool = False) -> bool | None:
-    """Whether its HTTP port says so, or says anything. None when that cannot be seen, for want of
-    descriptors.
+    """Return whether Triton's HTTP port reports live, or with `any_answer` answers at all. None if
+    that is unknown for lack of descriptors.
     """
     host, _, port = address.rpartition(":")
     request = f"GET /v2/health/live HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Says in the log when Triton answers no more, and when it does again."""
+"""Logs when Triton stops answering, and when it answers again."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""What tritonserver and its models print: passed on to our log as far as a log can bear it."""
+"""Logs the output of tritonserver and its models, up to a rate limit."""
 
 import logging
 import os
@@ -17,7 +17,9 @@ _SHOWN_LINES = 20
 _MAX_LINE_BYTES = 8192
 _READ_BYTES = 2**16
 _TAIL_BYTES = 2**14  # of what is dropped, in which the last lines are looked for
-_BREATH_SECONDS = 0.002  # after dropping: whoever prints so fast can wait, the event loop cannot
+_BREATH_SECONDS = (
+    0.002  # pause after dropping: the printing process can wait, the event loop cannot
+)
 _SUM_SECONDS = 1.0
 _POLL_MILLISECONDS = 500
 _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR}
@@ -26,21 +28,21 @@ _USAGE = re.compile(r"Usage: |\s|[\w /]+:$")
 
 
 class Output:
-    """Reads a pipe in a thread of its own until all who may write have closed it, or `close`.
+    """Reads a pipe in a thread of its own until all writers have closed it, or until `close`.
 
     A model may print millions of lines a second. Some hundred a second are logged; the others are
     dropped, counted (`on_dropped`, called in the thread) and summed up in one line a second.
     """
 
     def __init__(self, pipe: int, on_dropped: Callable[[int], None]) -> None:
-        """Takes the descriptor over. RuntimeError when no thread is to be had."""
+        """Take ownership of the descriptor. RuntimeError if no thread can be started."""
         self._pipe = pipe
         self._on_dropped = on_dropped
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._lock = threading.Lock()  # for _last
         self._is_usage = False
         self._is_closed = False
-        self._room = float(_LINES_PER_SECOND)
+        self._tokens = float(_LINES_PER_SECOND)
         self._filled_at = self._summed_at = time.monotonic()
         self._dropped = 0
         self._thread = threading.Thread(target=self._read, name="triton-log", daemon=True)
@@ -52,18 +54,18 @@ class Output:
 
     @property
     def is_over(self) -> bool:
-        """All was read, and the descriptor is closed."""
+        """Whether all was read and the descriptor is closed."""
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Read no more. Returns at once; the thread ends within half a second."""
+        """Stop reading. Returns at once; the thread ends within half a second."""
         self._is_closed = True
 
     def complaint(self) -> str:
-        """The last thing said, which is the reason when it gave up, then the lines before."""
+        """Return the last line, which is the reason if Triton gave up, then the lines before it."""
         with self._lock:
-            said = list(self._last)
-        return "\n".join([said[-1] if said else "it said nothing", *said[-_SHOWN_LINES:]])
+            lines = list(self._last)
+        return "\n".join([lines[-1] if lines else "it said nothing", *lines[-_SHOWN_LINES:]])
 
     def _read(self) -> None:
         poll = select.poll()
@@ -82,11 +84,11 @@ class Output:
             os.close(self._pipe)
 
     def _take(self, data: bytes) -> bytes:
-        """Log whole lines while there is room for them; returns the line that has only begun."""
+        """Log whole lines up to the rate limit; return the incomplete last line."""
         self._is_usage = self._is_usage or b"Usage: " in data
-        room = self._refilled()
-        *whole, rest = data.split(b"\n", room)
-        self._room -= len(whole)
+        tokens = self._refilled()
+        *whole, rest = data.split(b"\n", tokens)
+        self._tokens -= len(whole)
         for line in whole:
             self._pass_on(line)
         if b"\n" in rest:
@@ -99,8 +101,8 @@ class Output:
     def _refilled(self) -> int:
         now = time.monotonic()
         gained = (now - self._filled_at) * _LINES_PER_SECOND
-        self._room, self._filled_at = min(_LINES_PER_SECOND, self._room + gained), now
-        return int(self._room)
+        self._tokens, self._filled_at = min(_LINES_PER_SECOND, self._tokens + gained), now
+        return int(self._tokens)
 
     def _drop(self, lines: bytes) -> None:
         count = lines.count(b"\n") + 1
@@ -111,7 +113,7 @@ class Output:
         time.sleep(_BREATH_SECONDS)
 
     def _sum_up(self, seconds: float) -> None:
-        """Once for so many seconds."""
+        """Log how many lines were dropped, once in `seconds`."""
         now = time.monotonic()
         if self._dropped and now - self._summed_at >= seconds:
             _log.warning("triton.log_dropped", extra={"lines": self._dropped})
@@ -125,7 +127,7 @@ class Output:
             _log.log(level, "triton.log", extra={"line": text})
 
     def _keep(self, line: str) -> bool:
-        """Keep it for a complaint. False for what nobody needs."""
+        """Keep the line for `complaint`. Returns False for a line that is not worth logging."""
         if not line or (self._is_usage and _USAGE.match(line)):
             return False  # 400 lines of options follow or precede a complaint about one
         if line[0] not in "|+":  # the table of all options

@@ -1,4 +1,4 @@
-"""The processes of this machine: who started whom, which live, and their end."""
+"""Lists the processes of this machine with their descendants, and kills them."""
 
 import os
 import signal
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from adapter.core.model import ProcessId
 
-# What /proc says of a process that has just ended, or that is not ours to look at. Any other error,
-# such as a lack of descriptors, leaves us without an answer.
+# Errors of /proc for a process that has just ended or may not be read. Any other error, such as a
+# lack of descriptors, means that the state of the process is unknown.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _PARENT, _STARTED = 1, 19  # of the fields behind the name in /proc/PID/stat
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of a family. `parent` is its pid."""
+    """A process with the pid of its parent."""
 
     id: ProcessId
     parent: int
@@ -28,8 +28,8 @@ _Children = Mapping[int, Sequence[Member]]
 
 
 def family(ancestor: int) -> list[Member]:
-    """Its living descendants, parents first: a zombie holds nothing. OSError when they cannot be
-    seen.
+    """Return the living descendants, parents first, without zombies. OSError if they cannot be
+    listed.
     """
     return _below([ancestor], _children())
 
@@ -39,7 +39,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
-    """Those of them that live, and what these have started; all of them when none can be seen."""
+    """Return those that live and their descendants; all of `known` if none can be listed."""
     try:
         children = _children()
     except OSError:
@@ -50,14 +50,14 @@ def living(known: Collection[ProcessId]) -> frozenset[ProcessId]:
 
 
 def kill(known: Collection[ProcessId]) -> None:
-    """At once, those that live and what they have started."""
+    """Kill those that live, and their descendants."""
     for process in living(known):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signal.SIGKILL)
 
 
 def arguments_of(pid: int) -> list[bytes]:
-    """None of a process that has ended. OSError when that cannot be seen."""
+    """Return the arguments of a process, empty if it has ended. OSError if unknown."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except _GONE:
@@ -72,7 +72,7 @@ def _below(ancestors: Iterable[int], children: _Children) -> list[Member]:
 
 
 def _children() -> _Children:
-    """All living processes, by the pids of their parents."""
+    """Return all living processes by the pids of their parents."""
     children: dict[int, list[Member]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():

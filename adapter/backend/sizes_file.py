@@ -1,7 +1,7 @@
-"""The file that keeps what was learned about packages from one run to the next.
+"""Keeps what was learned about packages in a file, from one run to the next.
 
-It lies in Triton's repository, which outlives the process wherever the models do. Triton takes
-folders alone for models, and passes over files beside them (seen on 2.51).
+The file lies in Triton's repository, which outlives the process wherever the models do. Triton
+takes only folders for models and ignores files beside them (seen on 2.51).
 """
 
 import json
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class LearnedFile:
-    """To do without it costs no more than learning anew, so no failure of the disk is an error."""
+    """The sizes file. Losing it only means learning anew, so disk failures are not errors."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,9 +26,9 @@ class LearnedFile:
         self._saving = threading.Lock()  # a save whose caller went away may still run
 
     def load(self) -> object:
-        """What was saved last, as JSON gives it; None when there is nothing that can be read.
+        """Return the parsed JSON saved last; None if there is nothing to read.
 
-        What is no JSON is moved aside, to the same name with `.bad`.
+        An invalid file is renamed, with the suffix `.bad`.
         """
         try:
             return json.loads(self._path.read_bytes())
@@ -38,20 +38,20 @@ class LearnedFile:
             self._log_unreadable(str(error.strerror))
         except (ValueError, RecursionError) as error:
             with suppress(OSError):
-                self._path.replace(self._beside(".bad"))
+                self._path.replace(self._with_suffix(".bad"))
             self._log_unreadable(str(error))
         return None
 
     async def save(self, data: object) -> None:
-        """Replace the file in one step by `data`, which must be fit for JSON.
+        """Replace the file atomically by `data`, which must be serialisable as JSON.
 
-        A disk that refuses is said once, until it takes it again.
+        A failure of the disk is logged once, until a save succeeds.
         """
         await REPOSITORY.run(self._save, data)
 
     def _save(self, data: object) -> None:
         text = _json(data)
-        draft = self._beside(".new")
+        draft = self._with_suffix(".new")
         with self._saving:
             try:
                 draft.write_text(text)
@@ -66,7 +66,7 @@ class LearnedFile:
             else:
                 self._is_failing = False
 
-    def _beside(self, ending: str) -> Path:
+    def _with_suffix(self, ending: str) -> Path:
         return self._path.with_name(self._path.name + ending)
 
     def _log_unreadable(self, reason: str) -> None:
@@ -75,7 +75,7 @@ class LearnedFile:
 
 
 def _json(data: object) -> str:
-    """In pieces: nothing else in this process has a turn before a call of json.dumps is done."""
+    """Serialise in pieces: json.dumps holds the interpreter lock until it returns."""
     if isinstance(data, dict):
         parts = (f"{json.dumps(str(key))}: {_json(value)}" for key, value in data.items())
         return "{" + ", ".join(parts) + "}"

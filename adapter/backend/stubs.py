@@ -1,8 +1,8 @@
-"""The python processes below a tritonserver, and whose they are.
+"""Attributes the processes below a tritonserver to models.
 
-Triton runs each instance of a python model in a process of its own, a stub. It carries the path of
-its model.py as an argument, and further on the name of its instance (`m_0_1`); the one that only
-completes the configuration carries the model's name there.
+Triton runs each instance of a python model in a process of its own, a stub. The path of model.py is
+among its arguments, followed by the name of the instance (`m_0_1`); a stub that only completes the
+configuration has the model's name there.
 """
 
 import threading
@@ -16,7 +16,7 @@ from adapter.core.model import ProcessId, TritonName
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """`model` is its name in Triton. `instance` is None while the configuration is completed."""
+    """A stub of `model`. `instance`: None for a stub that completes the configuration."""
 
     pid: int
     model: str
@@ -24,7 +24,7 @@ class Stub:
 
 
 def stub_at(pid: int, repository: Path) -> Stub | None:
-    """None for a process that is none, or has ended."""
+    """Return the stub with this pid; None if the process has ended or is not a stub."""
     mark = f"{repository}/".encode()
     arguments = arguments_of(pid)
     for place, argument in enumerate(arguments):
@@ -37,14 +37,15 @@ def stub_at(pid: int, repository: Path) -> Stub | None:
 
 
 class ModelProcesses:
-    """The processes of one run of tritonserver, now, and whose they are; for many threads.
+    """Lists the current processes of one run of tritonserver with their models. Thread-safe.
 
-    What a stub has started is of its model. That is remembered, as who has lost its parent, like a
-    daemon, is a child of the keeper and shows no more where it is from. One that nobody had seen
-    before is known by the arguments that it has from its stub. If it has executed something else,
-    it may be of each model that had processes before it began; if there were none, it is Triton's.
+    A process started by a stub belongs to the stub's model. That is remembered, as an orphan, such
+    as a daemon, is a child of the keeper and no longer shows its origin. An orphan that was never
+    listed before is identified by the arguments that it inherited from its stub. One that has
+    executed another program may belong to each model that had processes before it began, or to
+    Triton if there were none.
 
-    All methods raise OSError when the processes cannot be seen.
+    All methods raise OSError when the processes cannot be listed.
     """
 
     def __init__(self, keeper: int, server: int, repository: Path) -> None:
@@ -52,29 +53,27 @@ class ModelProcesses:
         self._server = server
         self._repository = repository
         self._lock = threading.RLock()
-        self._known: dict[ProcessId, _Seen] = {}
+        self._known: dict[ProcessId, _Process] = {}
         self._since: dict[str, int] = {}  # the models then, and when their first process began
 
     def owners(self) -> Mapping[int, str | None]:
-        """The server and all others, each with the model that it is of; None where it is of no
-        single one.
-        """
+        """Return each process, the server included, with its model; None if not of a single one."""
         return {
-            process.pid: next(iter(seen.models)) if len(seen.models) == 1 else None
-            for process, seen in self._look().items()
+            process.pid: next(iter(each.models)) if len(each.models) == 1 else None
+            for process, each in self._scan().items()
         }
 
     def stubs(self, model: str) -> list[Stub]:
-        """Those of one model that Triton started: no copies that these have made of themselves."""
-        found = [seen.stub for seen in self._look().values() if seen.is_stub]
+        """Return the stubs of one model that Triton started, without forked copies of them."""
+        found = [each.stub for each in self._scan().values() if each.is_stub]
         return [stub for stub in found if stub is not None and stub.model == model]
 
     def of_unloaded(self, models: Collection[TritonName]) -> frozenset[ProcessId]:
-        """Those of models that are being unloaded. What may be of another one that has stubs is
-        left to that, for good.
+        """Return the processes of models that are being unloaded. A process that may also belong to
+        another model with stubs is attributed to that one from now on.
         """
         with self._lock:
-            found = self._look()
+            found = self._scan()
             others = _served(found) - {*models}
             mine = {p: s for p, s in found.items() if not s.models.isdisjoint(models)}
             left = {p: s for p, s in mine.items() if not s.models.isdisjoint(others)}
@@ -82,32 +81,32 @@ class ModelProcesses:
         return frozenset(mine.keys() - left.keys())
 
     def abandoned(self) -> frozenset[ProcessId]:
-        """Those that have lost their parent and whose model has no stub any more."""
-        found = self._look()
+        """Return orphans whose model has no stub any more."""
+        found = self._scan()
         served = _served(found)
         return frozenset(
             process
-            for process, seen in found.items()
-            if seen.is_orphan and seen.models and seen.models.isdisjoint(served)
+            for process, each in found.items()
+            if each.is_orphan and each.models and each.models.isdisjoint(served)
         )
 
-    def _look(self) -> Mapping[ProcessId, "_Seen"]:
+    def _scan(self) -> Mapping[ProcessId, "_Process"]:
         with self._lock:
             inside, orphans = self._split(family(self._keeper))
-            found: dict[int, _Seen] = {}
+            found: dict[int, _Process] = {}
             for member in inside:
-                found[member.id.pid] = self._seen(member, found.get(member.parent))
+                found[member.id.pid] = self._attributed(member, found.get(member.parent))
             since = _since(found.values(), self._since)
             for member in orphans:
                 begun = self._since | since
                 unknown = frozenset(m for m, ticks in begun.items() if ticks <= member.id.started)
-                found[member.id.pid] = self._seen(member, found.get(member.parent), unknown)
+                found[member.id.pid] = self._attributed(member, found.get(member.parent), unknown)
             self._since = since
-            self._known = {seen.id: seen for seen in found.values()}
+            self._known = {each.id: each for each in found.values()}
             return self._known
 
     def _split(self, members: Iterable[Member]) -> tuple[list[Member], list[Member]]:
-        """The server and all below it; and the others."""
+        """Split into the server with its descendants, and the orphans."""
         inside: list[Member] = []
         orphans: list[Member] = []
         pids = {self._server}
@@ -119,10 +118,10 @@ class ModelProcesses:
                 orphans.append(member)
         return inside, orphans
 
-    def _seen(
-        self, member: Member, parent: "_Seen | None", unknown: frozenset[str] | None = None
-    ) -> "_Seen":
-        """`unknown` are the models of an orphan of which nothing else tells."""
+    def _attributed(
+        self, member: Member, parent: "_Process | None", unknown: frozenset[str] | None = None
+    ) -> "_Process":
+        """Attribute one process. `unknown`: the possible models of an unidentified orphan."""
         stub = stub_at(member.id.pid, self._repository)
         if stub is not None:
             models = frozenset([stub.model])
@@ -134,13 +133,13 @@ class ModelProcesses:
             models = unknown or frozenset()
         is_orphan = unknown is not None
         is_stub = stub is not None and not is_orphan and (parent is None or parent.stub is None)
-        return _Seen(member.id, models, stub, is_stub=is_stub, is_orphan=is_orphan)
+        return _Process(member.id, models, stub, is_stub=is_stub, is_orphan=is_orphan)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """`models`: those that it may be of. `stub`: what its arguments say, its own or those that it
-    has from the stub that it is a copy of.
+class _Process:
+    """A process. `models`: those that it may belong to. `stub`: what its arguments say, which a
+    forked copy of a stub shares with the stub.
     """
 
     id: ProcessId
@@ -150,15 +149,15 @@ class _Seen:
     is_orphan: bool
 
 
-def _served(found: Mapping[ProcessId, _Seen]) -> set[str]:
-    """Models that have stubs."""
-    return {model for seen in found.values() if seen.is_stub for model in seen.models}
+def _served(found: Mapping[ProcessId, _Process]) -> set[str]:
+    """Return the models that have stubs."""
+    return {model for each in found.values() if each.is_stub for model in each.models}
 
 
-def _since(found: Iterable[_Seen], before: Mapping[str, int]) -> dict[str, int]:
+def _since(found: Iterable[_Process], before: Mapping[str, int]) -> dict[str, int]:
     since: dict[str, int] = {}
-    for seen in found:
-        for model in seen.models:
-            ticks = min(seen.id.started, before.get(model, seen.id.started))
+    for each in found:
+        for model in each.models:
+            ticks = min(each.id.started, before.get(model, each.id.started))
             since[model] = min(since.get(model, ticks), ticks)
     return since

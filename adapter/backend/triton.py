@@ -51,14 +51,14 @@ _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 
 
 class TritonControl:
-    """Every call has a time limit; every failure is one of our errors.
+    """Triton's control calls. Every call has a time limit; every failure is an AdapterError.
 
-    `live` is what the last look said; `monitor` keeps it true to within a second. `answers` counts
-    the looks that Triton answered, `lives` how often it came.
+    `live` is the result of the last probe; `monitor` updates it within a second. `answers` counts
+    the probes that Triton answered, `lives` how often it became live.
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
-    folders. Such models are in no index (seen on 2.51), so they are asked for one by one, and a
-    model counts as gone once it is not ready; its memory may come back a little later.
+    folders. Such models are in no index (seen on 2.51), so they are queried one by one, and a model
+    counts as gone once it is not ready; its memory may be freed a little later.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TritonControl:
         self._client: ControlClient | None = None
 
     def connect(self, address: str) -> None:
-        """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
+        """Set the address, `host:port` or `unix:/path`. grpc connects at the first call."""
         self._client = ControlClient(address)
 
     async def close(self) -> None:
@@ -92,27 +92,27 @@ class TritonControl:
             await client.close()
 
     async def load(self, name: TritonName, model_id: ModelId) -> None:
-        """Return when Triton serves the model.
+        """Load the model; return when Triton serves it.
 
-        It cannot be told to stop: after BackendTimeout the load goes on in there.
+        A load cannot be cancelled: after BackendTimeout it goes on in Triton.
         """
         carried: dict[str, Any] = {}
         if self._payload is not None:
             given = await UNPACKS.run(self._payload, name)
             carried = {"config": given.config, "files": given.files}
-            await self._make_room(name, model_id)
+            await self._unload_earlier(name, model_id)
             self._uploaded.add(name)
         await self._call(
             "load_model", name, timeout=self._load_timeout, about=(name, model_id), **carried
         )
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
-        """Return when Triton has begun; `wait_gone` says when it is done.
+        """Begin to unload the model; `wait_gone` waits for the end.
 
-        Waits for a load of the same model that is under way, as Triton does.
+        Waits for a load of the same model in progress, as Triton does.
         """
         if self._payload is not None and name in await self._index():
-            return  # it lies in Triton's own repository: not ours
+            return  # a model of Triton's own repository, not of the adapter
         try:
             await self._call(
                 "unload_model",
@@ -121,11 +121,11 @@ class TritonControl:
                 timeout=self._load_timeout,
                 about=(name, model_id),
             )
-        except LoadFailed as error:  # nothing that the caller could mend
+        except LoadFailed as error:  # not the fault of the caller
             raise BackendError(f"Triton did not unload: {error}", model_id=model_id) from error
 
     async def present(self) -> set[str]:
-        """The names of all models that Triton has or is bringing up or down."""
+        """Return the names of all models that Triton has, or is loading or unloading."""
         return await self._in_state(_PRESENT)
 
     async def ready(self) -> set[str]:
@@ -134,7 +134,7 @@ class TritonControl:
         return await self._in_state(_READY)
 
     async def versions(self) -> Mapping[str, list[str]]:
-        """The versions that are ready of each model in the index; uploaded ones are not in it."""
+        """Return the ready versions of each model in the index; uploaded models are not in it."""
         index = await self._index()
         return {n: [v for v, state in s.items() if state == "READY"] for n, s in index.items()}
 
@@ -143,13 +143,13 @@ class TritonControl:
         return str(metadata.version)
 
     async def instances(self, name: TritonName) -> int:
-        """How many instances Triton has made of the model; none of an ensemble."""
+        """Return how many instances Triton has created of the model; 0 for an ensemble."""
         found = await self._call("get_model_config", name, timeout=self._timeout)
         groups = found.config.instance_group
         return sum(group.count * max(1, len(group.gpus)) for group in groups)
 
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]:
-        """Poll until nothing of these models is left; what still is, at the end.
+        """Poll until none of these models is left; return those that still are after `seconds`.
 
         The folders must stay in place meanwhile: without one a model that is still alive is
         missing from the index (docs/design/triton.md, Loads and unloads).
@@ -165,8 +165,8 @@ class TritonControl:
         return set()
 
     async def unload_uploaded(self) -> None:
-        """At the end: no later run would know of them."""
-        with suppress(AdapterError, TimeoutError):  # without Triton they are gone as well
+        """Unload uploaded models at the stop of the adapter: a later run would not know of them."""
+        with suppress(AdapterError, TimeoutError):  # without Triton its models are gone as well
             async with asyncio.timeout(min(self._timeout, _LAST_SECONDS)):
                 for name in [*self._uploaded]:
                     await self.unload(name, ModelId(name))
@@ -180,21 +180,21 @@ class TritonControl:
         return await self._names(listed, _PRESENT) & set(names)
 
     async def _still_ready(self, names: Collection[str]) -> set[str]:
-        """Those of our uploads that serve; a model in the index is Triton's own."""
+        """Return the uploads of `names` that are ready; models in the index are Triton's own."""
         return {
             name
             for name in set(names) - (await self._index()).keys()
             if await self._call("is_model_ready", name, timeout=self._timeout)
         }
 
-    async def _make_room(self, name: TritonName, model_id: ModelId) -> None:
-        """Triton says OK to an upload of what it has, and keeps the old files (seen on 2.51)."""
+    async def _unload_earlier(self, name: TritonName, model_id: ModelId) -> None:
+        """Unload an earlier upload: Triton would answer OK and keep its files (seen on 2.51)."""
         if name in await self._index():
             raise InvalidRequest(
                 f"Triton's own repository has a model {name!r}, which an upload would replace",
                 model_id=model_id,
             )
-        if await self._still_ready({name}):  # an earlier run that was killed left it
+        if await self._still_ready({name}):  # left by an earlier run that was killed
             await self.unload(name, model_id)
             if await self.wait_gone({name}, self._timeout):
                 raise BackendTimeout(
@@ -205,7 +205,7 @@ class TritonControl:
         return await self._names(await self._listed(), states)
 
     async def _names(self, listed: bytes, states: frozenset[str]) -> set[str]:
-        """With a version in one of them. Others have their turn between pieces of a long list."""
+        """Return the models with a version in one of `states`. Yields to the event loop."""
         models, names = pb.RepositoryIndexResponse.FromString(listed).models, set()
         for start in range(0, len(models), _AT_ONCE):
             piece = models[start : start + _AT_ONCE]
@@ -214,17 +214,17 @@ class TritonControl:
         return names
 
     async def _index(self) -> dict[str, dict[str, str]]:
-        """Name to version to state; the version is empty for what was never loaded."""
+        """Return the states by name and version; the version of a never loaded model is empty."""
         index: dict[str, dict[str, str]] = {}
         for model in pb.RepositoryIndexResponse.FromString(await self._listed()).models:
             index.setdefault(model.name, {})[model.version] = model.state
         return index
 
     async def _listed(self) -> bytes:
-        """A RepositoryIndexResponse as Triton sent it.
+        """Return an unparsed RepositoryIndexResponse.
 
-        Triton reads its repository for it, and fails when a folder goes at that moment ("failed
-        to stat file", seen on 2.51): another model's unload is no fault of this call.
+        Triton reads its repository for the index, and fails when a folder is removed meanwhile
+        ("failed to stat file", seen on 2.51), as by the unload of another model; so it is retried.
         """
         for attempt in range(_INDEX_ATTEMPTS):
             try:
@@ -245,19 +245,19 @@ class TritonControl:
             await asyncio.sleep(0.1)
 
     async def monitor(self, on_back: Callable[[], Awaitable[None]]) -> NoReturn:
-        """For ever: keep `live` up to date; call `on_back`, until it succeeds, each time that
-        Triton came back.
+        """Probe for ever, and update `live`. Each time that Triton came back, call `on_back` until
+        it succeeds.
         """
-        is_told, outage = self.live, Outage()
+        is_handled, outage = self.live, Outage()
 
         async def tick() -> None:
-            nonlocal is_told
+            nonlocal is_handled
             was = self.live
-            is_told = await self._probe() and is_told
+            is_handled = await self._probe() and is_handled
             outage.update(was_live=was, is_live=self.live)
-            if self.live and not is_told:
+            if self.live and not is_handled:
                 await on_back()
-                is_told = True
+                is_handled = True
 
         await background.forever(tick, seconds=_PROBE_SECONDS)
 

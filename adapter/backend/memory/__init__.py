@@ -1,4 +1,4 @@
-"""How much memory Triton takes, and how much there is: of its GPUs, or of its processes."""
+"""Memory readers: used and total memory of Triton's GPUs, or host memory of its processes."""
 
 from adapter.backend.memory.choice import ChosenMemory, Wanted
 from adapter.backend.memory.host import HostMemory, host_limit_bytes

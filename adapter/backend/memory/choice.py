@@ -1,4 +1,4 @@
-"""Which of the memory readers is believed. They change over as they come and go."""
+"""Chooses among the memory readers, and switches over when one fails or appears."""
 
 import asyncio
 import logging
@@ -21,12 +21,11 @@ _RETRY_SECONDS = 5.0
 
 
 class ChosenMemory:
-    """The one reader for control. `source` is nvml, triton or host, `none` while nothing answers.
+    """The memory reader for control. `source`: nvml, triton, host, or `none` while none answers.
 
-    `host` is None where Triton's processes are not ours. With auto, NVML and Triton's metrics are
-    two views of the same GPUs, and NVML, which never lags, goes first. Host memory is read only
-    where there is no GPU, and that is settled once: books kept for the one kind of device would be
-    nonsense for the other.
+    `host` is None without an embedded Triton. With auto, NVML and Triton's metrics are two views of
+    the same GPUs, and NVML, which never lags, takes precedence. Host memory is read only if there
+    is no GPU, and that is decided once: the ledger of one kind of device is wrong for the other.
     """
 
     def __init__(
@@ -48,14 +47,14 @@ class ChosenMemory:
         self._lock = asyncio.Lock()
         self._now: asyncio.Task[MemoryReading | None] | None = None
         self._next: asyncio.Task[MemoryReading | None] | None = None
-        self._told: str | None = None
+        self._logged: str | None = None
         self._of_gpus: MemoryReading | None = None
         self._is_host = False
         self._nvml_due = self._page_due = clock()
 
     async def read(self) -> MemoryReading | None:
-        """A reading begun after the call. Callers who wait for the same one share it, and one
-        that is under way is not shared: it may be older than what the caller has just done.
+        """Return a reading that is begun after this call. Waiting callers share the next reading,
+        not the one in progress: that may be older than a caller's last change.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._take(), name="memory-reading")
@@ -66,7 +65,7 @@ class ChosenMemory:
         return self.source == "triton" and self._metrics.is_in_doubt
 
     def changed(self, since: float) -> None:
-        """Memory changed by what a reader must show. Only Triton's metrics are ever frozen."""
+        """Note a change that a reader must show. Only Triton's metrics are ever frozen."""
         if self.source == "triton":
             self._metrics.changed(since)
 
@@ -88,7 +87,7 @@ class ChosenMemory:
                 is_none = self._nvml.has_gpus is False and not self._metrics.uuids
                 reading = replace(reading, has_no_gpu=is_none)
             self.last = reading
-            self._tell(_NONE if reading is None else reading.source)
+            self._log_source(_NONE if reading is None else reading.source)
             return reading
 
     async def _poll(self) -> MemoryReading | None:
@@ -107,13 +106,13 @@ class ChosenMemory:
                 return None
 
     async def _learn_uuids(self) -> None:
-        """NVML alone cannot tell which of several GPUs are Triton's."""
+        """Read the UUIDs of Triton's GPUs, which NVML alone does not know, from its metrics."""
         if not self._metrics.uuids and self._clock() >= self._page_due:
             await self._metrics.read()
             self._page_due = self._clock() + _RETRY_SECONDS
 
     async def _poll_gpus(self) -> None:
-        """Their memory is not wanted; whether there are any says what to believe of a text."""
+        """Find out whether there are GPUs: core/doubt.py judges failure texts by it."""
         if self._nvml.has_gpus is None and self._clock() >= self._nvml_due:
             self._nvml_due = self._clock() + _RETRY_SECONDS
             await self._nvml.read()
@@ -131,7 +130,7 @@ class ChosenMemory:
         return reading
 
     async def _gpus(self) -> MemoryReading | None:
-        """Triton's page goes first where NVML is not in use: it names the GPUs for NVML."""
+        """Read GPU memory. Triton's metrics go first, for the UUIDs, unless NVML is in use."""
         if self.source != "nvml":
             page = await self._metrics.read()
             return await self._by_nvml() or self._fitting(page)
@@ -146,18 +145,18 @@ class ChosenMemory:
         return reading
 
     def _fitting(self, reading: MemoryReading | None) -> MemoryReading | None:
-        """None when another source takes over without a device that the books have, as when one
-        sees a whole GPU and the other an instance of it (MIG).
+        """Return None if a new source lacks a device of the ledger, as when one source shows a
+        whole GPU and the other an instance of it (MIG).
         """
         before = self._of_gpus
         if reading is None or before is None or reading.source == before.source:
             return reading
         return reading if reading.devices.keys() >= before.devices.keys() else None
 
-    def _tell(self, source: str) -> None:
+    def _log_source(self, source: str) -> None:
         was, self.source = self.source, source
-        if source != self._told and self._wanted != "off":
-            self._told = source
+        if source != self._logged and self._wanted != "off":
+            self._logged = source
             fields = {"source": source, "was": was, "reason": self._reason(source)}
             log.info("memory.source", extra=fields)
 

@@ -1,4 +1,4 @@
-"""Host memory of the embedded Triton, as the kernel counts it."""
+"""Reads the host memory of the embedded Triton's processes from /proc."""
 
 import os
 import time
@@ -12,15 +12,15 @@ from adapter.runtime.threads import PROCESSES
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STALE_SECONDS = 5.0
-# Errors that say something of the file; any other, such as a lack of descriptors, of the reader.
+# Errors that concern the file; any other, such as a lack of descriptors, concerns the reader.
 _ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What Triton shares with us when it runs in our container; None where it cannot be read.
+    """Figures of the container that the adapter and Triton share; None if they cannot be read.
 
-    `oom_kills` is how often the kernel has killed a process of this cgroup for memory.
+    `oom_kills`: how often the kernel has killed a process of this cgroup for memory.
     """
 
     shm_free_bytes: int | None
@@ -29,7 +29,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Pages in memory, and those of them that belong to files or shared regions."""
+    """Counts of resident pages, and of those that belong to files or shared regions."""
 
     resident: int
     shared: int
@@ -42,15 +42,15 @@ class _Process:
 
 
 class HostMemory:
-    """The process tree of the embedded Triton, held to a limit of host memory.
+    """Measures the process tree of the embedded Triton against a limit of host memory.
 
     Each process counts with its proportional share (PSS), so that shared pages count once. For
     that the kernel walks the process's pages, 8 ms a GiB and 0.4 ms for a small python process,
-    against 0.01 ms for the bare counts of pages. So a share is kept while the counts stand still.
-    They cannot show what one process's pages mean for the share of another: all are walked when a
-    process came or went, when shared pages did, and every 5 seconds (a forked process that writes
-    to what it inherited shows nowhere else). No cheaper figure is as exact: resident pages count
-    shared ones many times, and a cgroup counts the adapter, other services and file caches too.
+    against 0.01 ms for the page counts alone. So the share is cached while the counts stand still.
+    They do not show the effect of one process on the share of another: all are walked again when a
+    process or shared pages came or went, and every 5 seconds (only so does a forked process show
+    that writes to inherited pages). No cheaper figure is as exact: RSS counts shared pages many
+    times, and a cgroup also counts the adapter, other services and file caches.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class HostMemory:
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`owners` are the processes, each with the model that it is of, None where it is of no
-        single one. `root` is where proc, sys and dev are looked for.
+        """`owners` returns the processes, each with its model, None if not of a single one. `root`:
+        the folder of proc, sys and dev.
         """
         self.last: MemoryReading | None = None
         self.why = "it was not asked yet"
@@ -74,11 +74,11 @@ class HostMemory:
         self._walked_at = -_STALE_SECONDS
 
     async def read(self) -> MemoryReading | None:
-        """None while there is no process or it cannot be seen; `why` says so."""
+        """Return a reading; None while no process runs or can be listed, and `why` says which."""
         try:
             self.last = await PROCESSES.run(self._poll)
             self.why = "" if self.last else "no process of Triton runs"
-        except (OSError, BackendUnavailable) as error:  # what could be read would be too little
+        except (OSError, BackendUnavailable) as error:  # a partial reading would be too low
             self.last, self.why = None, f"Triton's processes cannot be seen: {error}"
         return self.last
 
@@ -124,7 +124,7 @@ class HostMemory:
         return self._root / "proc" / str(pid)
 
     def _oom_kills(self) -> int | None:
-        """From the cgroup that we are in; a container sees it as the root of what is mounted."""
+        """Read the count of this cgroup, which a container sees as the root of the mount."""
         groups = self._root / "sys/fs/cgroup"
         own = _cgroups(self._folder("self") / "cgroup")
         for path in (
@@ -139,8 +139,8 @@ class HostMemory:
 
 
 def host_limit_bytes(root: Path = Path("/")) -> int:
-    """The memory limit that holds for this process, or all physical memory: the least that its
-    cgroup or one above it sets. A container sees its own cgroup as the root of what is mounted.
+    """Return the memory limit of this process: the lowest of its cgroups' limits and the physical
+    memory. A container sees its own cgroup as the root of the mount.
     """
     kib = _field(root / "proc/meminfo", "MemTotal:")
     assert kib is not None  # noqa: S101 - every Linux has it
@@ -162,7 +162,7 @@ def host_limit_bytes(root: Path = Path("/")) -> int:
 
 
 def _limit(path: Path) -> int | None:
-    """None where there is none: `max`, or no such file."""
+    """Return the limit in this file; None without one: `max`, or no such file."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -174,7 +174,7 @@ def _shared(counts: Mapping[int, _Counts]) -> Mapping[int, int]:
 
 
 def _page_counts(process: Path) -> _Counts | None:
-    """Resident pages and the shared ones of them; None when the process has ended."""
+    """Return the page counts of a process; None when it has ended."""
     try:
         _, resident, shared, *_ = (process / "statm").read_text().split()
     except (*_ABSENT, ValueError):
@@ -183,7 +183,7 @@ def _page_counts(process: Path) -> _Counts | None:
 
 
 def _share_bytes(process: Path) -> int:
-    """All that is resident where the share cannot be read, as with another user's process."""
+    """Return the PSS; the RSS if that may not be read, as of another user's process."""
     kib = _field(process / "smaps_rollup", "Pss:")
     if kib is not None:
         return kib * 1024
@@ -192,7 +192,7 @@ def _share_bytes(process: Path) -> int:
 
 
 def _cgroups(path: Path) -> dict[str, str]:
-    """Our own cgroup, without the first slash, by controller; v2 goes by the name ''."""
+    """Return this process's cgroup by controller, without the first slash; v2 has the name ''."""
     try:
         lines = path.read_text().splitlines()
     except _ABSENT:
@@ -210,7 +210,7 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number after this name in a file of lines of names and numbers."""
+    """Return the number after `name` in a file of lines of names and numbers."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
     except _ABSENT:

@@ -1,4 +1,4 @@
-"""GPU memory as the driver counts it, through NVML (the package nvidia-ml-py)."""
+"""Reads GPU memory from the driver through NVML (the package nvidia-ml-py)."""
 
 import asyncio
 import threading
@@ -16,13 +16,13 @@ _Answer = tuple[_Devices, str]  # the second says why the first is empty
 
 
 class NvmlMemory:
-    """Never lags, and sees only the GPUs that are given to this container.
+    """Reads, without lag, the GPUs that are visible to this container.
 
-    Those may be more than Triton's: `uuids` gives the ones that Triton's metrics name, empty while
-    they name none. Then the one visible GPU is Triton's; of several nobody knows which are.
+    Those may be more than Triton's: `uuids` returns the ones that Triton's metrics name, empty
+    while they name none. Then a single visible GPU is taken for Triton's; several are an error.
 
-    `why` says why the last reading was None. `has_gpus`: whether any was ever seen; None while
-    that is not known. `library` is pynvml or has the same functions and errors.
+    `why`: why the last reading was None. `has_gpus`: whether a GPU was ever visible; None while
+    unknown. `library` is pynvml or has the same functions and errors.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NvmlMemory:
         self._under_way: Future[_Answer] | None = None
 
     async def read(self) -> MemoryReading | None:
-        """None within the time limit whatever the driver does, and at once while it hangs."""
+        """Return a reading; None after the time limit, and at once while an earlier call hangs."""
         if self._under_way is not None and not self._under_way.done():
             return None
         self._under_way = self._start()
@@ -65,7 +65,7 @@ class NvmlMemory:
             except BaseException as error:  # noqa: BLE001 - a bug, for whoever reads
                 work.set_exception(error)
 
-        # no thread of a pool: those are waited for at exit, and this one may hang for ever
+        # not a thread of a pool: Python waits for those at exit, and this one may hang for ever
         threading.Thread(target=run, name="nvml", daemon=True).start()
         return work
 
@@ -79,13 +79,13 @@ class NvmlMemory:
                 self._is_open = True
             return self._devices(uuids)
         except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
-            self._saw(0)
+            self._count_visible(0)
             raise self._failed(error) from error
         except nvml.NVMLError as error:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> BackendUnavailable:
-        """Begin anew next time: after a reload of the driver the old session stays broken."""
+        """Close the session: after a reload of the driver the old one stays broken."""
         if self._is_open:
             self._is_open = False
             with suppress(self._library.NVMLError):
@@ -97,16 +97,16 @@ class NvmlMemory:
         devices: dict[Device, DeviceReading] = {}
         for uuid in uuids or [self._only_gpu()]:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            self._saw(1)
+            self._count_visible(1)
             devices |= self._figures(uuid, handle)
-        if len(devices) == 1:  # of several nobody says which number CUDA gives to which
+        if len(devices) == 1:  # CUDA's numbering of several GPUs is unknown
             return {device: _first(reading) for device, reading in devices.items()}
         return devices
 
     def _only_gpu(self) -> str:
         nvml = self._library
         count = nvml.nvmlDeviceGetCount()
-        self._saw(count)
+        self._count_visible(count)
         if count == 0:
             raise BackendUnavailable("no GPU is visible", delivered=True)
         if count > 1:
@@ -116,11 +116,11 @@ class NvmlMemory:
             )
         return str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(0)))
 
-    def _saw(self, count: int) -> None:
+    def _count_visible(self, count: int) -> None:
         self.has_gpus = bool(self.has_gpus or count)
 
     def _figures(self, uuid: str, handle: Any) -> _Devices:
-        """Of a GPU in MIG mode, whose own figures need privileges: its visible instances."""
+        """Read a GPU; in MIG mode, where that needs privileges, its visible instances."""
         nvml = self._library
         try:
             return {Device(uuid): self._memory(handle)}
@@ -133,14 +133,16 @@ class NvmlMemory:
         nvml = self._library
         devices: dict[Device, DeviceReading] = {}
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(nvml.NVMLError_NotFound):  # an empty place, or not given to us
+            with suppress(
+                nvml.NVMLError_NotFound
+            ):  # an empty slot, or not visible to this container
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
                 uuid = nvml.nvmlDeviceGetUUID(instance)
                 devices[Device(str(uuid))] = self._memory(instance)
         return devices
 
     def _memory(self, handle: Any) -> DeviceReading:
-        """From `free`: whether `used` has the driver's own share differs between versions."""
+        """Derive `used` from `free`: whether NVML's `used` includes the driver's share varies."""
         memory = self._library.nvmlDeviceGetMemoryInfo(handle)
         return DeviceReading(int(memory.total), int(memory.total) - int(memory.free))
 

@@ -1,4 +1,4 @@
-"""GPU memory as Triton's own metrics endpoint reports it."""
+"""Reads GPU memory from Triton's metrics endpoint."""
 
 import math
 import re
@@ -44,7 +44,7 @@ class TritonMetrics:
         self._doubted_at: float | None = None
 
     async def read(self) -> MemoryReading | None:
-        """None where the endpoint, or one of the GPUs that it knew, gives no figures."""
+        """Return a reading; None if the endpoint, or a GPU that it named before, has no figures."""
         try:
             devices = self._devices(_series(await self._page()))
             self._check_moving({device: seen.used_bytes for device, seen in devices.items()})
@@ -56,15 +56,15 @@ class TritonMetrics:
 
     @property
     def is_in_doubt(self) -> bool:
-        """The figures have not moved since a change that they must show."""
+        """Whether the figures have not moved since a change that they must show."""
         return self._doubted_at is not None
 
     def changed(self, since: float) -> None:
-        """Memory changed by what the figures must show, at `since` (of the clock) at the earliest:
-        if they have not moved from then on, and go on so, they are frozen.
+        """Note a change that the figures must show, from `since` (of the clock) at the earliest:
+        figures that have not moved since, and still do not, are frozen.
 
-        An idle GPU's figures stand still too, so nothing else tells. Any move will do: figures that
-        are frozen do not move at all.
+        The figures of an idle GPU stand still too, so only a known change proves anything. Any move
+        clears the doubt: frozen figures do not move at all.
         """
         if self._doubted_at is None and self._moved_at < since:
             self._doubted_at = self._clock()
@@ -95,8 +95,8 @@ class TritonMetrics:
             raise _unreachable(str(error)) from error
 
     def _devices(self, series: Mapping[str, Mapping[bytes, int]]) -> Mapping[Device, DeviceReading]:
-        """On an error of DCGM Triton publishes 0 for both; a GPU that was never known may stay
-        so, one that was known makes the whole reading unknown.
+        """Return the devices with figures. On an error of DCGM Triton publishes 0 for both: a GPU
+        that never had figures is ignored; one that had makes the whole reading invalid.
         """
         if not series:
             raise BackendUnavailable("Triton reports no GPU", delivered=True)
@@ -126,7 +126,7 @@ def _unreachable(reason: str) -> BackendUnavailable:
 
 
 def _series(page: bytes) -> Mapping[str, Mapping[bytes, int]]:
-    """`used` and `total` in bytes by UUID, whatever of both is there and is a number."""
+    """Return `used` and `total` in bytes by UUID, as far as they are there and are numbers."""
     found: dict[str, dict[bytes, int]] = {}
     for name, uuid, value in _SERIES.findall(b"\n" + page):
         figures = found.setdefault(uuid.decode(errors="replace"), {})
