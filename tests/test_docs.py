@@ -22,6 +22,7 @@ NUMBERED = re.compile(
     r"\.md,? \d|\.md\b[^.]{0,40}?\b(?:section|row|policy|fault)s? \d"
     r"|\b(?:[Ss]ection|[Rr]ow|[Pp]olicy|[Ff]ault)s? \d[^.]{0,40}?\.md\b"
 )
+CITED_TEST = re.compile(r"(?<![\w/'\"])tests/[\w/]+\.py\b")
 MACHINE = re.compile(r"(?<![\w.])/(?:work|tmp|home|root|Users|mnt|private)/")
 
 
@@ -60,6 +61,13 @@ def test_the_tests_that_a_page_cites_exist():
     cited = [path for page in PAGES for path in TEST.findall(page.read_text(encoding="utf-8"))]
 
     assert len(cited) > 50
+    assert [path for path in cited if not (ROOT / path).exists()] == []
+
+
+def test_the_tests_that_code_cites_exist():
+    cited = {path for code in CODE for path in CITED_TEST.findall(code.read_text())}
+
+    assert cited
     assert [path for path in cited if not (ROOT / path).exists()] == []
 
 
