@@ -39,6 +39,7 @@ class Leases:
         self, max_abandoned: int, failed: Callable[[ModelRecord, BaseException], BaseException]
     ) -> None:
         self.abandoned = 0
+        self.begun = self.ended = 0  # leases, ever
         self.failed = failed
         self._max_abandoned = max_abandoned
         self._drained: dict[ModelRecord, asyncio.Event] = {}
@@ -124,6 +125,7 @@ class Lease:
     def begin(self) -> None:
         """Begin the lease, once, and before anything is awaited: an unload may run meanwhile."""
         self.state = _HELD
+        self._leases.begun += 1
         self.record.in_flight += 1
         self.record.served += 1
         self.record.used_at = monotonic()
@@ -153,6 +155,7 @@ class Lease:
         elif self.state is not _HELD:
             return error
         self.state = _ENDED
+        self._leases.ended += 1
         self.record.in_flight -= 1
         self._leases.has_ended(self)
         if self.record.in_flight == 0:

@@ -232,8 +232,8 @@ class Memory:
             settled = self._sensor.settled(reading)
             if self.ledger.snapshot().models == 0:
                 self.ledger.rebase(settled and settled.shared)
-            served, in_flight = self._requests()
-            self.accounts.open(settled, served - in_flight)
+            _, ended = self._requests()
+            self.accounts.open(settled, ended)
             self._is_behind = False
         self._begun += 1
 
@@ -284,8 +284,8 @@ class Memory:
         begun, reading = self._begun, await self.read()
         if begun == self._begun:
             self._is_behind = False
-            served, _ = self._requests()
-            for measured in self.accounts.close(self._sensor.settled(reading), served):
+            requests, _ = self._requests()
+            for measured in self.accounts.close(self._sensor.settled(reading), requests):
                 if not self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
                     self._learn(measured)
 

@@ -68,7 +68,11 @@ class ModelControl:
         self.is_open = False
         left = Leftovers(registry, server, metrics)
         books = (ledger, sizes, memory, metrics, limits)
-        self.memory = Memory(*books, requests=registry.requests, is_shared=left.are_there)
+        self.memory = Memory(
+            *books,
+            requests=lambda: (self.leases.begun, self.leases.ended),
+            is_shared=left.are_there,
+        )
         self.diagnosis = Diagnosis(self.memory)
         self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages = packages

@@ -19,21 +19,21 @@ _NOISE_BYTES = 2**20
 @dataclass(slots=True)
 class _Account:
     """One loaded model. `names` are its names in Triton. `taken`: the last measurement, `most`: the
-    highest since the load; None before the first. `is_due`: the load is not measured yet.
-    `is_apart`: all that the model takes is in processes of its own.
+    highest since the load; None before the first. `is_apart`: all that the model takes is in
+    processes of its own.
     """
 
     package_key: str
     names: frozenset[str] = frozenset()
     taken: Bytes | None = None
     most: Bytes | None = None
-    is_due: bool = False
     is_apart: bool = False
 
 
 class Accounts:
     def __init__(self) -> None:
         self._models: dict[ModelId, _Account] = {}
+        self._due: set[ModelId] = set()  # their loads are not measured yet
         self._window, self._growth = Window(), Growth()
         self._requests_before = 0
 
@@ -48,6 +48,7 @@ class Accounts:
         """Remove the model; return the most it was measured to take since its load, or None."""
         self._growth.forget(model_id)
         self._window.forget(model_id)
+        self._due.discard(model_id)
         account = self._models.pop(model_id, None)
         return account.most if account else None
 
@@ -56,8 +57,7 @@ class Accounts:
         return account.package_key if account else ""
 
     def is_measured(self, model_id: ModelId) -> bool:
-        account = self._models.get(model_id)
-        return account is None or not account.is_due
+        return model_id not in self._due
 
     def taken(self, model_id: ModelId) -> Bytes:
         """Return the last measurement of the model."""
@@ -85,8 +85,7 @@ class Accounts:
 
     def open(self, reading: MemoryReading | None, requests: int) -> None:
         """Start measuring at a quiet moment. `requests`: how many inferences have ended."""
-        for account in self._models.values():
-            account.is_due = False  # what is not measured by now never will be
+        self._due.clear()  # what is not measured by now never will be
         self._window.open(reading and reading.shared)
         self._growth.end(reading)
         self._requests_before = requests
@@ -103,7 +102,8 @@ class Accounts:
             account.is_apart = True
             own = self.in_processes(model_id, reading)
             return self._measured(model_id, {HOST: own}, exact=True)
-        account.is_due = reading is not None
+        if reading is not None:
+            self._due.add(model_id)
         self._window.loaded(model_id, account.package_key, expected, known=known)
         return None
 
@@ -124,8 +124,7 @@ class Accounts:
         """
         if requests != self._requests_before:
             self._window.disturbed()
-        for account in self._models.values():
-            account.is_due = False
+        self._due.clear()
         found = []
         for part in self._window.close(reading and reading.shared):
             own = self.in_processes(part.model_id, reading)

@@ -90,11 +90,6 @@ class Registry:
     def records(self) -> list[ModelRecord]:
         return list(self._records.values())
 
-    def requests(self) -> tuple[int, int]:
-        """Return how many inferences there have been, and how many of them are in flight."""
-        records = self._records.values()
-        return sum(r.served for r in records), sum(r.in_flight for r in records)
-
     def counts(self) -> dict[ModelState, int]:
         return dict(self._counts)
 
