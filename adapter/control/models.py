@@ -68,11 +68,7 @@ class ModelControl:
         self.is_open = False
         left = Leftovers(registry, server, metrics)
         books = (ledger, sizes, memory, metrics, limits)
-        self.memory = Memory(
-            *books,
-            requests=lambda: (self.leases.begun, self.leases.ended),
-            is_shared=left.are_there,
-        )
+        self.memory = Memory(*books, requests=self._requests, is_shared=left.are_there)
         self.diagnosis = Diagnosis(self.memory)
         self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages = packages
@@ -86,6 +82,10 @@ class ModelControl:
         looks = (registry, self.memory, left, packages, self._reconciler)
         self._housekeeping = Housekeeping(*looks, lock_of=self.operations.lock, store=store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
+
+    def _requests(self) -> tuple[int, int]:
+        """Inferences: how many have begun, and how many of them have ended."""
+        return self.leases.begun, self.leases.ended
 
     def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
         return Loader(
