@@ -1,4 +1,4 @@
-"""Calls of Triton's gRPC port: bytes in, Triton, bytes out, on one channel."""
+"""Forwards calls to Triton over gRPC, as bytes, on one channel."""
 
 import asyncio
 import re
@@ -23,24 +23,24 @@ _CHANNEL = (
     # A longer failure text would arrive as RESOURCE_EXHAUSTED, its words lost.
     ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-    # the door has its own limit, and a name put in may lengthen a message
+    # the listener has a limit of its own, and replacing the name may lengthen a message
     ("grpc.max_send_message_length", -1),
-    # Notice a restarted Triton within a second, not after grpc's default of up to two minutes.
+    # reconnect to a restarted Triton within a second, not grpc's two minutes
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
-# While it has nothing to send, Triton ends a connection that is pinged too often ("Too many pings",
-# seen on 2.51 with a ping each second); gRPC's documented default is every 300 s.
+# Triton closes an idle connection that is pinged too often ("Too many pings", seen on 2.51 with a
+# ping each second); gRPC's documented default is every 300 s.
 _KEEPALIVE = keepalive(seconds=310, answer_seconds=30)
 
-# grpcio's words on what it got itself: a message, or metadata, over a limit of the channel
+# texts of grpcio for a message, or metadata, over a limit of the channel
 _ANSWER_TOO_LARGE = re.compile(
     rf"(?<!SERVER: )Received message larger|metadata .*vs\. {_MAX_METADATA_BYTES}\b"
 )
 
-# grpcio's, where a stream had ended when a message was written: why it ended, nobody learns then.
+# grpcio's error for a write to a stream that has ended; the reason for the end is lost
 _ENDED_EARLIER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 T = TypeVar("T")
@@ -50,11 +50,11 @@ _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 
 class GrpcDataPlane:
-    """`max_message_bytes` bounds Triton's answers. `timeout_seconds` is how long an answer is
-    waited for, less where the caller's deadline is earlier; a stream has that deadline alone.
+    """`max_message_bytes` bounds Triton's responses. A call waits `timeout_seconds` for one, or
+    until the client's deadline where that is earlier; a stream has that deadline alone.
 
-    Nothing is taken from Triton: its caller may leave; the answer is read for nobody. Triton 2.51
-    dies of cancels, and nobody would know how long it still works on what was cancelled.
+    Calls are not cancelled: when the client leaves, the response is read and dropped. Triton
+    2.51 crashes on cancels, and does not say how long it still works on a cancelled request.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GrpcDataPlane:
         self._calls: set[asyncio.Task[Any]] = set()
 
     def connect(self, address: str) -> None:
-        """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
+        """Use `host:port` or `unix:/path`; grpc connects at the first call."""
         limit = ("grpc.max_receive_message_length", self._max_message_bytes)
         self._channel = grpc.aio.insecure_channel(address, options=(*self._options, limit))
 
@@ -91,15 +91,15 @@ class GrpcDataPlane:
         seconds = self._timeout if call.seconds is None else min(call.seconds, self._timeout)
         begun = monotonic()
         rpc = self._method(call.method)(message, metadata=_sent(call.metadata))
-        asking = self._task(self._answer(rpc, record))
+        answering = self._task(self._answer(rpc, record))
         try:
-            await asyncio.wait({asking}, timeout=seconds)
+            await asyncio.wait({answering}, timeout=seconds)
         finally:
             add_waited(monotonic() - begun)
-            if not asking.done():
-                self._leave(asking, hold)
-        if asking.done():
-            return asking.result()
+            if not answering.done():
+                self._abandon(answering, hold)
+        if answering.done():
+            return answering.result()
         text = f"no answer from Triton within {seconds:g} s"
         if seconds < self._timeout:
             text = "the caller's deadline has passed"
@@ -111,28 +111,30 @@ class GrpcDataPlane:
         try:
             answer = await rpc
             return RpcAnswer(
-                answer, _seen(await rpc.initial_metadata()), _seen(await rpc.trailing_metadata())
+                answer,
+                _metadata(await rpc.initial_metadata()),
+                _metadata(await rpc.trailing_metadata()),
             )
         except grpc.aio.AioRpcError as error:
             raise self._fault(error, record) from error
 
     def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Ends by itself, whoever waits for it."""
+        """Start a task that is not cancelled with whoever waits for it."""
         task = asyncio.create_task(work)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return task
 
     @staticmethod
-    def _leave(asking: "asyncio.Task[RpcAnswer]", hold: Hold | None) -> None:
-        def ended(asking: "asyncio.Task[RpcAnswer]") -> None:
-            error = None if asking.cancelled() else asking.exception()
+    def _abandon(answering: "asyncio.Task[RpcAnswer]", hold: Hold | None) -> None:
+        def ended(answering: "asyncio.Task[RpcAnswer]") -> None:
+            error = None if answering.cancelled() else answering.exception()
             if hold is not None:
                 hold.end(error)
 
         if hold is not None:
             hold.abandon()
-        asking.add_done_callback(ended)
+        answering.add_done_callback(ended)
 
     @asynccontextmanager
     async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
@@ -144,7 +146,7 @@ class GrpcDataPlane:
         finally:
             if not opened.done():
                 hold.abandon()
-                self._task(stream.read_for_nobody(hold))
+                self._task(stream.drain(hold))
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:
@@ -162,7 +164,7 @@ class GrpcDataPlane:
         if is_exhausted and _ANSWER_TOO_LARGE.search(text):
             return InferenceFailed(f"Triton's answer is too large: {text}", model_id=model_id)
         if (error.code(), text) == _ENDED_EARLIER:
-            # Triton ends no stream while its caller still writes, unless it goes itself
+            # Triton ends no stream that is written to, unless it stops itself
             why = f"the connection to Triton broke: {text}"
             return BackendUnavailable(why, model_id=model_id, delivered=True)
         name = record.name if record else TritonName("")
@@ -170,9 +172,7 @@ class GrpcDataPlane:
 
 
 class GrpcStream:
-    """grpc cancels a stream whose reader or writer is cancelled: so neither ever is, and whoever
-    waits for them may be.
-    """
+    """Shields reads and writes: grpc cancels a stream when either is cancelled."""
 
     def __init__(
         self, call: _StreamCall, fault: Callable[[grpc.aio.AioRpcError], AdapterError]
@@ -183,7 +183,7 @@ class GrpcStream:
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, message: bytes) -> None:
-        """When the stream has ended, `messages` says why."""
+        """Write a message, or nothing when the stream has ended; `messages` raises the reason."""
         self._writing = asyncio.create_task(self._write(message))
         await asyncio.shield(self._writing)
 
@@ -192,7 +192,7 @@ class GrpcStream:
             await self._call.write(message)
 
     async def done_writing(self) -> None:
-        """Behind what is being written; not waited for."""
+        """Half-close the stream after the current write, without waiting for it."""
         self._writing = asyncio.create_task(self._end_writing(self._writing))
 
     async def _end_writing(self, before: asyncio.Task[None] | None) -> None:
@@ -215,7 +215,7 @@ class GrpcStream:
         self._reading = None
         return message
 
-    async def read_for_nobody(self, hold: Hold) -> None:
+    async def drain(self, hold: Hold) -> None:
         await self.done_writing()
         with suppress(AdapterError):
             async for _ in self.messages():
@@ -227,5 +227,5 @@ def _sent(metadata: RpcMetadata) -> Any:
     return tuple(metadata)
 
 
-def _seen(metadata: Any) -> RpcMetadata:
+def _metadata(metadata: Any) -> RpcMetadata:
     return tuple((key, value) for key, value in metadata or ())

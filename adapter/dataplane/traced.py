@@ -1,4 +1,4 @@
-"""A client span for each call of a data plane. In use only where there is a collector."""
+"""Makes a client span for each call of a data plane, where there is a trace collector."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,17 +35,17 @@ class TracedRpc:
     async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
         model_id = hold.record.id if hold and hold.record else None
         with self._tracing.client(*_rpc(call.method), model_id) as span:
-            answer = await self._plane.call(self._passed_on(call), message, hold)
+            answer = await self._plane.call(self._with_context(call), message, hold)
             span.set_attribute("rpc.response.status_code", "OK")
             return answer
 
     @asynccontextmanager
     async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator[GrpcStream]:
         with self._tracing.client(*_rpc(call.method), None):
-            async with self._plane.stream(self._passed_on(call), hold) as stream:
+            async with self._plane.stream(self._with_context(call), hold) as stream:
                 yield stream
 
-    def _passed_on(self, call: RpcCall) -> RpcCall:
+    def _with_context(self, call: RpcCall) -> RpcCall:
         kept = [(key, value) for key, value in call.metadata if key not in CONTEXT_HEADERS]
         return replace(call, metadata=[*kept, *self._tracing.passed_on({}).items()])
 

@@ -1,7 +1,7 @@
-"""The admin door: probes with reasons, metrics, and a look at the inside.
+"""Serves the admin listener: probes with reasons, metrics, internal state.
 
-Liveness never depends on Triton: killing the adapter does not mend a Triton that is down. It does
-mend an adapter that has lost a task that must not end.
+Liveness does not depend on Triton: restarting the adapter does not repair Triton. It does repair an
+adapter that has lost a background task.
 """
 
 import asyncio
@@ -20,15 +20,14 @@ from adapter.core.registry import ModelRecord
 from adapter.frontends.drain import Drain
 from adapter.telemetry.metrics import Metrics
 
-_FRESH_SECONDS = 2.0  # what a scrape shows of memory is no older
+_FRESH_SECONDS = 2.0  # the maximum age of memory readings in a scrape
 _AT_ONCE = 20  # models: a tenth of a millisecond
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 class Admin:
-    """`why_not_live` and so on give the reason, None when all is well.
-
-    `drain_seconds`: how long a drain may take when who asks for it does not say.
+    """`why_not_live` and the like return a reason, None when there is none. `drain_seconds` limits
+    a drain whose request has no timeout.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Admin:
         return _probe(self._why_not_ready())
 
     async def _finish(self, request: web.Request) -> web.Response:
-        """For good: nothing but the end of the process follows."""
+        """Drain for good: nothing but the end of the process follows."""
         text = request.query.get("timeout", str(self._drain_seconds))
         if _SECONDS.fullmatch(text) is None:
             reason = f"timeout={text[:50]!r}: a number of seconds is accepted"
@@ -89,8 +88,8 @@ class Admin:
         return web.json_response({"status": "drained"})
 
     async def _scrape(self, _: web.Request) -> web.Response:
-        """A look at memory is one at all processes: what loads and unloads have seen just now, each
-        half a second, will do.
+        """Reuse a recent sample: reading memory visits all processes, and loads and unloads do so
+        each half second.
         """
         samples = self._control.memory.samples
         if not samples or time.monotonic() - samples[-1][0] > _FRESH_SECONDS:
@@ -101,7 +100,7 @@ class Admin:
         )
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
-        """In pieces, between which others have their turn: there may be thousands of models."""
+        """Stream the state, yielding between parts: there may be thousands of models."""
         reading = await self._control.memory.read()
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -159,18 +158,18 @@ class Admin:
 
 
 async def _tasks(_: web.Request) -> web.Response:
-    """Where each task stands: for a process that hangs."""
+    """Show where each task is suspended, to debug a process that hangs."""
     return web.Response(text="\n".join(map(_standing, asyncio.all_tasks())))
 
 
 def _standing(task: asyncio.Task[Any]) -> str:
-    """The whole chain of awaits; asyncio's own words show only its first link."""
+    """Return the whole chain of awaits; asyncio shows only its first frame."""
     lines = [f"{task.get_name()}:"]
-    link: Any = task.get_coro()
-    while (frame := getattr(link, "cr_frame", None)) is not None:
+    awaited: Any = task.get_coro()
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
         code = frame.f_code
         lines.append(f"  {code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
-        link = getattr(link, "cr_await", None)
+        awaited = getattr(awaited, "cr_await", None)
     return "\n".join(lines) + "\n"
 
 

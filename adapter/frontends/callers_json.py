@@ -1,4 +1,4 @@
-"""JSON of callers, in control calls."""
+"""Parses clients' JSON in control calls."""
 
 import json
 from typing import Any
@@ -9,8 +9,8 @@ _MAX_PARTS = 100_000
 
 
 def parsed(text: str | bytes, what: str) -> Any:
-    """InvalidRequest where it is no JSON, PayloadTooLarge where it has far more parts than any
-    control call: the parser holds up everybody else, and makes gigabytes of 60 MB of `{},`.
+    """InvalidRequest where it is not JSON, PayloadTooLarge where it has far more parts than a
+    control call needs: the parser blocks the event loop, and makes gigabytes of 60 MB of `{},`.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     parts = sum(raw.count(mark) for mark in b"{[,")

@@ -1,4 +1,4 @@
-"""The way to the end: no more work is asked for, what there is is answered."""
+"""Drains the adapter before it stops: new loads are refused, open requests are answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,10 +10,9 @@ _POLL_SECONDS = 0.02
 
 
 class Drain:
-    """Once it `is_on` it stays on: probes say not ready, loads are refused, and answers over HTTP
-    say `Connection: close`. Inferences are answered to the last, as callers learn of it late.
-
-    `min_seconds`: for so long they have time to learn of it.
+    """A drain, once on, stays on: probes say not ready, loads are refused, and HTTP responses have
+    `Connection: close`. Inferences are answered to the end, since load balancers notice late: they
+    have `min_seconds` for it.
     """
 
     def __init__(self, control: ModelControl, traffic: Traffic, min_seconds: float) -> None:
@@ -23,7 +22,7 @@ class Drain:
         self._min_seconds = min_seconds
         self._beginnings: list[Callable[[], None]] = []
         self._refusals: list[Callable[[], None]] = []
-        self._noticed_at = 0.0  # when the least time is over; of the event loop's clock
+        self._noticed_at = 0.0  # when `min_seconds` are over, by the event loop's clock
 
     def begin(self) -> None:
         if not self.is_on:
@@ -35,11 +34,11 @@ class Drain:
             asyncio.get_running_loop().call_at(self._noticed_at, self._refuse)
 
     def at_once(self, act: Callable[[], None]) -> None:
-        """To be called when the drain begins."""
+        """Call `act` when the drain begins."""
         self._beginnings.append(act)
 
     def then_refuse(self, refuse: Callable[[], None]) -> None:
-        """To be called when the least time is over: what has not wholly come is not waited for."""
+        """Call `refuse` after `min_seconds`: incomplete requests are waited for no longer."""
         self._refusals.append(refuse)
 
     def _refuse(self) -> None:
@@ -47,12 +46,12 @@ class Drain:
             refuse()
 
     async def noticed(self) -> None:
-        """Wait until the least time is over."""
+        """Wait until `min_seconds` are over."""
         await asyncio.sleep(max(0.0, self._noticed_at - asyncio.get_running_loop().time()))
 
     async def finished(self, seconds: float) -> int:
-        """Wait until the least time is over and nothing is in flight, `seconds` at most; returns
-        how many requests and operations then still are.
+        """Wait until `min_seconds` are over and nothing is in flight, for `seconds` at most; return
+        how many requests and operations are left.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds

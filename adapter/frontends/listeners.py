@@ -20,16 +20,14 @@ from adapter.settings import Address, flag_of, variable_of
 
 log = logging.getLogger(__name__)
 
-# Adds itself to a server that has not been started.
+# adds a service to a server that has not been started
 GrpcService: TypeAlias = Callable[[grpc.aio.Server], None]
 
 _GRPC_OPTIONS = (
-    # a mesh sends the headers of its own callers along
+    # ModelMesh forwards the headers of its own clients
     ("grpc.max_metadata_size", 64 * 2**10),
     ("grpc.absolute_max_metadata_size", 2**20),
 )
-
-
 _FOLDERS, _SOCKET = "triton-adapter-lane-", "s"
 
 
@@ -39,9 +37,8 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """`addresses`: where each open listener really is, port 0 resolved.
-
-    `grace_seconds`: how long requests in flight may go on when the listeners close.
+    """`addresses` are those of open listeners, with port 0 resolved. When they close, requests in
+    flight have `grace_seconds` to end.
     """
 
     def __init__(
@@ -88,18 +85,18 @@ class Listeners:
         services: Iterable[GrpcService],
         make: Callable[[str], Listener],
     ) -> None:
-        """`make` gets the address of a server of our own, for what does not go straight."""
+        """`make` gets the address of the server for what does not go to Triton directly."""
         if address.kind == "off":
             return
         await REPOSITORY.run(_sweep)
         folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
         self._folders.append(folder)
-        inner = self._make_server(services)
-        inner_address = f"unix:{folder.name}/{_SOCKET}"
-        inner.add_insecure_port(inner_address)
-        await inner.start()
-        self._fallbacks.append(inner)
-        listener = make(inner_address)
+        fallback = self._make_server(services)
+        fallback_address = f"unix:{folder.name}/{_SOCKET}"
+        fallback.add_insecure_port(fallback_address)
+        await fallback.start()
+        self._fallbacks.append(fallback)
+        listener = make(fallback_address)
         with _naming(name, address):
             path = address.path if address.kind == "unix" else None
             port = await listener.listen(address.host, address.port, path)
@@ -115,7 +112,7 @@ class Listeners:
         return server
 
     async def close(self) -> None:
-        """Take nothing new but probes; what is in flight has its time to end."""
+        """Close all listeners but the probes'; requests in flight have the grace period to end."""
         await asyncio.gather(
             *(listener.close(self._grace_seconds) for listener in self._http),
             *(listener.close(self._grace_seconds) for listener in self._grpc),
@@ -136,7 +133,7 @@ class Listeners:
 
 @contextmanager
 def _naming(name: str, address: Address) -> Iterator[None]:
-    """OSError with the listener and its setting, for an address that is not to be had."""
+    """Name the listener and its setting in the OSError of an address that is not available."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # grpc raises RuntimeError
@@ -145,11 +142,11 @@ def _naming(name: str, address: Address) -> Iterator[None]:
 
 
 def _sweep() -> None:
-    """Remove the folders of killed adapters of the same user: nobody listens at their sockets."""
+    """Remove folders of killed adapters of this user: sockets that nobody listens at."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             if folder.lstat().st_uid != os.getuid() or not (folder / _SOCKET).is_socket():
-                continue  # one without a socket may be about to get it
+                continue  # its socket may be about to be created
             try:
                 probe.connect(str(folder / _SOCKET))
             except ConnectionRefusedError:

@@ -1,7 +1,7 @@
 """Triton's model repository extension, for HTTP and gRPC: index, load and unload through control.
 
-It differs from Triton where a model is loaded already: a load that brings nothing new is done, and
-one that does is an unload and a load, since both would not fit into memory side by side.
+It differs from Triton for a loaded model: a load without changes does nothing, and one with changes
+is an unload and a load, since both versions would not fit into memory together.
 """
 
 import base64
@@ -23,7 +23,7 @@ from adapter.packages.repository.uploads import config_text
 from adapter.runtime.threads import LOOKUPS, UNPACKS
 
 _FILE = "file:"
-# Triton reads versions as 64-bit numbers and passes over those with leading zeros.
+# Triton reads versions as 64-bit numbers and ignores those with leading zeros.
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _MAX_PART_BYTES, _MAX_PATH_BYTES = 255, 1024
 
@@ -33,7 +33,7 @@ _REASONS = {ModelState.DEAD: "the model has lost its process; load it again"}
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """`version` is empty where Triton's index has none."""
+    """An entry of the index; `version` is empty where Triton's index has none."""
 
     name: ModelId
     version: str
@@ -59,7 +59,7 @@ class Repository:
         self._roots = model_roots
 
     async def index(self, *, only_ready: bool) -> list[IndexEntry]:
-        """Of our models alone. One entry for each version that Triton lists, else one without."""
+        """List our models: one entry for each version that Triton lists, else one without."""
         versions = await self._versions()
         return [
             _entry(record, version)
@@ -71,7 +71,7 @@ class Repository:
     async def load(
         self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str
     ) -> None:
-        """Return when the model is loaded with what was given. A load under way is waited for."""
+        """Load the model as given; wait for a load that is under way."""
         known = self._control.registry.get(model_id)
         if not parameters and known is not None and known.state is ModelState.READY:
             return
@@ -96,7 +96,7 @@ class Repository:
     async def unload(
         self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str
     ) -> None:
-        """The models of a package always go together, whatever unload_dependents says."""
+        """Unload all models of the package, whatever unload_dependents says."""
         left = dict(parameters)
         if not isinstance(left.pop("unload_dependents", False), bool):
             raise InvalidRequest("parameter unload_dependents must be true or false")
@@ -107,7 +107,7 @@ class Repository:
         try:
             await self._control.unload(model_id, **log_fields)
         except ModelNotFound:
-            return  # Triton says OK to the unload of what it does not have
+            return  # Triton also accepts the unload of a model that it does not have
 
 
 def _entry(record: ModelRecord, version: str) -> IndexEntry:
@@ -179,7 +179,7 @@ def _refuse_nested(paths: Sequence[str]) -> None:
 
 
 def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
-    """What Triton would look for in its repository: the folder of that name."""
+    """Return the folder of that name, which Triton would look for in its repository."""
     if "/" in model_id or model_id in {".", ".."}:
         raise InvalidRequest(
             f"{model_id!r} names no folder in a model root; bring config and file: parameters"

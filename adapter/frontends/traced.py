@@ -1,4 +1,4 @@
-"""A server span for each request at a door. In use only where there is a collector."""
+"""Makes a server span for each request, where there is a trace collector."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _Found: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
-# The codes that the semantic conventions take for errors of a server.
+# codes that are server errors by the semantic conventions
 _FAILURES = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
 _SERVICES = ("/inference.", "/mmesh.")
 
-# What a segment of a path may be followed by that callers choose.
+# segments of a path that a client's choice follows, and its placeholder
 _CHOSEN = {"models": "{model_name}", "versions": "{version}", "region": "{region}"}
 
 
@@ -59,7 +59,7 @@ def _name(span: "Span", method: str, target: str) -> None:
 
 
 def template_of(target: str) -> str:
-    """The path without what callers choose: there are few of these."""
+    """Return the path with placeholders for what clients choose, so that there are few."""
     try:
         segments = path_segments(target)
     except InvalidRequest:

@@ -1,55 +1,55 @@
-"""Reads protobuf messages without parsing them: fields of a whole message, and the model's name in
-a gRPC message that comes in pieces.
+"""Reads fields of protobuf messages without parsing them, and the model's name in a gRPC message
+that is received in pieces.
 
-The rest of a message, tensors above all, is never looked at. Stricter than protobuf where parsers
-differ, so that nobody behind us can read another value than we did: groups, overlong numbers and
-the like are refused.
+Values, tensors above all, are skipped. Where parsers differ the scanner is stricter than protobuf,
+so that Triton cannot read another value than the adapter did: it refuses groups, overlong varints
+and the like.
 """
 
 from enum import Enum
 
 from adapter.errors import InvalidRequest
 
-PREFIX_BYTES = 5  # compressed or not, then the length
+PREFIX_BYTES = 5  # of a gRPC message: the compressed flag, then the length
 _NAME_TAG = 0x0A  # field 1, delimited
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _MIN_TAG, _MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
-# A message of nothing but tiny fields would keep the event loop busy for seconds.
+# A message of tiny fields alone would block the event loop for seconds.
 _MAX_FIELDS = 2**16
-_LEAST_BYTES = PREFIX_BYTES + 2  # with the head of a first field
-_LONG = 0x80  # the bit of a number that says: more to come
+_LEAST_BYTES = PREFIX_BYTES + 2  # with the tag and length of a first field
+_LONG = 0x80  # a varint's byte is followed by another
 _MAX_NAME_BYTES = 2**10
-# delimited fields 2 to 15: most of what a request is made of
+# tags of the delimited fields 2 to 15, which most of a request consists of
 _PLAIN_TAGS = frozenset(range(0x12, 0x80, 8))
 
 
 class Peek(Enum):
-    MORE = "the name may still come"
+    MORE = "the name may be in bytes that were not received yet"
     NO = "not a message that names its model first"
 
 
 def length_of(start: bytes | bytearray | memoryview) -> int:
-    """0 where the prefix is not all there."""
+    """Return the message's length; 0 where the prefix is incomplete."""
     if len(start) < PREFIX_BYTES:
         return 0
     return int.from_bytes(start[1:PREFIX_BYTES])
 
 
 def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
-    """The name where it comes first, as every client's protobuf writes it. MORE never comes of as
-    many bytes as a name may have and ten.
+    """Return the name where it is the first field, as protobuf writes it. MORE is not returned for
+    a start that is ten bytes longer than a name may be.
     """
     if len(start) < PREFIX_BYTES + 2:
         return Peek.MORE
     if start[0] != 0 or length_of(start) > max_bytes or start[PREFIX_BYTES] != _NAME_TAG:
         return Peek.NO
     length, at = start[PREFIX_BYTES + 1], PREFIX_BYTES + 2
-    if length >= 0x80:  # noqa: PLR2004 - the bit that says: more to come
+    if length >= _LONG:
         if len(start) <= at:
             return Peek.MORE
         length, at = length & 0x7F | start[at] << 7, at + 1
-        if length > _MAX_NAME_BYTES:  # or a third byte of the length
+        if length > _MAX_NAME_BYTES:  # as with a third byte of the length
             return Peek.NO
     if at + length > PREFIX_BYTES + length_of(start):
         return Peek.NO
@@ -57,21 +57,21 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
 
 
 class NameScanner:
-    """InvalidRequest for a message in which Triton may read another name than the first, and for
-    more than one message. Fields are looked at, values are not: `skip` is what is to come of one.
+    """Scans the fields of a message: InvalidRequest where Triton may read another name than the
+    first, and for more than one message. `skip` is how much of the current value is to come.
     """
 
     __slots__ = ("_fields", "_left", "_names", "_rest", "skip")
 
     def __init__(self, length: int) -> None:
         self.skip = 0
-        self._left = length  # behind what is to be skipped
+        self._left = length  # after `skip`
         self._rest = b""
         self._fields = 0
         self._names = 0
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """The next bytes behind the prefix."""
+        """Scan the next bytes after the prefix."""
         size, skip = len(piece), self.skip
         if size <= skip:
             self.skip = skip - size
@@ -84,7 +84,7 @@ class NameScanner:
         at, end = 0, len(piece)
         try:
             while at < end:
-                if piece[at] in _PLAIN_TAGS and piece[at + 1] < 0x80:  # noqa: PLR2004
+                if piece[at] in _PLAIN_TAGS and piece[at + 1] < _LONG:
                     at += 2 + piece[at + 1]
                     self._fields += 1
                 else:
@@ -107,7 +107,7 @@ class NameScanner:
             raise InvalidRequest(why)
 
     def _field(self, piece: bytes | memoryview, at: int) -> int:
-        """Where it ends, in this piece or behind it. IndexError when its head is not here yet."""
+        """Return where the field ends, if need be after this piece. IndexError: its head is cut."""
         tag, start = _varint(piece, at)
         kind = tag & 7
         if kind == _DELIMITED:
@@ -131,8 +131,8 @@ class NameScanner:
 
 
 def plain_name(message: bytes, max_bytes: int) -> bytes | None:
-    """The name in a whole message, its prefix with it, as nearly every client writes a small one:
-    `first_name` and `NameScanner` in one pass. None says nothing against it.
+    """Return the name in a complete message with its prefix, of the form that nearly all clients
+    send: `first_name` and `NameScanner` in one pass. None for other forms, which may be valid.
     """
     end = len(message)
     if end < _LEAST_BYTES or message[0] or message[PREFIX_BYTES] != _NAME_TAG:
@@ -155,7 +155,7 @@ def plain_name(message: bytes, max_bytes: int) -> bytes | None:
 
 
 def read_field(message: bytes, number: int) -> bytes | None:
-    """The last occurrence counts, as protobuf has it for a field that is not repeated."""
+    """Return the last occurrence, which counts for a field that is not repeated."""
     found = _occurrences(message, number)
     return message[found[-1][1] : found[-1][2]] if found else None
 
@@ -165,14 +165,14 @@ def read_repeated(message: bytes, number: int) -> list[bytes]:
 
 
 def with_field(message: bytes, number: int, value: bytes) -> bytes:
-    """The message with this value, in place of the one that counted."""
+    """Return the message with `value` in place of the occurrence that counts."""
     found = _occurrences(message, number)
     start, _, end = found[-1] if found else (len(message), 0, len(message))
     return b"".join((message[:start], _encoded(number, value), message[end:]))
 
 
 def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
-    """Of each: where the field starts, where its value starts, and where both end."""
+    """Return the start of each occurrence, of its value, and their end."""
     wanted, found = number << 3 | _DELIMITED, []
     at, end = 0, len(message)
     try:
@@ -194,7 +194,7 @@ def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
 
 
 def _skip(message: bytes, tag: int, at: int) -> tuple[int, int]:
-    """Where the value of the field with this tag starts and ends."""
+    """Return where the value of the field with this tag starts and ends."""
     kind = tag & 7
     if not _MIN_TAG <= tag <= _MAX_TAG or kind not in {_VARINT, _FIXED64, _DELIMITED, _FIXED32}:
         raise InvalidRequest(f"the message is not protobuf: it has a field with tag {tag}")
@@ -208,22 +208,22 @@ def _skip(message: bytes, tag: int, at: int) -> tuple[int, int]:
 
 def _varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
     value = message[at]
-    if value < 0x80:  # noqa: PLR2004 - the bit that says: more to come
+    if value < _LONG:
         return value, at + 1
     value &= 0x7F
     for i in range(1, _MAX_VARINT_BYTES):
         byte = message[at + i]
         value |= (byte & 0x7F) << (7 * i)
-        if byte < 0x80:  # noqa: PLR2004
+        if byte < _LONG:
             return value, at + i + 1
     raise InvalidRequest("the message is not protobuf: it has an endless number")
 
 
 def _encoded(number: int, value: bytes) -> bytes:
-    """`number` below 16: its tag is one byte."""
+    """Encode a field with a `number` below 16, whose tag is one byte."""
     size, digits = len(value), bytearray([number << 3 | _DELIMITED])
-    while size > 0x7F:  # noqa: PLR2004
-        digits.append(size & 0x7F | 0x80)
+    while size >= _LONG:
+        digits.append(size & 0x7F | _LONG)
         size >>= 7
     digits.append(size)
     return bytes(digits) + value
