@@ -55,15 +55,15 @@ from adapter.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-# Of its own end, an embedded Triton: so long after a drain that took all its time, twice that after
-# one that did not. SIGKILL comes 30 s after SIGTERM, and a drain takes 18 s at most.
+# How long an embedded Triton may take to stop after a drain that took all its time; up to twice as
+# long after a shorter one. SIGKILL comes 30 s after SIGTERM, and a drain takes 18 s at most.
 _TRITON_SECONDS = 4.0
-# What was in flight is told that it is over.
+# For the 503 answers to requests that are still in flight at the end of a drain.
 _ANSWER_SECONDS = 1.0
 
 
 class Adapter:
-    """One adapter. `start` returns when it is ready for work, `stop` when nothing is left of it.
+    """One adapter. `start` returns when it is ready for requests, `stop` when all is closed.
 
     `addresses`: where each open listener really is, port 0 resolved.
     """
@@ -193,7 +193,7 @@ class Adapter:
         )
 
     async def start(self) -> None:
-        """Doors first, so that probes and /ping are answered from the beginning."""
+        """Start the listeners, so that probes and /ping are answered, and then all the rest."""
         await self._open_listeners()
         if self._embedded is not None:
             await self._embedded.start()
@@ -234,12 +234,14 @@ class Adapter:
         self._triton.connect(grpc)
         self._triton_grpc = grpc
         self._dataplane.connect(http)
-        if self._tracing is None:  # else each inference gets its spans, where aiohttp serves
+        if (
+            self._tracing is None
+        ):  # with tracing aiohttp serves each inference, which gets its spans there
             self._heads.host = http
         self._rpc.connect(grpc)
 
     async def stop(self) -> None:
-        """Say that it ends, answer what is in flight, take nothing new, close in reverse order."""
+        """Report not ready, refuse new requests, answer those in flight, close in reverse order."""
         was_started = self._why_not_started() is None
         self._phase = "stopping"
         self._drain.begin()
@@ -252,7 +254,7 @@ class Adapter:
         for task in self._background:
             background.end(task)
         await self._memory.close()
-        # what is in flight even now gets its 503 while there still are connections to send it on
+        # requests still in flight get their 503 while there are connections to send it on
         await self._dataplane.close()
         if self._embedded is not None:
             left = end - asyncio.get_running_loop().time()
@@ -287,7 +289,7 @@ class Adapter:
         if self._control.is_open:
             try:
                 await self._control.triton_restarted()
-            except AdapterError as error:  # gone again; the next return brings us back here
+            except AdapterError as error:  # gone again; the next return calls this again
                 log.warning("triton.unreachable", extra={"reason": str(error)})
 
     async def _open_listeners(self) -> None:
@@ -314,7 +316,9 @@ class Adapter:
         await listeners.open_grpc(
             "grpc", settings.grpc, everything.services, partial(make, everything)
         )
-        if settings.grpc_data != settings.grpc or settings.grpc.is_any_port:  # else one for both
+        if (
+            settings.grpc_data != settings.grpc or settings.grpc.is_any_port
+        ):  # else `grpc` serves both
             some, address = services.inference, settings.grpc_data
             await listeners.open_grpc("grpc_data", address, some.services, partial(make, some))
 

@@ -1,4 +1,4 @@
-"""Builds the parts from the settings. What they are to each other is in app.py."""
+"""Builds the parts from the settings. app.py connects them."""
 
 import os
 import platform
@@ -54,7 +54,7 @@ _FEWEST_CONNECTIONS, _MOST_CONNECTIONS = 16, 10_000
 def build_embedded(
     settings: Settings, on_restart: Callable[[], Awaitable[None]], metrics: Metrics
 ) -> EmbeddedTriton | None:
-    """None when Triton is another container."""
+    """Return None if Triton runs in another container."""
     if settings.triton != "embedded":
         return None
     return EmbeddedTriton(
@@ -112,7 +112,7 @@ def build_packages(
 
 
 def build_sizes(settings: Settings) -> tuple[Sizes, LearnedFile | None]:
-    """What was learned in earlier runs, and where to keep it: nowhere for a private repository."""
+    """Return the learned sizes and their file; None for a private repository without one."""
     sizes = Sizes(settings.size_factor, settings.default_size or 0)
     path = settings.sizes_file
     if path is None and settings.repository is not None:
@@ -177,7 +177,7 @@ def own_version() -> str:
 
 
 def about(settings: Settings) -> dict[str, str]:
-    """What this process is, to those who look at it."""
+    """Describe this process, for the admin listener and the metrics."""
     return {
         "version": own_version(),
         "python": platform.python_version(),
@@ -215,7 +215,7 @@ def build_proxy(
     drain: Drain,
     inflight: InflightBytes,
 ) -> ProxyListener:
-    """`triton` tells where that is, once it is known; `server` is where all else is served."""
+    """`triton` returns Triton's address, once known; `server` is that of the fallback server."""
     proxy = ProxyListener(
         ProxyContext(
             services.policy,
@@ -243,7 +243,7 @@ def model_roots(settings: Settings) -> list[Path]:
 
 
 def build_connections(settings: Settings, metrics: Metrics) -> Connections:
-    """Of `http`."""
+    """Build the connection limit of the http listener."""
     shed = metrics.connections_shed
     connections = Connections(
         connection_limit(settings), lambda how: shed.labels("http", how).inc()
@@ -253,9 +253,9 @@ def build_connections(settings: Settings, metrics: Metrics) -> Connections:
 
 
 def connection_limit(settings: Settings) -> int:
-    """Of each listener. At the limit of all of them there are still descriptors for files, Triton's
-    processes, memory readings and the admin listener: one of `http` takes two descriptors, with its
-    connection to Triton, one of `grpc` and one of `grpc_data` four.
+    """Return the connection limit of each listener. With all at their limit, descriptors are left
+    for files, Triton's processes, memory readings and the admin listener: a connection of `http`
+    takes two, with its connection to Triton; one of `grpc` or `grpc_data` takes four.
     """
     if settings.max_connections is not None:
         return settings.max_connections
@@ -266,12 +266,12 @@ def connection_limit(settings: Settings) -> int:
 
 
 def inflight_limit(settings: Settings) -> int:
-    """Of bodies that are on their way to Triton."""
+    """Return the limit of the bodies that are on their way to Triton, in bytes."""
     return settings.max_inflight_body_bytes or host_limit_bytes() // _SHARE_IN_FLIGHT
 
 
 def gathered_limit(settings: Settings) -> int:
-    """Of a body that is unpacked, or read as a whole because it brings a model's files."""
+    """Return the limit of a body that is unpacked, or read whole as it holds a model's files."""
     return min(settings.max_body_bytes, _GATHERED_BYTES)
 
 

@@ -24,7 +24,7 @@ _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvi
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run one command. 0 done, 2 bad settings or arguments, 1 anything else."""
+    """Run one command. Returns 0 if done, 2 for bad settings or arguments, else 1."""
     try:
         args = _parsed(argv)
         return _RUN[args.command](args, environ)
@@ -52,7 +52,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Only the command that is asked for gets its options: those of settings cost an import."""
+    """Build the parser. Only the given command gets its options: settings cost an import."""
     wanted = next((word for word in argv if not word.startswith("-")), "")
     top = argparse.ArgumentParser(
         prog=_PROG,
@@ -126,7 +126,7 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
-    """One flag a setting. Values stay text: load_settings finds all that is wrong with them."""
+    """Add one flag for each setting. Values stay text: load_settings finds all their faults."""
     from adapter.settings import Settings, as_text, flag_of, variable_of  # noqa: PLC0415 - pydantic
 
     for name, field in Settings.model_fields.items():

@@ -1,4 +1,4 @@
-"""What the commands do, in the words of --help."""
+"""The texts of --help for each command."""
 
 # What each command does, then lines that show how it is used.
 COMMANDS = {

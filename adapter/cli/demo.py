@@ -1,4 +1,4 @@
-"""A guided tour on a terminal: one adapter, a Triton of its own, real models, real memory."""
+"""Runs a guided tour on a terminal: an adapter and its own Triton, with real models."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from adapter.telemetry.log import setup_logging
 _COLOURS = ("\033[1m", "\033[32m", "\033[31m", "\033[2m", "\033[0m")
 _BOLD, _GREEN, _RED, _DIM, _END = _COLOURS if sys.stdout.isatty() else ("",) * len(_COLOURS)
 
-# The example models pretend to share a device of 2 GiB; the ledger is told the same.
+# The example models pretend to share a device of 2 GiB; the ledger gets the same limit.
 _SETTINGS: dict[str, object] = {
     "triton": "embedded",
     "http": "127.0.0.1:0",
@@ -53,7 +53,7 @@ class Answer:
 
 
 class MeshCalls:
-    """What a mesh asks of a runtime."""
+    """Make the calls that a mesh makes of a runtime."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -120,7 +120,7 @@ class Tour:
         _title("Out of memory at load, for real: 700 MiB a model, 2 GiB in all")
         for name in ("alpha", "beta"):
             await self._load(name, self._copy(name))
-        # A package never seen before: nobody can know its size, so Triton tries, and fails.
+        # The size of a new package is unknown, so Triton tries to load it, and fails.
         gamma = self._copy("gamma", "750MiB")
         refused = await self._try_load("gamma", gamma, expect=507)
         _check(refused.body["code"] == "OutOfMemory", "Triton tried and failed")
@@ -203,7 +203,7 @@ class Tour:
 
 
 def run_demo(flags: Mapping[str, object]) -> int:
-    """0 only if every step did what it says."""
+    """Run the tour; return 0 only if every step did what it says."""
     with tempfile.TemporaryDirectory(prefix="triton-adapter-demo-") as scratch:
         given = {**_SETTINGS, "model_roots": [scratch], **flags}
         loaded = load_settings(given, {}, None)

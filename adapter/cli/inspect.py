@@ -1,4 +1,4 @@
-"""What a load would make of a package: the code of the load, a repository of its own, no Triton."""
+"""Shows what a load would make of a package, by the code of the load, without a Triton."""
 
 import argparse
 import asyncio
@@ -102,7 +102,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, or 1 when the load would be refused. Nothing is left behind, and PATH is as it was."""
+    """Run the command; return 1 if the load would be refused, else 0. PATH is not changed."""
     path = args.path.absolute()
     source = ModelSource(
         path.as_uri(),  # holds any bytes, as paths may
@@ -160,7 +160,7 @@ async def _inspect(
 def _named(
     placement: Placement, parts: tuple[ModelPart, ...]
 ) -> Iterator[tuple[TritonName, ModelPart]]:
-    """Either tuple of a placement has its names in the order of the parts."""
+    """Pair parts with names: each tuple of a placement is in the order of the parts."""
     load, along = iter(placement.load), iter(placement.along)
     for part in parts:
         yield next(along if part.role is Role.STEP else load), part
@@ -203,7 +203,7 @@ def _staged(folder: Path, root: str, above: str = "") -> Iterator[tuple[str, str
         elif not path.is_dir():
             if path.name != MARKER:
                 yield name, None
-        elif str(path) != root:  # what was unpacked lies in the staged folder
+        elif str(path) != root:  # unpacked files lie in the staged folder
             yield name + "/", None
             yield from _staged(path, root, name + "/")
 

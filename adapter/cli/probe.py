@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def why_not_ready(url: str, limit_seconds: float) -> str:
-    """Empty when the answer is 200, else what was answered or why nothing was.
+    """Return an empty text if the answer is 200, else the answer or the reason for none.
 
     A unix socket is asked for /readyz.
     """
@@ -16,7 +16,7 @@ def why_not_ready(url: str, limit_seconds: float) -> str:
 
 
 def why_not_ok(method: str, url: str, target: str, limit_seconds: float) -> str:
-    """As why_not_ready; `target` is what is asked for at the address that `url` has."""
+    """Return as `why_not_ready`; `target` is the path to request at the address of `url`."""
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "localhost", parts.port, timeout=limit_seconds)
     try:

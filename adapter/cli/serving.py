@@ -1,4 +1,4 @@
-"""A process that serves: from its start to the signal that ends it."""
+"""Runs the serving process from its start to the signal that ends it."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _LAST_LINES_SECONDS = 1.0
 
 
 def run(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
-    """`serve`, with a log on stdout and an event loop of its own. The exit code."""
+    """Run `serve` with a log on stdout and a new event loop; return the exit code."""
     stream = LogStream(sys.stdout.fileno(), is_terminal=sys.stdout.isatty())
     setup_logging(loaded.settings.log_level, loaded.settings.log_format, stream)
     for warning in loaded.warnings:
@@ -37,7 +37,7 @@ def run(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> 
 
 
 async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. 0 when drained, 1 when it could not start."""
+    """Run until SIGTERM or SIGINT. Returns 0 when drained, 1 if it could not start."""
     tracing = tracing_of(os.environ, own_version())
     tuning.tune()
     asked = asyncio.Event()

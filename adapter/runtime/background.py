@@ -1,7 +1,7 @@
-"""Tasks that must not end before they are told to: what supervises, watches and looks after.
+"""Runs background tasks that must not end by themselves: supervision, probes, housekeeping.
 
-One step that fails costs that step alone: it is logged and the next one follows. A task that ends
-all the same is a bug that nothing in this process mends, so `why_ended` is for the liveness probe.
+A step that fails is logged, and the next one follows. A task that ends all the same is a bug from
+which this process cannot recover: `why_ended` makes the liveness probe fail.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ def begin(name: str, work: Coroutine[Any, Any, NoReturn]) -> asyncio.Task[NoRetu
 
 
 def end(task: asyncio.Task[Any]) -> None:
-    """Cancel it. Await the task itself to see it gone."""
+    """Cancel the task. Await the task itself to know that it has ended."""
     _begun.discard(task)
     task.cancel()
 
@@ -33,11 +33,11 @@ async def forever(
     seconds: float,
     expected: type[Exception] | tuple[()] = (),
 ) -> NoReturn:
-    """Await the steps in turn, again and again, with a pause of so many seconds behind the last.
+    """Await the steps in turn for ever, with a pause of `seconds` after the last.
 
-    What is `expected` to fail is not logged.
+    Errors of the type `expected` are not logged.
     """
-    told = dict.fromkeys(steps, "")
+    logged = dict.fromkeys(steps, "")
     while True:
         for step in steps:
             try:
@@ -45,16 +45,16 @@ async def forever(
             except expected:
                 continue
             except Exception as error:
-                if repr(error) != told[step]:  # the same thing again and again is one line
-                    told[step] = repr(error)
+                if repr(error) != logged[step]:  # a repeated error is logged once
+                    logged[step] = repr(error)
                     log.exception("task.failed", extra={"task": _name()})
             else:
-                told[step] = ""
+                logged[step] = ""
         await asyncio.sleep(seconds)
 
 
 def why_ended() -> str | None:
-    """Of a task that has ended and was not told to; None while all go on."""
+    """Return why a task has ended without `end`; None while all run."""
     return next((_reason(task) for task in _begun if task.done()), None)
 
 

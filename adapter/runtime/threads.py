@@ -1,7 +1,7 @@
-"""Threads for what may take long, apart by what they may wait for: never one pool for all.
+"""Thread pools for slow work, one for each resource that the work may wait for.
 
-An archive of somebody's may keep its thread for minutes, and a disk over the network for ever; so
-whoever only wants to be refused, measured or unloaded has threads that do no such work.
+An archive may keep its thread for minutes, and a network disk for ever; so refusals, measurements
+and unloads have threads that never do such work.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Threads:
-    """At most `most` threads, begun when there is work. What is more waits its turn.
+    """A pool of at most `most` threads, started on demand; further work is queued.
 
-    They do not keep the process from ending, whatever they wait for: a ThreadPoolExecutor does.
-    `nice`: by how much they yield the CPU to the event loop where both want it.
+    Unlike those of a ThreadPoolExecutor, the threads never keep the process from ending. `nice`:
+    how much they yield the CPU to the event loop.
     """
 
     def __init__(self, name: str, most: int, *, nice: int = 0) -> None:
@@ -36,9 +36,10 @@ class Threads:
         self._lock = threading.Lock()
 
     async def run(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Its result or error. Who is cancelled meanwhile does not stop it once it has begun.
+        """Run `act` in a thread and return its result. Cancellation does not stop an `act` that has
+        begun.
 
-        BackendUnavailable when not even one thread is to be had.
+        Raises BackendUnavailable if not even one thread can be started.
         """
         done: Future[T] = Future()
         context = contextvars.copy_context()
@@ -58,7 +59,7 @@ class Threads:
                     raise BackendUnavailable(
                         f"no thread is to be had: {error}", delivered=False
                     ) from error
-                return  # those that there are will do it
+                return  # the existing threads will do the work
             self._count += 1
 
     def _serve(self) -> None:
@@ -75,11 +76,11 @@ class Threads:
                     done.set_result(act())
                 except BaseException as error:  # noqa: BLE001 - it is for who asked
                     done.set_exception(error)
-            del done, act  # and what they hold, until the next
+            del done, act  # release what they refer to while waiting
 
 
-LOOKUPS = Threads("lookups", 8)  # a path in the model roots, which may be anywhere
-WALKS = Threads("walks", 4, nice=10)  # all of a package
-UNPACKS = Threads("unpacks", 4, nice=10)  # all of its bytes
-REPOSITORY = Threads("repository", 8)  # Triton's repository, our own notes
+LOOKUPS = Threads("lookups", 8)  # paths in the model roots, on any kind of disk
+WALKS = Threads("walks", 4, nice=10)  # all entries of a package
+UNPACKS = Threads("unpacks", 4, nice=10)  # all bytes of a package
+REPOSITORY = Threads("repository", 8)  # Triton's repository and its ownership notes
 PROCESSES = Threads("processes", 4)  # /proc

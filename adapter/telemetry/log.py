@@ -1,4 +1,4 @@
-"""Events on stdout, one a line. The message is the event's name; the figures are fields.
+"""Logs events to stdout, one a line. The message is the event's name; figures are fields.
 
 `logger.info("model.loaded", extra={"model_id": id, "seconds": 1.2})`
 """
@@ -71,7 +71,7 @@ def setup_logging(
     format: Literal["auto", "json", "text"],  # noqa: A002 - the setting's name
     stream: TextIO | io.TextIOBase | None = None,
 ) -> None:
-    """Send every logger's records to one stream (stdout), in place of what was set up before."""
+    """Send every logger's records to one stream (stdout), replacing any earlier set-up."""
     out = sys.stdout if stream is None else stream
     is_text = format == "text" or (format == "auto" and out.isatty())
     handler = logging.StreamHandler(out)
@@ -80,19 +80,19 @@ def setup_logging(
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_caller_who_left)
-    # one line a request: the metrics count them, and inference is silent by intent
+    # one line a request: the metrics count requests, and inference is not logged on purpose
     logging.getLogger("aiohttp.access").disabled = True
 
 
 def _is_no_caller_who_left(record: logging.LogRecord) -> bool:
-    """What grpc says where an answer was ready and its caller had just gone is no fault of ours.
-    It says so as often as callers have short deadlines, and each is counted already.
+    """Filter out what grpc logs when an answer is ready and its caller has just gone: that is not
+    an error, as frequent as callers' short deadlines are, and each case is counted already.
     """
     return not _event(record).startswith("ExecuteBatchError raised in core by servicer method")
 
 
 class JsonFormatter(logging.Formatter):
-    """ASCII only, so lone surrogates and any stream's encoding are no matter."""
+    """Writes ASCII only, so lone surrogates and the stream's encoding do not matter."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -131,7 +131,7 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    """The fields given by `extra`. They cannot hide the line's own."""
+    """Return the fields given by `extra`. They cannot replace those of every line."""
     own = {"time", "level", "logger", "event", "exception"}
     return {
         (f"{key}_" if key in own else key): value
@@ -152,7 +152,7 @@ def _json(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    """A line has a bound, whatever a caller sends that is told in it."""
+    """Bound the length of a field, whatever a caller has sent."""
     if len(text) <= _MAX_CHARACTERS:
         return text
     return f"{text[:_MAX_CHARACTERS]} ... ({len(text) - _MAX_CHARACTERS} characters cut)"
@@ -166,12 +166,12 @@ def _text(value: object) -> str:
 
 
 def _bare(value: object) -> str:
-    """Quoted unless it is one plain word, so that a value cannot pass for another field."""
+    """Quote the value unless it is one plain word, so that it cannot look like another field."""
     text = _cut(_text(value))
     return text if text.isascii() and _BARE.fullmatch(text) else _json(text)
 
 
 def _printable(text: str) -> str:
-    """As it is but for what would upset a terminal or the stream."""
+    """Escape what a terminal or the stream cannot show."""
     shown = "".join(c if c in "\n\t" or c.isprintable() else _json(c)[1:-1] for c in text)
     return shown.encode("ascii", "backslashreplace").decode()

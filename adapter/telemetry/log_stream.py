@@ -1,4 +1,4 @@
-"""A stream for the log that never waits for whoever reads it."""
+"""A log stream that never blocks on its reader."""
 
 import io
 import logging
@@ -14,10 +14,10 @@ _POLL_MILLISECONDS = 1000
 
 
 class LogStream(io.TextIOBase):
-    """What is written goes out in a thread of its own. While the reader stands still some thousand
-    lines are kept; more are dropped, counted, and summed up in one line when it reads again.
+    """Writes lines in a thread of its own. While the reader stands still, some thousand lines are
+    buffered; more are dropped and counted, and one line reports the count when it reads again.
 
-    `lost`: lines of all streams of this process that were dropped.
+    `lost`: dropped lines of all streams of this process.
     """
 
     lost = 0
@@ -28,7 +28,7 @@ class LogStream(io.TextIOBase):
         self._is_terminal = is_terminal
         self._news = threading.Condition()
         self._lines: deque[bytes] = deque()
-        self._bytes = 0  # of those, and of what is on its way out
+        self._bytes = 0  # of buffered lines and those being written
         self._dropped = 0
         threading.Thread(target=self._run, name="log-writer", daemon=True).start()
 
@@ -48,8 +48,8 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def drain(self, seconds: float) -> None:
-        """Wait until all is out, so long at most. No more needs to be done before the process ends:
-        the thread does not keep it.
+        """Wait until all lines are written, for `seconds` at most. The thread need not be ended: it
+        does not keep the process alive.
         """
         with self._news:
             self._news.wait_for(lambda: not self._bytes, seconds)
@@ -73,9 +73,9 @@ class LogStream(io.TextIOBase):
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # somebody else made it so
+            except BlockingIOError:  # another process made the descriptor non-blocking
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(_POLL_MILLISECONDS)
-            except OSError:  # nobody will ever read it
+            except OSError:  # the reader has closed the pipe
                 return

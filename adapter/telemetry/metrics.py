@@ -26,11 +26,11 @@ _RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 2, 4, 10)
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the gauges are read from at each scrape.
+    """The functions that the gauges are read from at each scrape.
 
-    `abandoned`: requests that Triton works on for nobody.
-    `idle_seconds`: since the least recently used model was used; None without models.
-    `about`: of this build and how it runs.
+    `abandoned`: requests that Triton works on and whose callers have gone.
+    `idle_seconds`: time since the least recently used model was used; None without models.
+    `about`: labels that describe this build and how it runs.
     """
 
     models: Callable[[], dict[ModelState, int]]
@@ -219,7 +219,7 @@ class _StateCollector(Collector):
 
     def _memory(self) -> Metric:
         book, reading = self._state.ledger(), self._state.memory()
-        seen = reading.used if reading else {}
+        read = reading.used if reading else {}
         memory = GaugeMetricFamily(
             "adapter_memory_bytes",
             "Memory of each device as the ledger knows it; a kind is missing while nobody knows."
@@ -227,7 +227,7 @@ class _StateCollector(Collector):
             labels=["device", "kind"],
         )
         for device, figures in book.devices.items():
-            used = seen.get(device)
+            used = read.get(device)
             memory.add_metric([device, "limit"], figures.limit_bytes)
             memory.add_metric([device, "reserved"], figures.reserved_bytes)
             memory.add_metric([device, "held"], figures.held_bytes)

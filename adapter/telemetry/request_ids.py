@@ -1,4 +1,4 @@
-"""What callers name their requests, in fields of the log. Never used as a key."""
+"""Extracts callers' request ids from headers, as fields of the log. Never used as keys."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from adapter.core.calls import RpcMetadata
 # W3C Trace Context: version, trace, parent, flags
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 
-_MAX_CHARACTERS = 1024  # what SageMaker allows, of the longest
+_MAX_CHARACTERS = 1024  # SageMaker's limit of its longest field
 
 _FIELDS = {
     "x-amzn-sagemaker-target-model": "target_model",
@@ -19,7 +19,7 @@ _FIELDS = {
 
 
 def of_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """`headers` whose names are compared without case."""
+    """Return the log fields. Names in `headers` are compared without case."""
     present = {field: name for name, field in _FIELDS.items() if name in headers}
     found = {field: headers[name][:_MAX_CHARACTERS] for field, name in present.items()}
     if (trace := _TRACEPARENT.fullmatch(headers.get("traceparent", ""))) is not None:

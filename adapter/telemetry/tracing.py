@@ -1,7 +1,7 @@
-"""Spans for an OpenTelemetry collector, where the standard OTEL_ variables name one.
+"""Creates spans for an OpenTelemetry collector, if the standard OTEL_ variables name one.
 
-OpenTelemetry is the extra `tracing`, imported only then. Names are those of its semantic
-conventions. Without a collector nothing here is made; a caller's trace context passes anyhow.
+OpenTelemetry is the extra `tracing`, imported only then. Names follow its semantic conventions.
+Without a collector there are no spans; a caller's trace context is passed on all the same.
 """
 
 import threading
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-# Which model a span is about; no convention has a name for it.
+# Attribute for the model of a span; the conventions have no name for it.
 MODEL = "adapter.model"
 CONTEXT_HEADERS = ("traceparent", "tracestate")
 
@@ -39,9 +39,10 @@ class Tracing:
 
     @contextmanager
     def server(self, name: str, headers: Mapping[str, str]) -> Iterator["Span"]:
-        """A request of ours; `headers` are the caller's, named in lower case or without case.
+        """Open the span of a request to the adapter. `headers` are the caller's, with names in
+        lower case or compared without case.
 
-        What is raised in it is no failure yet, as many errors are the caller's own: see `failed`.
+        An exception does not mark the span as failed, as many are the caller's fault: see `failed`.
         """
         caller = {name: headers[name] for name in CONTEXT_HEADERS if name in headers}
         with self._tracer.start_as_current_span(
@@ -54,7 +55,7 @@ class Tracing:
             yield span
 
     def failed(self, span: "Span", kind: str) -> None:
-        """It was no fault of the caller's."""
+        """Mark the span as failed, for an error that is not the caller's fault."""
         span.set_attribute("error.type", kind)
         span.set_status(self._error)
 
@@ -62,7 +63,7 @@ class Tracing:
     def client(
         self, name: str, attributes: Mapping[str, str], model_id: str | None
     ) -> Iterator["Span"]:
-        """A call to Triton for the request at hand, which learns its model here."""
+        """Open the span of a call to Triton, and set the model of the request's span."""
         about = {} if model_id is None else {MODEL: model_id}
         self._current().set_attributes(about)
         kind, given = self._kinds.CLIENT, {**attributes, **about}
@@ -70,20 +71,20 @@ class Tracing:
             yield span
 
     def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """`headers` with the current span in place of the caller's."""
+        """Return `headers` with the trace context of the current span."""
         kept = {name: v for name, v in headers.items() if name.lower() not in CONTEXT_HEADERS}
         self._context.inject(kept)
         return kept
 
     def close(self) -> None:
-        """Blocks while the last spans go out, but not for a collector that does not answer."""
+        """Flush the last spans, for a limited time if the collector does not answer."""
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         thread.join(_FLUSH_SECONDS)
 
 
 def tracing_of(environ: Mapping[str, str], version: str) -> Tracing | None:
-    """None unless an endpoint is given; InvalidSettings for what we do not have."""
+    """Return None without an endpoint; raise InvalidSettings for an unsupported exporter."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "otlp")
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none"
     if is_off or not any(environ.get(name) for name in _ENDPOINTS):
@@ -101,7 +102,7 @@ def tracing_of(environ: Mapping[str, str], version: str) -> Tracing | None:
 
 
 def _provider(version: str) -> "TracerProvider":
-    """Sampling, limits, headers and so on are the SDK's to read from the environment."""
+    """Create the provider; the SDK reads sampling, limits and headers from the environment."""
     from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415 - see the top
     from opentelemetry.sdk import resources, trace  # noqa: PLC0415 - see the top
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - see the top

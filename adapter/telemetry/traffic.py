@@ -1,8 +1,7 @@
-"""Requests that the listeners answer: how many, with what codes, how long, and how much of that in
-Triton.
+"""Counts requests by listener, method and code, and measures how long they took, also in Triton.
 
-Counted by the event loop's thread alone, and therefore without locks. Requests are noted as they
-end and added up by the hundred: between two requests, with cold caches, that costs twice as much.
+Only the event loop's thread counts, and therefore without locks. Requests are noted as they end and
+added up by the hundred: one at a time, with cold caches, that costs twice as much.
 """
 
 from bisect import bisect_left
@@ -62,8 +61,8 @@ class InFlight:
 
 
 class Served:
-    """The answers of one method of one frontend. Keep it: to find it costs as much as to count.
-    Its figures hold after `add_up`.
+    """The answers of one method of one frontend. Keep a reference: a look-up costs as much as a
+    count. The figures are complete after `add_up`.
     """
 
     __slots__ = ("_noted", "answers", "codes", "fast", "in_flight", "own", "total", "upstream")
@@ -86,8 +85,8 @@ class Served:
         *,
         is_fast: bool = False,
     ) -> None:
-        """`upstream_seconds`: how long of it Triton was waited for; None when it was not asked, or
-        when that says nothing, as in a stream. `is_fast`: it took the fast path.
+        """Count one answer. `upstream_seconds`: how long the request waited for Triton; None if it
+        was not asked, or for a stream. `is_fast`: the request took the fast path.
         """
         self._noted.append((code, seconds, upstream_seconds, is_fast))
         if len(self._noted) == _NOTED:
@@ -116,7 +115,7 @@ class Traffic(Collector):
 
     @property
     def answers(self) -> int:
-        """Good ones that came from Triton; those of streams are left out."""
+        """How many successful answers came from Triton, streams excluded."""
         return sum(served.answers for served in self._added_up().values())
 
     def in_flight_of(self, frontend: str) -> InFlight:
@@ -139,7 +138,7 @@ class Traffic(Collector):
         return self._served
 
     def describe(self) -> Iterable[Metric]:
-        return []  # the names are nobody else's
+        return []  # no other collector has these names
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

@@ -1,10 +1,10 @@
-"""How long of one request Triton was waited for. The data planes add to it, the edges read it."""
+"""Sums how long one request waited for Triton: data planes add, the middleware reads."""
 
 from contextvars import ContextVar
 
 
 class Waited:
-    """`seconds` is None until something was asked whose time means anything."""
+    """The sum in `seconds`; None until a call was made whose duration is meaningful."""
 
     __slots__ = ("seconds",)
 
@@ -15,7 +15,7 @@ class Waited:
         self.seconds = (self.seconds or 0.0) + seconds
 
 
-# of the request that the current task serves; what it starts shares it
+# of the request that the current task serves; tasks that it starts share it
 WAITED: ContextVar[Waited | None] = ContextVar("waited", default=None)
 
 
