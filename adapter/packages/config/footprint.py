@@ -1,4 +1,4 @@
-"""What a config says of the memory that a model takes: how much, and where."""
+"""Reads from a config how much memory a model takes, and on which devices."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ _PARAMETER = "memory_bytes"
 
 
 def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
-    """None when the config is silent, InvalidModel when it says what is no size.
+    """Return the size in the config, None without one; InvalidModel if it is not a size.
 
     `path` is the config's, for the message.
     """
@@ -27,15 +27,15 @@ def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
 
 
 def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
-    """The CUDA numbers of the GPUs that all of the models name together.
+    """Return the CUDA numbers of the GPUs that all of the models name together.
 
-    None when one of them leaves the choice to Triton or to its backend: it has no config, no
-    instance group, or a group that is neither for CPUs nor names GPUs.
+    None if one of them leaves the choice to Triton or to its backend: it has no config, no instance
+    group, or a group that is neither for CPUs nor names GPUs.
     """
     named: set[int] = set()
     for config in configs:
         if config is not None and is_ensemble(config):
-            continue  # its steps run, itself it does not
+            continue  # only its steps run
         groups = config.instance_group if config is not None else ()
         if not groups:
             return None

@@ -1,4 +1,4 @@
-"""Fills one folder in Triton's repository with what a model of a package is to show there."""
+"""Fills a model's folder in Triton's repository with links, folders and the edited config."""
 
 import os
 import shutil
@@ -23,10 +23,10 @@ def fill(
     staging: Staging,
     inside: Inside,
 ) -> None:
-    """`renamed` leads from a name within the package to Triton's. The disk's OSError comes through.
+    """Fill the folder. `renamed` maps names within the package to Triton's; `parameters` are added
+    to the model's config.
 
-    `parameters` are added to the model's config. InvalidModel where a file leads out of `inside` by
-    now.
+    Raises InvalidModel for a file that by now leads out of `inside`, and the OSError of the disk.
     """
     for made in part.folders:
         (folder / made).mkdir()
@@ -40,8 +40,8 @@ def fill(
 
 
 def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
-    """`target` may have been changed since it was looked at. Relative links also work where the two
-    folders are mounted together elsewhere.
+    """Link or copy `target`, which may have changed since the inspection. Relative links also work
+    where the two folders are mounted together elsewhere.
     """
     if staging == "symlink":
         with inside.at(target) as found:
@@ -53,6 +53,6 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
             shown_as.mkdir()
         elif staging == "copy":
             shutil.copy2(found.by_descriptor, shown_as)
-        else:  # with a descriptor beside it, or the link of /proc would be what is linked
+        else:  # without src_dir_fd the link in /proc itself would be linked
             descriptor = found.descriptor
             os.link(found.by_descriptor, shown_as, src_dir_fd=descriptor, follow_symlinks=True)

@@ -1,4 +1,4 @@
-"""A package's way into Triton's repository and out of it again."""
+"""Stages packages in Triton's repository and removes them again."""
 
 import os
 import threading
@@ -46,17 +46,17 @@ PARAMETER = "triton_adapter.model."
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A real path: of an archive, or of the package itself."""
+    """The real path of a package, or of its archive."""
 
     path: Path
     is_archive: bool
 
 
 class Packages:
-    """Model packages under `model_roots`, and their folders in `repository`.
+    """Stages model packages under `model_roots` as folders in `repository`.
 
-    All file work runs in threads: a slow disk must not hold up a ping. `backends` are those of
-    this Triton, None where that is not known.
+    All file work runs in threads: a slow disk must not delay a ping. `backends` returns those of
+    this Triton, None if unknown.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Packages:
         self._notes = threading.Lock()
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
-        """Look at the package; unpack it first when it is an archive, write what a request brings.
+        """Inspect the package; first unpack an archive, or write the files of a request.
 
-        SourceMissing, InvalidRequest (a path not allowed) or InvalidModel (file and reason).
+        Raises SourceMissing, InvalidRequest (a path not allowed) or InvalidModel (file and reason).
         After an error `remove` clears what was unpacked.
         """
         if source.schema is not None:
@@ -93,8 +93,8 @@ class Packages:
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
         """Stage every model of the package.
 
-        BackendError when the disk refuses, InvalidRequest when a name in the repository is
-        somebody else's; `remove` clears what there is then.
+        Raises BackendError on a disk error, InvalidRequest if a name in the repository is taken by
+        a folder that is not the adapter's; `remove` clears what was staged by then.
         """
         threads = REPOSITORY if self._staging == "symlink" else UNPACKS
         return await threads.run(self._place, name, model_id, package)
@@ -104,8 +104,8 @@ class Packages:
     ) -> None:
         """Note that Triton serves the model now, for `staged` after a restart.
 
-        To be called again when `held` changes. BackendError when the disk refuses; nothing happens
-        when the model's folder has gone.
+        To be called again when `held` changes. Raises BackendError on a disk error; does nothing if
+        the model's folder is gone.
         """
         await REPOSITORY.run(self._confirm, name, source, content_key, held)
 
@@ -114,12 +114,12 @@ class Packages:
         await REPOSITORY.run(self._remove, name)
 
     async def staged(self) -> list[StagedModel]:
-        """What an earlier run left in the repository, by name. To be called before all else:
-        folders that a killed process was making or removing are swept away.
+        """Return the packages that an earlier run left in the repository, by name. To be called
+        before all else: it removes folders that a killed process was making or removing.
         """
         return await REPOSITORY.run(self._staged)
 
-    # -- looking ----------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------
 
     def _inspected(
         self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
@@ -133,7 +133,7 @@ class Packages:
         return package
 
     def _found(self, source: ModelSource) -> "_Found":
-        """What the url leads to, or why that is refused: nothing here takes long."""
+        """Find the package or archive at the url, or refuse it. This is quick."""
         path = resolve(source.url, self._roots)
         self._refuse_repository(path)
         archive = archive_at(path)
@@ -144,7 +144,7 @@ class Packages:
     def _located(
         self, name: TritonName, model_id: ModelId, source: ModelSource, found: "_Found | None"
     ) -> tuple[Path, list[str], str]:
-        """Where the package lies, the roots that it must not leave, and what callers call it."""
+        """Return the package's path, the roots that it must stay in, and its name in messages."""
         if found is None:
             return *self._written(name, model_id, source, None), "the request"
         if found.is_archive:
@@ -161,7 +161,7 @@ class Packages:
     def _written(
         self, name: TritonName, model_id: ModelId, source: ModelSource, package: Path | None
     ) -> tuple[Path, list[str]]:
-        """A folder with what the request brought, besides what `package` has."""
+        """Write a folder with the files of the request and links to those of `package`."""
         target = self._claimed(name, model_id) / UNPACKED
         try:
             write_package(target, source, package)
@@ -171,12 +171,12 @@ class Packages:
         return Path(real), [real] if package is None else [*self._roots, real]
 
     def _claimed(self, name: TritonName, model_id: ModelId) -> Path:
-        """The entry's folder, for what is to be unpacked there."""
+        """Claim the entry's folder, to unpack in it."""
         with self._notes:
             return claim_entry(self._repository, Ownership(name, model_id))
 
     def _refuse_repository(self, path: Path) -> None:
-        """The repository may lie in a model root; its folders come and go with the models."""
+        """Refuse a package within the repository or around it: its folders come and go."""
         repository, package = os.path.realpath(self._repository), str(path)
         if is_within(package, repository) or is_within(repository, package):
             raise InvalidRequest(
@@ -202,7 +202,7 @@ class Packages:
         inside = Inside([*self._roots, folder])
         try:
             for part in package.parts:
-                # Python code asks by text: a folder's name that is none cannot be meant
+                # Python code names models by text: a folder name that is not text cannot be meant
                 asked = [own for own in sorted(helpers | part.mentions) if _is_text(own)]
                 told = {PARAMETER + own: renamed[own] for own in asked if own in renamed}
                 place = self._repository / names[part.own_name]
@@ -212,7 +212,7 @@ class Packages:
         return Placement(load, along)
 
     def _names(self, name: TritonName, package: Package) -> dict[str, TritonName]:
-        """Own names to Triton's. A helper keeps its own where nobody has it yet."""
+        """Map own names to Triton's. A helper keeps its own name if that is free."""
         names: dict[str, TritonName] = {}
         for part in package.parts:
             if part.role is Role.ENTRY:
@@ -240,7 +240,7 @@ class Packages:
             known = ownership_of(entry)
             if known is None or known.owner != name:
                 return
-            # a source that came from a note lacks the same things as that note
+            # a source taken from a note is as incomplete as the note
             is_whole = known.loaded is None or known.loaded.can_load_again
             can_load_again = is_whole and source.config is None and not source.files
             loaded = Loaded(source, can_load_again, content_key, held)
@@ -252,7 +252,7 @@ class Packages:
                 raise disk_error(entry, error) from error
 
     def _remove(self, name: TritonName) -> None:
-        """The entry's folder goes last: what was unpacked lies in it, and others link there."""
+        """Remove the folders, the entry's last: others link to the unpacked files in it."""
         entry = self._repository / name
         known = ownership_of(entry)
         if known is None or known.owner != name:

@@ -1,6 +1,6 @@
-"""Models that travel in a request: out of a caller's into a folder, out of a folder into Triton's.
+"""Writes the model files of a request to a folder, and reads a folder for an upload to Triton.
 
-Both are the model repository extension's load with `config` and `file:<version>/<name>`.
+Both are loads of the model repository extension, with `config` and `file:<version>/<name>`.
 """
 
 import hashlib
@@ -21,21 +21,21 @@ from adapter.packages.source.confined import Inside
 from adapter.packages.source.contents import shown
 from adapter.packages.source.inspection import CONFIG
 
-# A protobuf message, thus a call over gRPC, has at most 2 GiB; some of it is left for the framing.
+# A protobuf message has at most 2 GiB; some of that is left for the framing.
 MAX_UPLOAD_BYTES = 2**31 - 2**20
-_FRAMING_BYTES = 64  # of one file in the message, generously
+_FRAMING_BYTES = 64  # of one file in the message, an upper bound
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """`config` is JSON with the field names of config.pbtxt; the keys of `files` begin `file:`."""
+    """`config` is JSON with the field names of config.pbtxt; keys of `files` begin with `file:`."""
 
     config: str
     files: dict[str, bytes]
 
 
 def config_text(given: dict[str, Any]) -> str:
-    """A ModelConfig as JSON has it -> config.pbtxt. InvalidRequest names the fields it lacks."""
+    """Convert a ModelConfig in JSON to config.pbtxt; InvalidRequest names unknown fields."""
     if unknown := sorted(set(_unknown(given, ModelConfig.DESCRIPTOR, ""))):
         raise InvalidRequest(f"config: no such field of a ModelConfig: {', '.join(unknown[:10])}")
     config = ModelConfig()
@@ -47,7 +47,7 @@ def config_text(given: dict[str, Any]) -> str:
 
 
 def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
-    """The paths of fields that `message`, a descriptor, does not have."""
+    """Yield the paths of fields that `message`, a descriptor, does not have."""
     if isinstance(given, list):
         for item in given:
             yield from _unknown(item, message, place)
@@ -64,10 +64,10 @@ def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
 
 
 def write_package(folder: Path, source: ModelSource, package: Path | None) -> None:
-    """Make `folder` with what the request brought, besides links to what `package` has.
+    """Create `folder` with the files of the request and links to those of `package`.
 
-    Times are made of the contents: learned sizes go by them. InvalidModel when a config is to
-    stand in for that of a lone file; OSError when the disk refuses.
+    Modification times are derived from the contents, as the key of learned sizes depends on them.
+    Raises InvalidModel if `package` is a lone file, and the OSError of the disk.
     """
     if package is not None and not package.is_dir():
         raise InvalidModel(f"{shown(package)} is no folder, so no config can stand in for its own")
@@ -85,16 +85,16 @@ def write_package(folder: Path, source: ModelSource, package: Path | None) -> No
 
 
 def payload(folder: Path, roots: Sequence[str]) -> Payload:
-    """What a staged folder shows, links followed within it and the roots, read into memory.
+    """Read a staged folder into memory, following links within it and the roots.
 
-    InvalidModel for what Triton cannot be sent; files are named as in the folder.
+    Raises InvalidModel for files that cannot be uploaded; they are named as in the folder.
     """
     name = Path(folder.name)
     try:
         config, real = _config(folder, name), os.path.realpath(folder)
         inside, own = Inside([*roots, real]), frozenset({UNPACKED, CONFIG, MARKER})
-        seen = inside.tree(real, without=own)
-        sizes = {file: found.status.st_size for file, found in seen if not found.is_folder}
+        entries = inside.tree(real, without=own)
+        sizes = {file: found.status.st_size for file, found in entries if not found.is_folder}
         _refuse_too_large(sizes, name)
         files = {f"file:{f}": _content(inside, f"{real}/{f}", size) for f, size in sizes.items()}
         return Payload(config, files)
@@ -103,7 +103,7 @@ def payload(folder: Path, roots: Sequence[str]) -> Payload:
 
 
 def _config(folder: Path, name: Path) -> str:
-    """Without a config.pbtxt Triton completes it, as it does on disk."""
+    """Return the config as JSON; without a config.pbtxt an empty one, which Triton completes."""
     if not (folder / CONFIG).exists():
         return "{}"
     checked = parse(read_config(folder / CONFIG), name / CONFIG)
@@ -135,6 +135,6 @@ def _refuse_too_large(sizes: dict[str, int], name: Path) -> None:
 
 
 def _content(inside: Inside, path: str, size: int) -> bytes:
-    """As much as was counted: the file may grow meanwhile."""
+    """Read as many bytes as were counted: the file may have grown."""
     with inside.reading(path) as file:
         return file.read(size)

@@ -1,4 +1,4 @@
-"""What a model with a config must have beside it, as far as its backend is known."""
+"""Checks the files that a model with a config needs, as far as its backend is known."""
 
 import re
 from pathlib import Path
@@ -10,16 +10,15 @@ from adapter.errors import InvalidModel
 from adapter.packages.source.contents import shown
 from adapter.packages.source.formats import Tree
 
-# Says that a folder in Triton's repository is ours.
+# Marks a folder in Triton's repository as the adapter's.
 MARKER = ".triton-adapter.json"
 
-# What a request brought or an archive held, within the entry's folder. Triton looks at numbers
-# alone.
+# Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
 UNPACKED = ".unpacked"
 
-# Triton passes over version folders with leading zeros.
+# Triton ignores version folders with leading zeros.
 _VERSION = re.compile(r"[1-9][0-9]*")
-# It reads every folder's name with std::stoll, and dies when a number overflows (seen on 2.51).
+# Triton reads every folder name with std::stoll, and crashes if one overflows (seen on 2.51).
 _NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
 _MODEL_FILES = {
     "python": ("model.py",),
@@ -34,7 +33,7 @@ _MODEL_FILES = {
     "tensorflow_graphdef": ("model.graphdef",),
     "openvino": ("model.xml",),
 }
-# `platform` is the older word; these are the backends behind it
+# `platform` is the older field; these are its backends
 _BACKENDS = {
     "onnxruntime_onnx": "onnxruntime",
     "tensorrt_plan": "tensorrt",
@@ -42,7 +41,7 @@ _BACKENDS = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorflow_graphdef": "tensorflow",
 }
-# Those that come with Triton; any other may lie in the package itself, as libtriton_<name>.so.
+# Backends that come with Triton; others may be in the package itself, as libtriton_<name>.so.
 BACKENDS = frozenset({"dali", "fil", "onnxruntime", "openvino", "python", "pytorch"}) | frozenset(
     {"tensorflow", "tensorrt", "vllm"}
 )
@@ -58,19 +57,19 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def backend_of(config: ModelConfig) -> str | None:
-    """None where Triton finds out by itself, and for ensembles, which need none."""
+    """Return the backend; None if Triton detects it, and for ensembles, which need none."""
     if is_ensemble(config):
         return None
     return config.backend or _BACKENDS.get(config.platform)
 
 
 def missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
-    """The version folder of an ensemble: it is empty, so not every store keeps it."""
+    """Return the version folder of an ensemble if missing: not every store keeps empty folders."""
     return ("1",) if is_ensemble(config) and not any(map(is_version, tree)) else ()
 
 
 def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> None:
-    """`known` are this Triton's, None where nobody can tell."""
+    """Raise InvalidModel for a backend that this Triton lacks. `known`: None if unknown."""
     if known is not None and (missing := (package.backends & BACKENDS) - known):
         raise InvalidModel(
             f"{shown(package.root)} needs Triton's backend {', '.join(sorted(missing))};"
@@ -79,7 +78,7 @@ def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> N
 
 
 def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
-    """What a backend is sure to need. Backends not listed here know best themselves."""
+    """Raise InvalidModel if files are missing that the backend certainly needs."""
     versions = _versions(root, tree)
     if is_ensemble(config):
         if not config.ensemble_scheduling.step:
@@ -88,7 +87,7 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
     if not versions:
         raise InvalidModel(f"{shown(root)}: no version folder such as 1; found {_listed(tree)}")
     kind = config.platform or config.backend
-    # with cc_model_filenames it depends on the GPU
+    # with cc_model_filenames the file depends on the GPU
     names = () if config.cc_model_filenames else _MODEL_FILES.get(kind, ())
     if names and config.default_model_filename:
         names = (config.default_model_filename,)
@@ -111,7 +110,7 @@ def _versions(root: Path, tree: Tree) -> list[str]:
 
 
 def _listed(names: Tree | list[str]) -> str:
-    """A message names at most ten."""
+    """List at most ten names for a message."""
     texts = [shown(name) for name in sorted(names)]
     more = f" and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
     return (", ".join(texts[:_MAX_LISTED]) or "nothing") + more

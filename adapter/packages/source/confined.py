@@ -1,7 +1,7 @@
-"""Opens what lies within some folders and nothing else, whatever links are planted meanwhile.
+"""Opens files only within given folders, safe against links that are planted meanwhile.
 
-A path that was checked may lead elsewhere a moment later. So it is walked here, part by part, each
-opened without following a link; links are read and walked in the same way.
+A path that was checked may lead elsewhere a moment later. So the path is walked part by part, each
+opened without following links; links are read and walked in the same way.
 """
 
 import errno
@@ -21,7 +21,7 @@ _MAX_LINKS = 40  # the kernel's own limit
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`descriptor` is open for nothing but being named (O_PATH); `real` was its path just now."""
+    """An opened entry. `descriptor` was opened with O_PATH; `real` was its path at that time."""
 
     descriptor: int
     real: str
@@ -33,14 +33,14 @@ class Opened:
 
     @property
     def by_descriptor(self) -> str:
-        """A path that leads to this very file, whatever has its name now."""
+        """A path to this very file, whatever has its name now."""
         return f"/proc/self/fd/{self.descriptor}"
 
 
 class Inside:
-    """`roots` are real paths, and their parents nobody's to change but the operator's.
+    """Opens entries within `roots`: real paths whose parents only the operator can change.
 
-    InvalidModel for what leads out of them; the OSError of any open comes through.
+    Raises InvalidModel for a path that leads out of the roots, and the OSError of any open.
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
@@ -48,12 +48,12 @@ class Inside:
 
     @contextmanager
     def at(self, path: str) -> Iterator[Opened]:
-        """A file or folder; InvalidModel for anything else."""
+        """Open a file or folder; InvalidModel for anything else."""
         with ExitStack() as stack:
             try:
                 descriptor, real = self._walked(path, stack)
             except OSError as error:
-                error.filename = path  # and not the part alone
+                error.filename = path  # instead of one part
                 raise
             if not any(is_within(real, root) for root in self._roots):
                 raise InvalidModel(f"{shown(path)} leads out of the model roots")
@@ -64,7 +64,7 @@ class Inside:
 
     @contextmanager
     def reading(self, path: str | Path) -> Iterator[IO[bytes]]:
-        """A file's content."""
+        """Open a file for reading."""
         with self.at(str(path)) as found:
             if found.is_folder:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -74,11 +74,11 @@ class Inside:
     def tree(
         self, path: str, *, without: frozenset[str] = frozenset()
     ) -> Iterator[tuple[str, Opened]]:
-        """The path itself as "", then all below it by relative path, folders before what they hold.
+        """Yield the path itself as "", then all below it by relative path, folders before contents.
 
-        Each is open until the next is asked for. `without`: names at the top that are left out.
+        Each entry is open until the next is requested. `without`: names at the top to leave out.
         """
-        waiting, seen = [("", path)], 0
+        waiting, counted = [("", path)], 0
         while waiting:
             name, here = waiting.pop()
             with self.at(here) as found:
@@ -89,14 +89,14 @@ class Inside:
                     below = sorted(
                         {entry.name for entry in entries} - (without if not name else set())
                     )
-                seen += len(below)
-                if seen > MAX_ENTRIES or name.count("/") > MAX_DEPTH:
+                counted += len(below)
+                if counted > MAX_ENTRIES or name.count("/") > MAX_DEPTH:
                     raise InvalidModel(f"{shown(path)} holds too many entries")
                 real = found.real
             waiting += [(os.path.join(name, one), f"{real}/{one}") for one in reversed(below)]  # noqa: PTH118
 
     def _walked(self, path: str, stack: ExitStack) -> tuple[int, str]:
-        """The descriptor of what the path leads to, and its real path."""
+        """Return the descriptor of the path's target, and its real path."""
         place = self._start(path, stack)
         todo, links = _parts(path.removeprefix(place[0][0]) if place[0][0] != "/" else path), 0
         while todo:
@@ -105,7 +105,7 @@ class Inside:
             if part == "..":
                 if len(place) > 1:
                     place.pop()
-                elif real != "/":  # above the root: all over, from the top
+                elif real != "/":  # above the root: start over from /
                     todo += _parts(str(Path(real).parent))
                     place = self._top(stack)
                 continue
@@ -123,7 +123,7 @@ class Inside:
         return place[-1][1], place[-1][0]
 
     def _start(self, path: str, stack: ExitStack) -> list[tuple[str, int]]:
-        """The root that the path lies in, as far as its text says, else the top."""
+        """Open the root that the path lies in by its text, else /."""
         root = next((root for root in self._roots if is_within(path, root)), None)
         return self._top(stack) if root is None else self._top(stack, root)
 
@@ -134,5 +134,5 @@ class Inside:
 
 
 def _parts(path: str) -> list[str]:
-    """The last first."""
+    """Return the parts in reverse order."""
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]

@@ -1,4 +1,4 @@
-"""Walks what lies below a package's root: every entry checked, each real folder entered once."""
+"""Walks a package: checks every entry, and enters each real folder once."""
 
 import errno
 import hashlib
@@ -16,17 +16,17 @@ MAX_DEPTH = 200
 
 
 def shown(path: str | Path) -> str:
-    """A path fit for a message, whatever bytes it is made of."""
+    """Return a path as text for a message, whatever bytes it consists of."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Both real paths; a folder lies within itself."""
+    """Return whether one real path lies within another; a folder lies within itself."""
     return os.path.commonpath([path, folder]) == folder
 
 
 def follow(link: str, roots: Sequence[str]) -> str:
-    """The real path behind a link. It must exist and lie within the model roots."""
+    """Return the real path of a link, which must exist and lie within the model roots."""
     named = f"{shown(link)} is a link to {shown(Path(link).readlink())}"
     try:
         target = os.path.realpath(link, strict=True)
@@ -40,11 +40,11 @@ def follow(link: str, roots: Sequence[str]) -> str:
 
 
 class Contents:
-    """Everything below a package's root, links followed, each real folder entered once.
+    """The entries below a package's root, links followed, each real folder entered once.
 
     The key digests config, relative paths, sizes and modification times. Weights are not read:
     they may be many GB, and SageMaker waits. Unpacking the same archive again restores its times,
-    so the key survives an eviction; a file touched without need only costs a learned size.
+    so the key survives an eviction; touching a file only loses a learned size.
     """
 
     def __init__(self, root: str, roots: Sequence[str]) -> None:
@@ -64,11 +64,11 @@ class Contents:
 
     @property
     def tree(self) -> Tree | None:
-        """The entries by name; a folder that is linked twice is there twice. None for a file."""
+        """The entries by name, a folder that is linked twice also twice; None for a file."""
         return self._trees.get(self._root)
 
     def _walk(self) -> None:
-        """Depth first. A link back to a folder that we are inside of never ends, for Triton too."""
+        """Walk depth first. Refuse a link to a parent folder: it makes Triton walk for ever."""
         inside = {self._root: self._entries(self._root)}
         entered = {self._root}
         while inside:
@@ -108,7 +108,7 @@ class Contents:
             raise InvalidModel(f"{shown(path)}: {os.strerror(errno.EACCES)}")
         name = os.path.relpath(path, self._root)
         if "__pycache__" in name.split("/"):
-            return is_folder  # the first load writes it
+            return is_folder  # written by the first load
         detail = f"{status.st_size} {status.st_mtime_ns}"
         if is_folder:
             detail = os.path.relpath(real, self._root)

@@ -1,6 +1,6 @@
-"""Reads gzip in large pieces, so that one who unpacks keeps other threads from theirs as little as
-may be: zlib lets go of Python's lock while it works. The gzip of Python 3.11 takes 8 KiB at a time,
-which made the unpacking of weights, that hardly pack, 2.7 times the work.
+"""Reads gzip in large pieces, so that unpacking hinders other threads little: zlib releases the
+interpreter lock while it works. The gzip module of Python 3.11 reads 8 KiB at a time, which cost
+2.7 times as much for weights, which hardly compress.
 """
 
 import io
@@ -15,7 +15,7 @@ _PACKED_BYTES = 2**18
 
 
 class Gunzip(io.RawIOBase):
-    """What `file` holds unpacked. zlib.error when it is damaged, EOFError when it breaks off."""
+    """Reads `file` unpacked. Raises zlib.error if damaged, EOFError if incomplete."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Gunzip(io.RawIOBase):
         return 0
 
     def _begin_next(self) -> bool:
-        """A file may be several strung together, with zeros in between and behind."""
+        """Begin the next member: a file may have several, with zeros between and after them."""
         rest = self._member.unused_data
         while not (rest := rest.lstrip(b"\0")):
             if not (rest := self._file.read(_PACKED_BYTES)):

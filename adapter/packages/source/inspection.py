@@ -1,7 +1,7 @@
-"""Looks at a model package as a caller hands it over, and says what is wrong with it.
+"""Inspects a model package as a caller provides it, and reports its faults.
 
-Triton itself only answers "failed to poll from model repository" to most of these faults, so they
-are found here, each by file and reason. Reads only.
+Triton itself answers most of these faults only with "failed to poll from model repository", so they
+are found here, each with file and reason. Nothing is written.
 """
 
 import os
@@ -39,7 +39,7 @@ _MAX_ALL_CODE_BYTES = 2**24  # of a model
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """One folder (or file) that holds a model. `config` is None when there is no config.pbtxt."""
+    """A folder (or file) with one model. `config` is None without a config.pbtxt."""
 
     folder: Path
     part: ModelPart
@@ -49,9 +49,9 @@ class _Model:
 
 
 def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
-    """`path` is real and lies within one of `roots`, which are real as well.
+    """Inspect the package at `path`, a real path within one of `roots`, real paths as well.
 
-    InvalidModel for all that is wrong; the weights are not read.
+    Raises InvalidModel for any fault. Weights are not read.
     """
     try:
         contents = Contents(str(path), roots)
@@ -77,7 +77,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
 
 
 def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None:
-    """The caller's word, else the sum of what the models say."""
+    """Return the caller's figure, else the sum of the models' own."""
     found = [footprint.declared_bytes(m.config, m.folder / CONFIG) for m in models]
     said = [size for size in found if size is not None]
     if source.declared_bytes is not None or not said:
@@ -88,7 +88,7 @@ def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None
 def _models(
     source: ModelSource, path: Path, contents: Contents, schema: Schema | None, inside: Inside
 ) -> list[_Model]:
-    """Helpers first, the entry last."""
+    """Return the models, helpers first and the entry last."""
     tree = contents.tree
     if tree is not None and (wrapper := _wrapper(tree)):
         path, tree = path / wrapper, tree[wrapper]
@@ -99,14 +99,14 @@ def _models(
         path, tree = path / folders[0], tree[folders[0]]
     if tree is not None and CONFIG in tree:
         model = _native(path, tree, schema, inside)
-        # an ensemble alone has steps that are not here, and must not reach for those of others
+        # a lone ensemble lacks its steps, and must not use those of other packages
         plan([_member(path, path.name, model, (), inside)], None, shown(path))
         return [model]
     return [_laid_out(path, tree, source.model_type, schema)]
 
 
 def _wrapper(tree: formats.Tree) -> str | None:
-    """The one folder that all of several models lie in, as archives often have it."""
+    """Return the single folder that holds all models, as is common in archives."""
     visible = [name for name in tree if not name.startswith(".") and name != "__MACOSX"]
     below = tree[visible[0]] if len(visible) == 1 else None
     if below is None or CONFIG in below or not _model_folders(below):
@@ -115,9 +115,9 @@ def _wrapper(tree: formats.Tree) -> str | None:
 
 
 def _model_folders(tree: formats.Tree) -> list[str]:
-    """Sub-folders that are models by themselves, when at least one of them has a config.
+    """Return the sub-folders that are models, if at least one of them has a config.
 
-    Archives made on a Mac carry a `__MACOSX` folder, a shadow of the real one.
+    Archives made on a Mac contain a `__MACOSX` folder that mirrors the real one.
     """
     folders = {
         name: below
@@ -169,7 +169,7 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside
 
 
 def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Inside) -> _Model:
-    """A folder as Triton's repository wants it: every entry is linked, the config is edited."""
+    """Lay out a folder in Triton's layout: every entry is linked, the config is edited."""
     path = folder / CONFIG
     with inside.reading(path) as file:
         text = decoded(file, path)
@@ -187,7 +187,7 @@ def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Ins
 def _laid_out(
     path: Path, tree: formats.Tree | None, model_type: str | None, schema: Schema | None
 ) -> _Model:
-    """A model without a config, laid out by the rules of its format."""
+    """Lay out a model without a config by the rules of its format."""
     found = formats.layout(path.name, tree, model_type)
     links = tuple(
         Link(link, os.path.realpath(path.joinpath(*target))) for link, target in found.links
@@ -204,7 +204,7 @@ def _laid_out(
 
 
 def _schema(source: ModelSource, path: Path, contents: Contents, inside: Inside) -> Schema | None:
-    """ModelMesh's description of inputs and outputs, given by path or lying in the folder."""
+    """Read ModelMesh's schema of inputs and outputs, given by path or found in the folder."""
     file = Path(source.schema) if source.schema else path / SCHEMA
     if source.schema is None and SCHEMA not in (contents.tree or {}):
         return None

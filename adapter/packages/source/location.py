@@ -1,4 +1,4 @@
-"""From the `url` of a load to a real path within the model roots."""
+"""Resolves the `url` of a load to a real path within the model roots."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def _local_path(url: str) -> str:
-    """The path behind an absolute path or a `file:///` URL; anything else is InvalidRequest."""
+    """Return the path of an absolute path or a `file:///` URL; refuse anything else."""
     try:
         is_file_url = url.startswith("file:///")
         raw = unquote_to_bytes(url[len("file://") :]) if is_file_url else url.encode()
@@ -28,7 +28,7 @@ def _local_path(url: str) -> str:
 
 
 def resolve(url: str, roots: Sequence[str]) -> Path:
-    """The real path. What lies outside is refused before anything tells whether it exists."""
+    """Return the real path. One outside the roots is refused without telling if it exists."""
     path = _local_path(url)
     if not any(is_within(os.path.realpath(path), root) for root in roots):
         allowed = ", ".join(shown(root) for root in roots)

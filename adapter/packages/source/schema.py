@@ -1,4 +1,4 @@
-"""ModelMesh's schema: a JSON file beside a model that names its inputs and outputs as V2 does.
+"""Reads ModelMesh's schema: a JSON file with a model's inputs and outputs in V2's terms.
 
 With it a model needs no config.pbtxt; where there is one, the schema's tensors replace its own, as
 in ModelMesh's own adapter (docs/design/modelmesh.md, The adapter before).
@@ -27,7 +27,7 @@ _MAX_QUOTED = 100
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`datatype` in V2's words. A dimension is positive, or -1 where any length will do."""
+    """A tensor; `datatype` in V2's terms. A dimension is positive, or -1 for any length."""
 
     name: str
     datatype: str
@@ -36,16 +36,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """No tensors means that the schema does not say, not that the model has none."""
+    """Inputs and outputs; empty means that the schema is silent, not that the model has none."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
 
 def parse_schema(raw: bytes, where: str) -> Schema:
-    """Read the file's bytes; InvalidModel opens with `where`, the file's name.
+    """Parse the file's bytes; InvalidModel begins with `where`, the file's name.
 
-    Other fields are passed over. Whether the shapes fit the model is for `merge` to say.
+    Other fields are ignored. `merge` checks whether the shapes fit the model.
     """
     try:
         found = _object(raw, where)
@@ -55,10 +55,10 @@ def parse_schema(raw: bytes, where: str) -> Schema:
 
 
 def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
-    """The schema as a config with this max_batch_size has to put it: without the batch dimension.
+    """Return the schema for a config with this max_batch_size, without the batch dimension.
 
-    To be called with 0 too, for a model without batching or without a config: Triton takes no
-    tensor without dimensions. InvalidModel opens with `where`, the config's or schema's name.
+    To be called with 0 for a model without batching or config: Triton refuses a tensor without
+    dimensions. InvalidModel begins with `where`, the config's or schema's name.
     """
 
     def fit(tensor: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
 
 
 def tensors_text(tensors: Sequence[Tensor]) -> str:
-    """The list that follows `input` or `output` in config.pbtxt; empty when there are none."""
+    """Return the list after `input` or `output` in config.pbtxt; empty without tensors."""
     if not tensors:
         return ""
     items = ",\n".join(
@@ -139,7 +139,7 @@ def _tensor(item: object, where: str) -> Tensor:
 
 
 def _is_dimension(value: object) -> bool:
-    """True is a number to Python but not to JSON."""
+    """Return whether the value is a JSON integer (True is not) that is positive or -1."""
     return type(value) is int and (value == -1 or 0 < value < 2**63)
 
 
