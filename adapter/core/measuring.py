@@ -1,4 +1,4 @@
-"""Whose is the memory that was seen to go? Decided on readings and on what happened in between."""
+"""Attributes observed memory growth to the models that were loaded in the same window."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
