@@ -151,7 +151,7 @@ def events_page() -> str:
     rows = [[f"`{name}`", meaning] for name, meaning in sorted(EVENTS.items())]
     return (
         "# Events\n\n"
-        "What the log says, one event a line on stdout. `log_format` chooses JSON, with `time`, "
+        "The log has one event a line, on stdout. `log_format` chooses JSON, with `time`, "
         "`level`, `logger`, `event` and the event's own fields, or text.\n\n"
         + table(["event", "meaning"], rows)
     )
@@ -289,9 +289,9 @@ def error_row(kind: type[BaseException]) -> list[str]:
 def metrics_page() -> str:
     return (
         "# Metrics\n\n"
-        "At `/metrics` of the `admin` listener, in Prometheus's text format. Labels never name a "
-        "model. A counter or a histogram with labels appears with its first event. Histograms have "
-        "the usual `_bucket`, `_count` and `_sum`.\n\n"
+        "`/metrics` of the `admin` listener has these, in Prometheus's text format. Labels never "
+        "name a model. A counter or a histogram with labels appears with its first event. "
+        "Histograms have the usual `_bucket`, `_count` and `_sum`.\n\n"
         + table(["metric", "type", "labels", "meaning"], metric_rows())
         + "\n## What ModelMesh's metrics ask, of one pod\n\n"
         "A mesh has metrics of its own ([modelmesh-serving](https://github.com/kserve/modelmesh-serving"
