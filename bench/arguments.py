@@ -1,4 +1,4 @@
-"""From arguments to a plan. All that is wrong is said at once: InvalidSettings."""
+"""Makes a plan of the arguments. InvalidSettings names everything that is wrong with them."""
 
 import argparse
 import math
@@ -21,7 +21,7 @@ from bench.plan import (
 from bench.process import usage
 
 CLOSED_CONNECTIONS, OPEN_CONNECTIONS, SLICES, SECONDS = 8, 64, 5, 10.0
-_MOST_STREAMS = 100  # RFC 9113, 6.5.2: what a server should allow at least
+_MOST_STREAMS = 100  # what a server should allow at least, by RFC 9113 section 6.5.2
 
 
 def whole(text: str) -> int:
@@ -60,7 +60,7 @@ def header(text: str) -> tuple[str, str]:
 
 
 class _Problems(list[str]):
-    """What is wrong so far."""
+    """Collects what is wrong with the arguments."""
 
     def place(self, flag: str, url: str) -> tuple[Address, Protocol] | None:
         try:
@@ -69,10 +69,10 @@ class _Problems(list[str]):
             self.append(f"{flag}: {url!r}: {error}")
             return None
 
-    def door(self, flag: str, url: str) -> Address | None:
+    def http_address(self, flag: str, url: str) -> Address | None:
         place = self.place(flag, url)
         if place is not None and place[1] is Protocol.GRPC:
-            self.append(f"{flag}: {url!r}: this must be an HTTP door")
+            self.append(f"{flag}: {url!r}: this must be an HTTP URL")
         return place[0] if place is not None else None
 
 
@@ -129,12 +129,12 @@ def _target(
 ) -> Target:
     address, protocol = place
     if url.startswith("grpc:") and protocol is not Protocol.GRPC:
-        problems.append(f"{flag}: {url!r}: {protocol.value} is not spoken at a gRPC door")
+        problems.append(f"{flag}: {url!r}: {protocol.value} is not spoken at a gRPC URL")
     if not args.churn:
         return Target(url, address, protocol)
     if not args.churn_at and protocol is Protocol.GRPC:
-        problems.append(f"--churn: {url!r} has no /models; name an HTTP door by --churn-at")
-    churn_at = problems.door("--churn-at", args.churn_at) if args.churn_at else address
+        problems.append(f"--churn: {url!r} has no /models; name an HTTP URL by --churn-at")
+    churn_at = problems.http_address("--churn-at", args.churn_at) if args.churn_at else address
     return Target(url, address, protocol, churn_at)
 
 
@@ -196,7 +196,7 @@ def _wrong_together(args: argparse.Namespace, targets: tuple[Target, ...]) -> li
         "--churn-at: needs --churn": bool(args.churn_at) and not args.churn,
         "--models: an empty name": "" in listed or args.model == "",
         "--models: a name comes twice": len(set(listed)) < len(listed),
-        "--models-from-list: URL is no HTTP door": args.models_from_list
+        "--models-from-list: URL is not HTTP": args.models_from_list
         and bool(targets)
         and targets[0].protocol is Protocol.GRPC,
         "--payload: has its own shape; leave --shape and --batch away": args.payload is not None

@@ -1,11 +1,11 @@
-"""A model that comes and goes while the others are measured."""
+"""Loads and unloads a model while others are measured."""
 
 import asyncio
 from dataclasses import dataclass
 from time import perf_counter
 
 from adapter.errors import BackendUnavailable
-from bench.doors import Door, shown
+from bench.control_client import ControlClient, shown
 from bench.plan import Churn
 
 MODEL = "bench-churn"
@@ -14,7 +14,7 @@ _GOOD = 200
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Times are in seconds, `at` since the start of the run. `error` is empty when it went well."""
+    """Times are in seconds, `at` since the start of the run. `error` is empty after success."""
 
     at: float
     seconds: float
@@ -23,17 +23,17 @@ class Change:
 
 
 class Churner:
-    """Loads and unloads in turn, one every so many seconds, or later when they take longer."""
+    """Loads and unloads in turn, at the interval of the plan or slower."""
 
-    def __init__(self, door: Door, churn: Churn, run_started: float) -> None:
-        self._door = door
+    def __init__(self, control: ControlClient, churn: Churn, run_started: float) -> None:
+        self._control = control
         self._churn = churn
         self._run_started = run_started
         self._is_loaded = False
         self.changes: list[Change] = []
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Until then; what is loaded at that time is unloaded."""
+        """Run until `stopped`, then unload the model if it is loaded."""
         due = perf_counter()
         while not stopped.is_set():
             await self._change()
@@ -50,9 +50,9 @@ class Churner:
         started = perf_counter()
         try:
             if self._is_loaded:
-                status, body = await self._door.unload(MODEL)
+                status, body = await self._control.unload(MODEL)
             else:
-                status, body = await self._door.load(MODEL, self._churn.package)
+                status, body = await self._control.load(MODEL, self._churn.package)
             error = "" if status == _GOOD else f"{status} {shown(body)}"
         except BackendUnavailable as unavailable:
             error = str(unavailable)

@@ -1,4 +1,4 @@
-"""`triton-adapter bench`: arguments, and what is done with the result."""
+"""The command `triton-adapter bench`: its arguments, and how its result is written."""
 
 import argparse
 import asyncio
@@ -67,7 +67,7 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="URL", help=text)
     text = "(default: that of URL where both are HTTP, else by the URL)"
     parser.add_argument("--compare-protocol", choices=protocols, help=text)
-    text = f"stretches of each target in turn (default: {SLICES} with --compare, else 1)"
+    text = f"slices of each target in turn (default: {SLICES} with --compare, else 1)"
     parser.add_argument("--slices", type=whole, metavar="N", help=text)
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("--model", metavar="NAME", help="the model to invoke")
@@ -125,7 +125,7 @@ def _add_meanwhile(group: Any) -> None:
     group.add_argument("--churn", metavar="PACKAGE_URL", help=text)
     text = "from one load or unload to the next (default: 2)"
     group.add_argument("--churn-every", type=positive, default=2.0, metavar="SECONDS", help=text)
-    text = "HTTP door for --churn (default: the target that is measured)"
+    text = "HTTP URL for --churn (default: the target that is measured)"
     group.add_argument("--churn-at", metavar="URL", help=text)
     text = "report CPU time a request and memory of this process; repeatable"
     group.add_argument("--cpu-pid", type=whole, action="append", default=[], help=text)
@@ -167,7 +167,7 @@ def _check_extra(plan: Plan, *, draws: bool) -> None:
 
 
 def _touch(args: argparse.Namespace) -> None:
-    """Better to hear now than after the run that a file cannot be written."""
+    """Fail before the run where a result file cannot be written."""
     for flag, path in (("--json", args.json), ("--plot", args.plot)):
         if path is not None:
             try:

@@ -1,4 +1,4 @@
-"""Connections that last: each has a wire, one TCP connection, and takes another when it ends."""
+"""Connections of the load generator, which reconnect when the server closes them."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`code` groups: an HTTP status with the code of its body, a gRPC status, or one word."""
+    """`code` is an HTTP status with the code of the body, a gRPC status, or one word."""
 
     code: str
     text: str
@@ -24,8 +24,10 @@ class Failure:
 Finish = Callable[[float, Failure | None], None]
 
 
-class Wire(asyncio.Protocol):
-    """Each request that was written ends in one call of `finish`. Not open: write no more here."""
+class ClientProtocol(asyncio.Protocol):
+    """One TCP connection. Each written request ends in one call of `finish`; nothing may be written
+    unless `is_open`.
+    """
 
     def __init__(self, finish: Finish) -> None:
         self.finish = finish
@@ -41,11 +43,11 @@ class Wire(asyncio.Protocol):
         raise NotImplementedError
 
     def expire(self, before: float, failure: Failure) -> None:
-        """Give up on what was written before that moment of time.perf_counter."""
+        """Fail what was written before that moment of time.perf_counter."""
         raise NotImplementedError
 
     def fail(self, failure: Failure) -> None:
-        """End all that is in flight, and the wire."""
+        """Fail all requests in flight, and close the connection."""
         raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -55,42 +57,42 @@ class Wire(asyncio.Protocol):
 
 
 class Connection:
-    """`done` gets this connection along with what the wire says."""
+    """`done` gets this connection and the arguments of `Finish`."""
 
     def __init__(
         self,
         address: Address,
-        wire: Callable[[Finish], Wire],
+        protocol: Callable[[Finish], ClientProtocol],
         done: Callable[["Connection", float, Failure | None], None],
     ) -> None:
         self._address = address
-        self._make = wire
+        self._make = protocol
         self._done = done
-        self._wire: Wire | None = None
+        self._protocol: ClientProtocol | None = None
         self._waiting: list[tuple[Request, float]] = []
         self._connecting: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def open(self) -> None:
-        """OSError when nobody answers there."""
+        """OSError when nobody listens there."""
         loop, address = asyncio.get_running_loop(), self._address
-        wire = self._make(self._finish)
+        protocol = self._make(self._finish)
         async with asyncio.timeout(_OPEN_SECONDS):
             if address.socket:
-                await loop.create_unix_connection(lambda: wire, address.socket)
+                await loop.create_unix_connection(lambda: protocol, address.socket)
             else:
-                await loop.create_connection(lambda: wire, address.host, address.port)
+                await loop.create_connection(lambda: protocol, address.host, address.port)
             try:
-                await wire.ready
+                await protocol.ready
             except BaseException:
-                wire.transport.abort()
+                protocol.transport.abort()
                 raise
-        self._wire = wire
+        self._protocol = protocol
 
     def send(self, request: Request, due: float) -> None:
-        wire = self._wire
-        if wire is not None and wire.is_open:
-            wire.write(request, due)
+        protocol = self._protocol
+        if protocol is not None and protocol.is_open:
+            protocol.write(request, due)
             return
         self._waiting.append((request, due))
         if self._connecting is None:
@@ -102,7 +104,7 @@ class Connection:
             await self.open()
         except OSError as error:
             failure = Failure("connect", str(error))
-            await asyncio.sleep(_RETRY_SECONDS)  # nobody is there: no busy loop
+            await asyncio.sleep(_RETRY_SECONDS)  # avoids a busy loop
         waiting, self._waiting, self._connecting = self._waiting, [], None
         for request, due in waiting:
             if failure is None:
@@ -115,13 +117,13 @@ class Connection:
             self._done(self, due, failure)
 
     def expire(self, before: float, failure: Failure) -> None:
-        if self._wire is not None:
-            self._wire.expire(before, failure)
+        if self._protocol is not None:
+            self._protocol.expire(before, failure)
 
     def close(self) -> None:
-        """Whatever is in flight is forgotten."""
+        """Close at once; requests in flight are not reported."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._wire is not None:
-            self._wire.transport.abort()
+        if self._protocol is not None:
+            self._protocol.transport.abort()

@@ -1,4 +1,4 @@
-"""The libraries of the extra `bench`, asked for when they are used."""
+"""Imports libraries of the extra `bench` when they are used."""
 
 from importlib import import_module
 from typing import Any
@@ -7,7 +7,7 @@ from adapter.errors import InvalidSettings
 
 
 def needed(module: str) -> Any:
-    """InvalidSettings names the extra when the library is not installed."""
+    """InvalidSettings, naming the extra, when the library is not installed."""
     try:
         return import_module(module)
     except ImportError as error:

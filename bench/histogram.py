@@ -12,7 +12,7 @@ _MICROSECONDS = 1e6
 
 
 class Histogram:
-    """Of durations in seconds. `largest` is exact, everything else within 0.1 % and 1 µs."""
+    """Counts durations in seconds. `largest` is exact, the rest within 0.1 % and 1 µs."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}

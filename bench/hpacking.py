@@ -1,4 +1,4 @@
-"""Header blocks: ours written once and indexed from then on, the server's decoded once each."""
+"""HPACK for the load generator: encodes the request headers once, decodes each block once."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from grpc import StatusCode
 from bench.connection import Failure
 
 _DEFAULT_TABLE = 4096
-_ENTRY = 32  # what each costs beside its text (4.1)
-_FIRST_DYNAMIC = 62  # RFC 7541, 2.3.3
+_ENTRY = 32  # overhead of each entry (RFC 7541 section 4.1)
+_FIRST_DYNAMIC = 62  # RFC 7541 section 2.3.3
 _POST, _HTTP = b"\x83", b"\x86"  # of the static table
-_KEPT_BLOCKS = 1024
+_CACHED_BLOCKS = 1024
 _NAMES = {status.value[0]: status.name for status in StatusCode}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one block of an answer says; "" where it does not."""
+    """Fields of one header block of a response, "" where absent."""
 
     http_status: str
     grpc_status: str
@@ -37,7 +37,7 @@ class Answer:
 
 
 class Blocks:
-    """Of one connection. `error` is what `decode` raises for a block that is none."""
+    """The header blocks of one connection. `decode` raises `error` for a malformed one."""
 
     def __init__(
         self, hpack: Any, authority: str, method: str, metadata: Sequence[tuple[str, str]] = ()
@@ -55,7 +55,7 @@ class Blocks:
             *((name.lower(), value) for name, value in metadata),
         )
         sizes = itertools.accumulate(len(name) + len(value) + _ENTRY for name, value in pairs)
-        kept = sum(size <= _DEFAULT_TABLE for size in sizes)  # what the server's table holds
+        kept = sum(size <= _DEFAULT_TABLE for size in sizes)  # what fits into the server's table
         rest = b"".join(_literal(b"\0", *pair) for pair in pairs[kept:])
         first = b"".join(_literal(b"\x40", *pair) for pair in pairs[:kept])
         self._first = _POST + _HTTP + first + rest
@@ -64,7 +64,7 @@ class Blocks:
         self._never = _POST + _HTTP + b"".join(_literal(b"\0", *pair) for pair in pairs)
 
     def limit(self, size: int) -> None:
-        """The server's header table. Smaller than usual: nothing is kept there."""
+        """Apply the server's table size. With less than the default the table is not used."""
         if size < _DEFAULT_TABLE:
             self._first, self._later = b"\x20" + self._never, self._never  # 6.3: size 0
 
@@ -80,7 +80,7 @@ class Blocks:
             fields = dict(self._decoder.decode(block))
             wanted = (":status", "grpc-status", "grpc-message")
             answer = Answer(*(fields.get(name, "") for name in wanted))
-            if len(self._known) >= _KEPT_BLOCKS:
+            if len(self._known) >= _CACHED_BLOCKS:
                 self._known.clear()
             self._known[block] = answer
         return answer
@@ -91,7 +91,7 @@ def _literal(kind: bytes, name: str, value: str) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """A length of seven bits, or of more bytes after those (RFC 7541, 5.1)."""
+    """Encode a string with its length (RFC 7541 section 5.1)."""
     data = text.encode()
     size, most = len(data), 127
     if size < most:

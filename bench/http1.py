@@ -4,7 +4,7 @@ import json
 from time import perf_counter
 from typing import Any
 
-from bench.connection import Failure, Finish, Wire
+from bench.connection import ClientProtocol, Failure, Finish
 from bench.extra import needed
 from bench.requests import Request
 
@@ -13,13 +13,13 @@ _KEPT_BYTES = 4096  # of the body of an error
 _SHOWN = 300
 
 
-class HttpWire(Wire):
+class HttpClientProtocol(ClientProtocol):
     def __init__(self, finish: Finish) -> None:
         super().__init__(finish)
         httptools = needed("httptools")
         self._error: type[Exception] = httptools.HttpParserError
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._due: float | None = None  # None: nothing in flight
+        self._due: float | None = None  # None while idle
         self._sent = 0.0
         self._body = b""
         self.ready.set_result(None)
@@ -72,7 +72,7 @@ class HttpWire(Wire):
 
 
 def _failure(status: int, body: bytes) -> Failure:
-    """With the `code` of the adapter's JSON where there is one; Triton has only `error`."""
+    """Add the `code` of the adapter's JSON to the status; Triton's JSON has only `error`."""
     text = body.decode(errors="replace").strip()
     try:
         given = json.loads(text)

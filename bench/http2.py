@@ -1,16 +1,15 @@
 """One HTTP/2 connection for unary gRPC calls, without TLS.
 
-What a client of one method needs is little, which leaves the cores to what is measured: the
-request's header block is the same every time, and with a header table of size 0 on our side so are
-the blocks of the answers, so each is decoded once.
-Numbers of sections are those of RFC 9113 and RFC 7541.
+It does only what a client of one method needs, which leaves the cores to what is measured: the
+request's header block is always the same, and so are those of responses, since our header table has
+size 0; each is decoded once. Section numbers are those of RFC 9113.
 """
 
 from collections import deque
 from time import perf_counter
 from typing import Any
 
-from bench.connection import Failure, Finish, Wire
+from bench.connection import ClientProtocol, Failure, Finish
 from bench.extra import needed
 from bench.hpacking import Blocks
 from bench.plan import Headers
@@ -23,7 +22,7 @@ _END_STREAM = _ACK = 0x1
 _END_HEADERS, _PADDED, _PRIORITY = 0x4, 0x8, 0x20
 _HEAD_BYTES, _PRIORITY_BYTES = 9, 5
 _CANCEL = 8
-_MOST = 2**31 - 1  # 6.9.1: a window
+_MOST = 2**31 - 1  # of a window: section 6.9.1
 _FIRST_WINDOW = 65535
 _REFILL = 2**30
 _TABLE_SIZE, _INITIAL_WINDOW, _MAX_FRAME = 0x1, 0x4, 0x5
@@ -50,9 +49,9 @@ class _Stream:
         self.http_status = ""
 
 
-class GrpcWire(Wire):
+class GrpcClientProtocol(ClientProtocol):
     def __init__(self, finish: Finish, authority: str, method: str, metadata: Headers = ()) -> None:
-        """`metadata` goes with every call."""
+        """`metadata` is sent with every call."""
         super().__init__(finish)
         self._blocks = Blocks(needed("hpack"), authority, method, metadata)
         self._streams: dict[int, _Stream] = {}
@@ -61,7 +60,7 @@ class GrpcWire(Wire):
         self._window, self._stream_window, self._max_frame = _FIRST_WINDOW, _FIRST_WINDOW, 16384
         self._received = 0
         self._rest = b""
-        self._block: tuple[int, int, bytes] | None = None  # stream, flags and what there is so far
+        self._block: tuple[int, int, bytes] | None = None  # stream, flags, fragments
         self._actions = {
             _DATA: self._on_data,
             _HEADERS: self._on_headers,
@@ -80,7 +79,7 @@ class GrpcWire(Wire):
 
     def write(self, request: Request, due: float) -> None:
         number, self._next = self._next, self._next + 2
-        if self._next > _MOST:  # 5.1.1: no more streams here
+        if self._next > _MOST:  # section 5.1.1: no stream ids are left
             self.is_open = False
         message = request.parts[0]
         stream = _Stream(number, due, memoryview(message), self._stream_window)
@@ -97,7 +96,7 @@ class GrpcWire(Wire):
         self._flush()
 
     def _flush(self) -> None:
-        """One frame a stream in turn, as far as the windows reach."""
+        """Send one frame of each stream in turn, as far as the windows reach."""
         blocked: list[_Stream] = []
         while self._unsent and self._window > 0:
             stream = self._unsent.popleft()
@@ -203,7 +202,7 @@ class GrpcWire(Wire):
         elif name == _MAX_FRAME:
             self._max_frame = value
         elif name == _INITIAL_WINDOW:
-            for stream in self._streams.values():  # 6.9.2
+            for stream in self._streams.values():  # section 6.9.2
                 stream.window += value - self._stream_window
             self._stream_window = value
 
@@ -212,7 +211,7 @@ class GrpcWire(Wire):
             self.transport.write(frame(_PING, _ACK, 0, body))
 
     def _on_goaway(self, _number: int, _flags: int, body: bytes) -> None:
-        """Later streams never reached the server; earlier ones end as usual."""
+        """Fail later streams, which the server did not process; earlier ones end as usual."""
         self.is_open = False
         last = int.from_bytes(body[:4]) & _MOST
         for number in [each for each in self._streams if each > last]:

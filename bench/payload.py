@@ -1,4 +1,4 @@
-"""Inference requests, made up from a model's metadata or read from a file, in V2's encodings."""
+"""Makes V2 inference requests of a model's metadata, or reads one from a file."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from adapter.errors import InvalidRequest
 
-# V2's name of a type: how Python packs one element of it
+# V2's types, and how `struct` packs one element
 _PACKED = {
     "BOOL": "?",
     "UINT8": "B",
@@ -29,7 +29,7 @@ _PACKED = {
     "FP64": "d",
 }
 _FLOATS = {"FP16", "BF16", "FP32", "FP64"}
-_BLOCK = 1024  # values that are made up before they repeat
+_BLOCK = 1024  # values before they repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """`given` is the file's own JSON, sent as it is where JSON is sent."""
+    """`given` is the file's JSON, which is sent unchanged in the JSON protocols."""
 
     tensors: tuple[Tensor, ...]
     given: bytes | None = None
@@ -62,7 +62,7 @@ class Payload:
         return json.dumps({"inputs": inputs}, separators=(",", ":")).encode()
 
     def as_binary(self) -> tuple[bytes, int]:
-        """The body, and how many bytes of it are JSON; the answer is asked for in binary, too."""
+        """Return the body and the length of its JSON; it asks for a binary response."""
         raws = [raw(tensor) for tensor in self.tensors]
         inputs = [
             _head(tensor) | {"parameters": {"binary_data_size": len(data)}}
@@ -88,7 +88,7 @@ def _head(tensor: Tensor) -> dict[str, Any]:
 
 
 def raw(tensor: Tensor) -> bytes:
-    """Little-endian, row by row; strings with their length in four bytes before them."""
+    """Encode little-endian, in row order, strings with a length of four bytes."""
     if tensor.datatype == "BYTES":
         texts = [str(value).encode() for value in tensor.values]
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
@@ -99,7 +99,7 @@ def raw(tensor: Tensor) -> bytes:
 
 
 def from_metadata(metadata: Mapping[str, Any], shape: Shape, seed: int) -> Payload:
-    """InvalidRequest when an input has a type that V2 does not have."""
+    """InvalidRequest for an input whose type V2 does not have."""
     known = {str(each["name"]) for each in metadata["inputs"]}
     if unknown := sorted(set(shape.shapes) - known):
         raise InvalidRequest(
@@ -126,7 +126,7 @@ def _dims(shape: Sequence[Any], batch: int) -> Iterator[int]:
 
 
 def _values(datatype: str, source: random.Random) -> Iterator[Any]:
-    """Any float type has eighths of 0 to 1 exactly; 0 and 1 are valid indices nearly everywhere."""
+    """Every float type represents eighths exactly; 0 and 1 are valid indices nearly everywhere."""
     for _ in range(_BLOCK):
         number = source.randrange(8)
         if datatype in _FLOATS:

@@ -1,4 +1,4 @@
-"""What is to be measured: targets, protocols, limits. Plain values, checked by `command`."""
+"""The plan of a run: targets, protocols, limits. `arguments` checks the values."""
 
 import random
 import re
@@ -24,7 +24,7 @@ class Protocol(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A TCP port or the path of a Unix socket. `authority` is what Host and :authority say."""
+    """A TCP address or a Unix socket. `authority` is the value of Host and :authority."""
 
     authority: str
     host: str = ""
@@ -38,7 +38,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`churn_at` is the HTTP door whose POST and DELETE /models are used meanwhile."""
+    """`churn_at` is the HTTP address at which models are loaded and unloaded meanwhile."""
 
     url: str
     address: Address
@@ -88,7 +88,7 @@ class Plan:
 
 
 def parse_url(url: str) -> tuple[Address, Protocol]:
-    """The address and what is spoken there unless told otherwise. ValueError says what is right."""
+    """Return the address and its default protocol. ValueError says what is right."""
     parts = urlsplit(url)
     if parts.scheme == "unix" and parts.path and not parts.netloc:
         return Address("localhost", socket=parts.path), Protocol.SAGEMAKER_JSON
@@ -100,17 +100,17 @@ def parse_url(url: str) -> tuple[Address, Protocol]:
 
 
 def headers_for(headers: Sequence[tuple[str, str]], model: str) -> Headers:
-    """`{model}` in a value stands for the model of the request."""
+    """Put the request's model in place of `{model}` in values."""
     return tuple((name, value.replace("{model}", model)) for name, value in headers)
 
 
 def differs(text: str) -> bool:
-    """Whether `fresh` makes another text of it each time."""
+    """Whether `fresh` returns another text each time."""
     return _HEX.search(text) is not None
 
 
 def fresh(text: str) -> str:
-    """`{hexN}` stands for N hexadecimal digits, new each time."""
+    """Replace `{hexN}` by N random hexadecimal digits."""
     return _HEX.sub(_digits, text)
 
 

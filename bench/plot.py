@@ -1,4 +1,4 @@
-"""The result as a picture: latency by percentile, and percentiles and rate over time."""
+"""Plots latency by percentile, and percentiles and rate over time."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from bench.extra import needed
 _COLOURS = ("tab:blue", "tab:orange")
 _CHURN = {"load": "tab:green", "unload": "tab:red"}
 _TICKS = (0, 50, 90, 99, 99.9, 99.99)
-_SHORTEST = 0.2  # of an interval: a shorter rest says nothing about the rate
+_SHORTEST = 0.2  # of an interval: the rate of a shorter one is noise
 
 Json = dict[str, Any]
 
@@ -37,7 +37,7 @@ def draw(result: Json, path: Path) -> None:
 
 
 def _place(percent: float) -> float:
-    """Nines at equal distances."""
+    """Return the position of a percentage, with nines at equal distances."""
     return 1 / (1 - min(percent, 99.9999) / 100)
 
 

@@ -1,4 +1,4 @@
-"""CPU time and resident memory of other processes on this machine."""
+"""Reads CPU time and resident memory of other processes."""
 
 import os
 import time

@@ -1,5 +1,5 @@
-"""One line on a terminal. By hand: a refresh of rich holds up the loop for 0.4 to 1.5 ms, which
-the latencies would show; this takes 0.02 ms.
+"""Shows progress in one line of a terminal. A refresh of rich blocks the loop for 0.4 to 1.5 ms,
+which latencies would show; this takes 0.02 ms.
 """
 
 import sys
@@ -12,10 +12,10 @@ _CLEAR = "\r\x1b[2K"
 
 
 class Progress:
-    """Shows nothing where standard error is no terminal."""
+    """Shows nothing where standard error is not a terminal."""
 
     def __init__(self, seconds: float | None, count: int | None) -> None:
-        """Of all stretches together, None where not limited so."""
+        """The limits of all slices together; None where there is none."""
         self._is_shown = sys.stderr.isatty()
         self._seconds = seconds
         self._count = count

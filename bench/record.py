@@ -1,4 +1,4 @@
-"""What one target did in one stretch of time: latencies, failures and a line for each interval."""
+"""Records one slice: latencies, failures, and figures for each interval."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ class Interval:
 
 @dataclass(slots=True)
 class Errors:
-    """How often each code came, and the first text with it."""
+    """Counts failures by code, with the first text of each."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Errors:
 
 
 class Recorder:
-    """Failed requests count by code and leave no latency."""
+    """Records latencies of successes, and counts failures by code."""
 
     def __init__(self, run_started: float, now: float) -> None:
         self.latencies = Histogram()
@@ -54,7 +54,7 @@ class Recorder:
         self._failed += times
 
     def roll(self, now: float) -> None:
-        """Close the interval and start the next. An empty one without length is left out."""
+        """Close the interval, unless it is empty and without length, and start the next."""
         current, at, seconds = self._current, self._since, max(0.0, now - self._since)
         if current.count or self._failed or seconds:
             p50, p99 = current.percentiles([50, 99])

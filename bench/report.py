@@ -1,4 +1,4 @@
-"""The result for people: tables of text."""
+"""Formats the result as tables of text."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from adapter.core.sizing import format_size
 from bench.results import PERCENTILES
 
-_BUSY = 0.85  # of one core: from here on the load generator itself is what is measured
+_BUSY = 0.85  # of one core: beyond it the load generator is the bottleneck
 _HEAD = (
     "target",
     "answered",

@@ -1,4 +1,4 @@
-"""Payloads as the bytes of each protocol, made before the clock runs."""
+"""Encodes payloads for each protocol, before time is measured."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ _OURS = {"host", "content-length", "content-type", "inference-header-content-len
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """HTTP: what goes onto the wire. gRPC: one message, and the metadata of this request alone.
-    `differs`: it is a pattern; HTTP's has head and body as two parts.
+    """For HTTP the bytes to send; for gRPC one message, and the metadata of this request alone.
+    `differs`: it is a template, which for HTTP has head and body as two parts.
     """
 
     parts: tuple[bytes, ...]
@@ -26,7 +26,7 @@ class Request:
 def build(
     target: Target, model: str, payload: Payload, headers: Headers, head: Headers = ()
 ) -> Request:
-    """`head`: the headers of a recorded request, in whose order and spelling ours are written."""
+    """`head`: headers of a recorded request, whose order and spelling ours take."""
     if target.protocol is Protocol.GRPC:
         message = payload.as_message(model)
         own = headers_for([each for each in headers if not is_in_all(each)], model)
@@ -40,7 +40,7 @@ def build(
     ours = {"Host": target.address.authority, **dict(_own_headers(target.protocol, size))}
     ours["Content-Length"] = str(len(body))
     if head and not _has_type(head) and target.protocol is not Protocol.SAGEMAKER_BINARY:
-        del ours["Content-Type"]  # there it says how long the JSON is
+        del ours["Content-Type"]  # which for that protocol has the length of the JSON
     pairs = [*_merged(ours, headers_for(head, model)), *headers_for(headers, model)]
     lines = "".join(f"{name}: {value}\r\n" for name, value in pairs)
     path = _path(target.protocol, model)
@@ -51,12 +51,12 @@ def build(
 
 
 def is_in_all(header: tuple[str, str]) -> bool:
-    """Whether every request has it alike: of gRPC that is metadata of the connection's."""
+    """Whether the header is the same in all requests; gRPC encodes such metadata once."""
     return "{model}" not in header[1] and not differs(header[1])
 
 
 def renewed(request: Request) -> Request:
-    """One to send, of a pattern; any other is itself."""
+    """Fill in a template; any other request is returned as it is."""
     if not request.differs:
         return request
     if request.headers:

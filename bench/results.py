@@ -1,4 +1,4 @@
-"""The run as plain values: what --json writes, and what the table and the plot are made from.
+"""Makes plain values of a run, for --json, the table and the plot.
 
 docs/bench.md describes every member. Times are in seconds, sizes in bytes.
 """
@@ -17,7 +17,7 @@ from bench.session import Outcome, Slice
 
 SCHEMA = 1
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
-# for the plot, one less nine than the last one needs requests
+# percentages of the plot
 _CURVE = (0, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
 
 Json = dict[str, Any]
@@ -90,7 +90,7 @@ def _slice(plan: Plan, part: Slice) -> Json:
 
 
 def _curve(latencies: Histogram) -> list[list[float]]:
-    """Pairs of percent and seconds, as far as there are enough values for the percentage."""
+    """Return pairs of percent and seconds, up to the last percentage with enough values."""
     wanted = [each for each in _CURVE if each < 100 - 100 / (latencies.count + 1)]
     found = zip(wanted, latencies.percentiles(wanted), strict=True)
     pairs = [[percent, value] for percent, value in found if value is not None]
@@ -120,7 +120,7 @@ def _share(cpu_seconds: float, slices: Sequence[Slice]) -> float:
 
 
 def _process(plan: Plan, place: int, slices: Sequence[Slice]) -> Json:
-    """cpu_seconds is None when the process ended meanwhile."""
+    """`cpu_seconds` is None when the process ended meanwhile."""
     usages = [each.processes[place] for each in slices]
     spent = [after.cpu_seconds - before.cpu_seconds for before, after in usages if before and after]
     cpu = sum(spent) if len(spent) == len(usages) and usages else None
@@ -138,7 +138,7 @@ def _process(plan: Plan, place: int, slices: Sequence[Slice]) -> Json:
 
 
 def _ratios(plan: Plan, slices: Sequence[Slice]) -> Json:
-    """The first target over the second, slice by slice; a slice without a partner is left out."""
+    """Divide the first target by the second, slice by slice, where both have a slice."""
     pairs = [
         (_slice(plan, one), _slice(plan, other))
         for one, other in zip(slices[0::2], slices[1::2], strict=False)

@@ -1,4 +1,4 @@
-"""When requests are due in an open loop, and a timer that is exact enough for it."""
+"""The schedule of an open loop, and a timer that is exact enough for it."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,7 @@ _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 def arrivals(
     rate: float, start: float, *, poisson: bool, seconds: float | None, count: int | None, seed: int
 ) -> Iterator[float]:
-    """Moments of time.perf_counter from `start` on, `rate` a second, for so long or so many."""
+    """Yield moments of time.perf_counter from `start`, `rate` a second."""
     source = random.Random(seed)  # noqa: S311 - a schedule
     end = math.inf if seconds is None else start + seconds
     most = math.inf if count is None else count

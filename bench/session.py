@@ -1,4 +1,4 @@
-"""One run: finds out what to send, warms up, then measures the targets slice by slice in turn."""
+"""One run: makes the requests, warms up, then measures the targets in turn, slice by slice."""
 
 import asyncio
 import gc
@@ -13,24 +13,24 @@ from typing import Any
 
 from adapter.errors import ModelNotFound
 from bench.churn import Change, Churner
-from bench.doors import Door, metadata_of
-from bench.lane import Lane
-from bench.load import ClosedLoop, Load, Means, OpenLoop
+from bench.control_client import ControlClient, metadata_of
+from bench.load import ClosedLoop, Load, LoadOptions, OpenLoop
 from bench.payload import Payload, from_metadata
 from bench.plan import Plan
 from bench.process import Usage, usage
 from bench.progress import Progress
 from bench.record import Recorder
 from bench.schedule import arrivals
+from bench.target_load import TargetLoad
 
-_SEED = 1  # the same run sends the same values at the same moments
+_SEED = 1  # a repeated run sends the same values at the same moments
 _CONTROL_SECONDS = 360.0  # after which SageMaker gives up on a load
 _LAST_CHANGE_SECONDS = 5.0  # what a churn may still take when the user stops the run
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One stretch against the target of that number. `processes`: the usage before and after."""
+    """One slice against the target of that number. `processes`: the usage before and after."""
 
     target: int
     at: float
@@ -69,24 +69,26 @@ class Session:
         models = await self._models()
         payloads = {model: await self._payload(model) for model in models}
         with ExitStack() as stack:
-            lanes = [Lane(self._plan, target, payloads) for target in self._plan.targets]
-            for lane in lanes:
-                stack.callback(lane.close)
-                await lane.open()
+            all_measured = [
+                TargetLoad(self._plan, target, payloads) for target in self._plan.targets
+            ]
+            for measured in all_measured:
+                stack.callback(measured.close)
+                await measured.open()
             stack.callback(self._progress.end)
             gc.collect()
-            gc.freeze()  # what is there now stays: no collection looks at it while we measure
+            gc.freeze()  # keeps collections short while we measure
             stack.callback(gc.unfreeze)
             with self._interruptible():
-                slices = await self._measure(lanes)
+                slices = await self._measure(all_measured)
         return Outcome(started_at, tuple(models), tuple(slices), self._interrupted.is_set())
 
     async def _models(self) -> tuple[str, ...]:
         plan = self._plan
         if plan.models:
             return plan.models
-        door = Door(plan.targets[0].address, plan.headers, _CONTROL_SECONDS)
-        models = tuple(await door.models())
+        control = ControlClient(plan.targets[0].address, plan.headers, _CONTROL_SECONDS)
+        models = tuple(await control.models())
         if not models:
             raise ModelNotFound(f"{plan.targets[0].url} has no model loaded")
         return models
@@ -114,31 +116,31 @@ class Session:
         if self._load is not None:
             self._load.stop()
 
-    async def _measure(self, lanes: list[Lane]) -> list[Slice]:
+    async def _measure(self, all_measured: list[TargetLoad]) -> list[Slice]:
         plan, slices = self._plan, []
-        for lane in lanes:
-            await self._warm_up(lane)
+        for measured in all_measured:
+            await self._warm_up(measured)
         self._started = perf_counter()
         for _ in range(plan.slices):
-            for number, lane in enumerate(lanes):
+            for number, measured in enumerate(all_measured):
                 if not self._interrupted.is_set():
-                    slices.append(await self._slice(number, lane))
+                    slices.append(await self._slice(number, measured))
         return slices
 
-    async def _warm_up(self, lane: Lane) -> None:
+    async def _warm_up(self, measured: TargetLoad) -> None:
         seconds = self._plan.pace.warmup_seconds
         if seconds and not self._interrupted.is_set():
-            self._progress.begin(f"warm-up {lane.target.url}")
-            means = self._means(lane, Recorder(0.0, perf_counter()), ticks=False)
-            await self._drive(lane, ClosedLoop(means, seconds, None))
+            self._progress.begin(f"warm-up {measured.target.url}")
+            options = self._options(measured, Recorder(0.0, perf_counter()), ticks=False)
+            await self._drive(measured, ClosedLoop(options, seconds, None))
 
-    async def _slice(self, number: int, lane: Lane) -> Slice:
+    async def _slice(self, number: int, measured: TargetLoad) -> Slice:
         plan = self._plan
-        self._progress.begin(lane.target.url)
+        self._progress.begin(measured.target.url)
         before = [usage(pid) for pid in plan.pids]
         own, began = time.process_time(), perf_counter()
-        load = self._new_load(lane, Recorder(self._started, began))
-        changes = await self._with_churn(lane, load)
+        load = self._new_load(measured, Recorder(self._started, began))
+        changes = await self._with_churn(measured, load)
         after = [usage(pid) for pid in plan.pids]
         return Slice(
             target=number,
@@ -150,39 +152,41 @@ class Session:
             changes=changes,
         )
 
-    def _means(self, lane: Lane, recorder: Recorder, *, ticks: bool = True) -> Means:
+    def _options(
+        self, measured: TargetLoad, recorder: Recorder, *, ticks: bool = True
+    ) -> LoadOptions:
         pace = self._plan.pace
-        return Means(
-            lane.slots,
-            lane.requests,
+        return LoadOptions(
+            measured.slots,
+            measured.requests,
             recorder,
             pace.timeout_seconds,
             pace.interval_seconds,
             self._progress.tick if ticks else lambda _: None,
         )
 
-    def _new_load(self, lane: Lane, recorder: Recorder) -> Load:
+    def _new_load(self, measured: TargetLoad, recorder: Recorder) -> Load:
         pace, slices = self._plan.pace, self._plan.slices
-        means = self._means(lane, recorder)
+        options = self._options(measured, recorder)
         seconds = pace.seconds and pace.seconds / slices
         count = pace.count and pace.count // slices
         if pace.rate is None:
-            return ClosedLoop(means, seconds, count)
+            return ClosedLoop(options, seconds, count)
         schedule = partial(
             arrivals, pace.rate, poisson=pace.poisson, seconds=seconds, count=count, seed=_SEED
         )
-        return OpenLoop(means, schedule)
+        return OpenLoop(options, schedule)
 
-    async def _with_churn(self, lane: Lane, load: Load) -> tuple[Change, ...]:
-        churn, address = self._plan.churn, lane.target.churn_at
+    async def _with_churn(self, measured: TargetLoad, load: Load) -> tuple[Change, ...]:
+        churn, address = self._plan.churn, measured.target.churn_at
         if churn is None or address is None:
-            await self._drive(lane, load)
+            await self._drive(measured, load)
             return ()
-        door = Door(address, self._plan.headers, _CONTROL_SECONDS)
-        churner, stopped = Churner(door, churn, self._started), asyncio.Event()
+        control = ControlClient(address, self._plan.headers, _CONTROL_SECONDS)
+        churner, stopped = Churner(control, churn, self._started), asyncio.Event()
         task = asyncio.ensure_future(churner.run(stopped))
         try:
-            await self._drive(lane, load)
+            await self._drive(measured, load)
             stopped.set()
             await self._last_change(task)
         finally:
@@ -190,7 +194,7 @@ class Session:
         return tuple(churner.changes)
 
     async def _last_change(self, task: asyncio.Future[None]) -> None:
-        """As long as it takes, but not much longer once the user has stopped the run."""
+        """Wait for the last change, but not long once the user has stopped the run."""
         stopped = asyncio.ensure_future(self._interrupted.wait())
         either: list[asyncio.Future[Any]] = [task, stopped]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -199,9 +203,9 @@ class Session:
         if task.done():
             task.result()
 
-    async def _drive(self, lane: Lane, load: Load) -> None:
-        lane.load = self._load = load
+    async def _drive(self, measured: TargetLoad, load: Load) -> None:
+        measured.load = self._load = load
         try:
             await load.run()
         finally:
-            lane.load = self._load = None
+            measured.load = self._load = None

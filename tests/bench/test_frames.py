@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.http2 import GrpcWire, frame
+from bench.http2 import GrpcClientProtocol, frame
 from bench.requests import Request
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ OK = b"\x88\x00\x0bgrpc-status\x010"
 SMALL = Request((b"\0\0\0\0\3abc",))
 
 
-class Wire:
+class ClientProtocol:
     """Remembers what was written, as frames: kind, flags, stream, body."""
 
     def __init__(self) -> None:
@@ -43,8 +43,10 @@ class Wire:
 class Peer:
     def __init__(self) -> None:
         self.done: list[tuple[float, Failure | None]] = []
-        self.wire = GrpcWire(lambda due, failure: self.done.append((due, failure)), "h:1", "/m")
-        self.sent = Wire()
+        self.wire = GrpcClientProtocol(
+            lambda due, failure: self.done.append((due, failure)), "h:1", "/m"
+        )
+        self.sent = ClientProtocol()
         self.wire.connection_made(self.sent)
 
     def says(self, *frames: bytes) -> None:

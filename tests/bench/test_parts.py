@@ -173,7 +173,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra():
         (["grpc://x:1", "--model=m", "--protocol=v2-json"], "not spoken"),
         (["grpc://x:1", "--models-from-list"], "--models-from-list"),
         (["grpc://x:1", "--model=m", "--churn=/p"], "--churn-at"),
-        (["grpc://x:1", "--model=m", "--churn=/p", "--churn-at=grpc://x:1"], "HTTP door"),
+        (["grpc://x:1", "--model=m", "--churn=/p", "--churn-at=grpc://x:1"], "HTTP URL"),
         (["grpc://x:1", "--model=m", "--streams=101"], "at most 100"),
         (["http://x:1", "--model=m", "--streams=2"], "--streams"),
         (["http://x:1", "--models=a,,b"], "empty name"),

@@ -1,4 +1,4 @@
-"""One target with its open connections and the requests for it."""
+"""The connections of one target, and the requests for it."""
 
 import asyncio
 import itertools
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from adapter.errors import BackendUnavailable
-from bench.connection import Connection, Failure, Finish, Wire
-from bench.http1 import HttpWire
-from bench.http2 import GrpcWire
+from bench.connection import ClientProtocol, Connection, Failure, Finish
+from bench.http1 import HttpClientProtocol
+from bench.http2 import GrpcClientProtocol
 from bench.payload import Payload
 from bench.plan import Headers, Plan, Protocol, Target
 from bench.requests import Request, build, is_in_all, renewed
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PICKS = 4096
-_SEED = 1  # the same run asks for the same models in the same order
+_SEED = 1  # a repeated run asks for the same models in the same order
 
 
-class Lane:
+class TargetLoad:
     def __init__(self, plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> None:
         self.target = target
         self.requests = _mixed(plan, target, payloads)
         self._connections = [
-            Connection(target.address, _wire(target, plan.headers), self._done)
+            Connection(target.address, _protocol(target, plan.headers), self._done)
             for _ in range(plan.pace.connections)
         ]
         self.slots = self._connections * plan.pace.streams
-        self.load: Load | None = None  # what drives the connections at the moment
+        self.load: Load | None = None  # what uses the connections at present
 
     async def open(self) -> None:
-        """All of them or, after each has had its end, an error: none is left half open."""
+        """Open every connection, or raise an error after all attempts have ended."""
         opening = (connection.open() for connection in self._connections)
         for error in await asyncio.gather(*opening, return_exceptions=True):
             if isinstance(error, OSError):
@@ -53,15 +53,15 @@ class Lane:
             connection.close()
 
 
-def _wire(target: Target, headers: Headers) -> Callable[[Finish], Wire]:
+def _protocol(target: Target, headers: Headers) -> Callable[[Finish], ClientProtocol]:
     if target.protocol is Protocol.GRPC:
         metadata = tuple(header for header in headers if is_in_all(header))
-        return lambda finish: GrpcWire(finish, target.address.authority, _INFER, metadata)
-    return HttpWire
+        return lambda finish: GrpcClientProtocol(finish, target.address.authority, _INFER, metadata)
+    return HttpClientProtocol
 
 
 def _mixed(plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> Iterator[Request]:
-    """Endless: each head in turn, each with the models as popular as they are."""
+    """Yield requests for ever: each recorded head in turn, each with models by popularity."""
     found = []
     for head in plan.heads or ((),):
         requests = [
@@ -74,7 +74,7 @@ def _mixed(plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> Itera
 
 
 def popular(requests: Sequence[Request], exponent: float) -> Iterator[Request]:
-    """Endless. The k-th of them comes with a weight of 1 / k^exponent (Zipf); 0: all alike."""
+    """Yield requests for ever, the k-th with a weight of 1 / k^exponent (Zipf)."""
     if len(requests) == 1:
         return itertools.repeat(requests[0])
     weights = [1 / rank**exponent for rank in range(1, len(requests) + 1)]

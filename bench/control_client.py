@@ -1,4 +1,4 @@
-"""What is asked aside from the load: names and metadata of models, loads and unloads."""
+"""Calls that are not measured: names and metadata of models, loads and unloads."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ _METADATA = "/inference.GRPCInferenceService/ModelMetadata"
 Headers = Sequence[tuple[str, str]]
 
 
-class Door:
-    """The HTTP side of a target. `control_seconds` is how long a load or unload may take."""
+class ControlClient:
+    """Calls a target over HTTP. A load or unload may take `control_seconds`."""
 
     def __init__(self, address: Address, headers: Headers, control_seconds: float) -> None:
         self._address = address
@@ -94,13 +94,13 @@ def _inputs(metadata: Any, model: str) -> dict[str, Any]:
 async def metadata_of(
     places: Sequence[tuple[Address, Protocol]], model: str, headers: Headers
 ) -> dict[str, Any]:
-    """From the first place that has it. The error is that of the last one."""
+    """Return the metadata from the first address that has it, or raise the last one's error."""
     found: AdapterError | None = None
     for address, protocol in places:
         try:
             if protocol is Protocol.GRPC:
                 return await _metadata_grpc(address, model, headers_for(headers, model))
-            return await Door(address, headers, _ASK_SECONDS).metadata(model)
+            return await ControlClient(address, headers, _ASK_SECONDS).metadata(model)
         except AdapterError as error:
             found = error
     raise BackendError(
