@@ -90,7 +90,7 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
         text = "YAML file of settings (or ADAPTER_CONFIG)"
         command.add_argument("--config", type=Path, metavar="FILE", help=text)
     if name in {"wait", "healthcheck"}:
-        text = "http://HOST:PORT/PATH or unix:/SOCKET (default: /readyz at the admin door)"
+        text = "http://HOST:PORT/PATH or unix:/SOCKET (default: /readyz at the admin listener)"
         command.add_argument("--url", help=text)
     if name == "wait":
         text = "give up then (default: 120)"
@@ -107,7 +107,7 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _drain_options(command: argparse.ArgumentParser) -> None:
-    text = "http://HOST:PORT/drain or unix:/SOCKET (default: /drain at the admin door)"
+    text = "http://HOST:PORT/drain or unix:/SOCKET (default: /drain at the admin listener)"
     command.add_argument("--url", help=text)
     text = "give up then (default: drain_timeout_seconds)"
     command.add_argument("--timeout", type=_positive, metavar="SECONDS", help=text)
@@ -225,7 +225,7 @@ def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _target(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """The --url, or /readyz at the admin door as seen from this machine."""
+    """Return the --url, or that of /readyz at the admin listener, for this machine."""
     if args.url is None:
         return _ready_url(_load(args, environ).settings.admin)
     try:
@@ -244,7 +244,7 @@ def _ready_url(address: "Address") -> str:
         return str(address)
     if address.kind == "off" or address.port == 0:
         raise InvalidSettings(
-            [f"setting admin: {str(address)!r}: no door to ask; name one by --url"]
+            [f"setting admin: {str(address)!r}: no address to ask; name one by --url"]
         )
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - compared
     return f"http://{replace(address, host=near)}/readyz"

@@ -20,7 +20,7 @@ COMMANDS = {
         "triton-adapter inspect shop --entry=pipeline --json",
         "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
     ),
-    "bench": ("load test any door of the adapter, or Triton itself",),
+    "bench": ("load test any listener of the adapter, or Triton itself",),
     "wait": (
         "block until the sidecar is ready",
         "triton-adapter wait --timeout=60",

@@ -236,15 +236,15 @@ async def _demo(adapter: Adapter, scratch: Path) -> int:
 
 
 def welcome(adapter: Adapter) -> None:
-    """Where the doors are, and three lines to paste. On stderr: stdout is the log's."""
+    """Print the listeners and three commands to paste, on stderr: stdout is for the log."""
     base, folder = f"http://{adapter.addresses['http']}", examples_folder()
-    doors = "\n".join(
+    listeners = "\n".join(
         f"  {name:<9} {'' if name.startswith('grpc') else 'http://'}{at}"
         for name, at in adapter.addresses.items()
     )
     load = json.dumps({"model_name": "digits", "url": str(folder / "digits")})
     sys.stderr.write(
-        f"\nReady. Doors:\n{doors}\n\nTry, in another terminal:\n\n"
+        f"\nReady. Listeners:\n{listeners}\n\nTry, in another terminal:\n\n"
         f"  curl -s -X POST {base}/models -d '{load}'\n"
         f"  curl -s -X POST {base}/models/digits/invoke --data @{folder / 'digits/sample.json'}\n"
         f"  curl -s -X DELETE {base}/models/digits\n\nCtrl-C stops everything.\n\n"

@@ -1,4 +1,4 @@
-"""Asks the admin door, over TCP or a unix socket. Standard library only: it must start fast."""
+"""Asks the admin listener, over TCP or a unix socket. Only the standard library: starts fast."""
 
 import socket
 from http import HTTPStatus

@@ -205,8 +205,8 @@ class _StubMonitor:
     def __init__(self, names: Collection[str], limits: TimeLimits) -> None:
         self.names = frozenset(names)
         self._limits = limits
-        self._seen: set[str] = set()
-        self._lived: dict[str, float] = {}
+        self._started: set[str] = set()
+        self._alive_at: dict[str, float] = {}
 
     def lost(self, lives: dict[str, bool | None], now: float, *, may_queue: bool) -> str | None:
         """Return the name of a model whose process has been missing for too long. None in `lives`
@@ -214,11 +214,11 @@ class _StubMonitor:
         """
         for name, alive in lives.items():
             if alive:
-                self._seen.add(name)
-            seen = name in self._seen
-            if alive is not False or (may_queue and not seen):
-                self._lived[name] = now
-            grace_seconds = self._limits.stub_gone if seen else self._limits.stub_unseen
-            if now - self._lived.setdefault(name, now) > grace_seconds:
+                self._started.add(name)
+            has_started = name in self._started
+            if alive is not False or (may_queue and not has_started):
+                self._alive_at[name] = now
+            grace_seconds = self._limits.stub_gone if has_started else self._limits.stub_unseen
+            if now - self._alive_at.setdefault(name, now) > grace_seconds:
                 return name
         return None

@@ -33,9 +33,9 @@ _KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 class Memory:
     """The only writer of `ledger` and `sizes`.
 
-    `requests` returns how many inferences there have been and how many are in flight, `is_shared`
-    whether a process runs below Triton that belongs to no model. `samples`: the recent samples,
-    each with its time.monotonic().
+    `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
+    a process runs below Triton that belongs to no model. `samples`: the recent samples, each
+    with its time.monotonic().
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Memory:
         self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
         # loaded on a guessed size and unmeasured: their removal need not show in a reading
         self._supposed: set[ModelId] = set()
-        self._begun = 0
+        self._operations = 0
         self._since: dict[ModelId, float] = {}  # when each operation under way got to Triton
         self.accounts = Accounts()
         self.limit = Limit(ledger, sizes, self.accounts)
         self._requests = requests
         self._is_behind = False  # a load ended, and something else was still going on
-        self._later: set[asyncio.Task[None]] = set()
+        self._measurements: set[asyncio.Task[None]] = set()
 
     async def read(self) -> MemoryReading | None:
         reading = await self._sensor.read()
@@ -149,8 +149,8 @@ class Memory:
         if measured is not None:
             self._learn(measured)
         task = asyncio.create_task(self._measure(model_id, estimate, self.lag_seconds))
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        self._measurements.add(task)
+        task.add_done_callback(self._measurements.discard)
         if self.lag_seconds == 0 or self.limit.is_below_the_device(reading):
             await task
 
@@ -188,7 +188,7 @@ class Memory:
             self._since.setdefault(model_id, time.monotonic())
         return reading
 
-    def gone(self, model_id: ModelId) -> Bytes:
+    def unloaded(self, model_id: ModelId) -> Bytes:
         """Note that Triton has unloaded the model; return the bytes that it held."""
         held = self.ledger.of(model_id)
         self.accounts.released(model_id, held)
@@ -204,8 +204,11 @@ class Memory:
 
     async def tick(self, active: Collection[ModelId]) -> None:
         """Measure growth under traffic. `active`: models with requests since the last call."""
-        begun, reading = self._begun, await self.read() if self.is_busy or active else None
-        if reading is not None and begun == self._begun:
+        operations, reading = (
+            self._operations,
+            await self.read() if self.is_busy or active else None,
+        )
+        if reading is not None and operations == self._operations:
             settled = None if self.is_busy else self._sensor.settled(reading)
             baseline = self.ledger.snapshot().baseline
             for measured in self.accounts.tick(reading, settled, active, baseline):
@@ -235,7 +238,7 @@ class Memory:
             _, ended = self._requests()
             self.accounts.open(settled, ended)
             self._is_behind = False
-        self._begun += 1
+        self._operations += 1
 
     def _outlook(
         self, key: str, reading: MemoryReading | None, *, waits_for_others: bool, may_wait: bool
@@ -281,8 +284,8 @@ class Memory:
         """
         if not self._is_behind or not self._loads.keys() | self.unloads <= {model_id}:
             return
-        begun, reading = self._begun, await self.read()
-        if begun == self._begun:
+        operations, reading = self._operations, await self.read()
+        if operations == self._operations:
             self._is_behind = False
             requests, _ = self._requests()
             for measured in self.accounts.close(self._sensor.settled(reading), requests):

@@ -79,8 +79,8 @@ class ModelControl:
         self.presence = Presence(triton, server, loads_again=loads_again)
         self._reconciler = self._make_reconciler(triton, server, load_threads)
         self.leases = Leases(max_abandoned, self._reconciler.call_failed)
-        looks = (registry, self.memory, left, packages, self._reconciler)
-        self._housekeeping = Housekeeping(*looks, lock_of=self.operations.lock, store=store)
+        parts = (registry, self.memory, left, packages, self._reconciler)
+        self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
 
     def _requests(self) -> tuple[int, int]:
@@ -251,7 +251,7 @@ class ModelControl:
             process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
-            self.presence.refuse_ended(process, model_id)  # or nobody would notice: see reconcile
+            self.presence.refuse_ended(process, model_id)  # `reconcile` would not notice
             undo.pop_all()
             record.source, record.can_load_again = replace(source, files=()), not source.files
             self.registry.finish_load(record)
@@ -278,7 +278,7 @@ class ModelControl:
                 await self._remove(record)
             finally:  # Triton has unloaded the model, even if the folders stay
                 apart = self.memory.accounts.apart(model_id)
-                held = self.memory.gone(model_id)
+                held = self.memory.unloaded(model_id)
                 self.registry.finish_unload(record)
             await self._reclaim.wait(Unloaded(held, before, booked, apart))
 

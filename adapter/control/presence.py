@@ -50,7 +50,7 @@ class Presence:
             self._confirmed = life
 
     @property
-    def is_here(self) -> bool:
+    def is_up(self) -> bool:
         """Whether Triton answers and the registry matches its models."""
         return self.now() == self._confirmed and self._confirmed.connection is not None
 
@@ -88,9 +88,9 @@ class Presence:
             await asyncio.sleep(_POLL_SECONDS)
         return False
 
-    async def wait_here(self, deadline: float) -> None:
-        """Wait for `is_here`; raise BackendUnavailable at `deadline` (time.monotonic)."""
-        while not self.is_here:
+    async def wait_up(self, deadline: float) -> None:
+        """Wait for `is_up`; raise BackendUnavailable at `deadline` (time.monotonic)."""
+        while not self.is_up:
             if time.monotonic() > deadline:
                 raise BackendUnavailable("Triton did not come back in time", delivered=False)
             await asyncio.sleep(_POLL_SECONDS)

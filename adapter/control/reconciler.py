@@ -104,7 +104,7 @@ class Reconciler:
         self._returning |= {r.id for r in again}
         for record in lost:
             self._registry.vanished(record)
-            self._memory.gone(record.id)
+            self._memory.unloaded(record.id)
         self._presence.confirm(life)
         if lost:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in lost]})

@@ -194,7 +194,7 @@ class Crowd:
         _, left = await asyncio.wait(callers, timeout=_MOST_SECONDS)
         assert not left
         await self.house.control.operations.drain(10)
-        await asyncio.gather(*self.house.control.memory._later, return_exceptions=True)
+        await asyncio.gather(*self.house.control.memory._measurements, return_exceptions=True)
         self.steps.is_calm = True
 
     def check_rest(self) -> None:

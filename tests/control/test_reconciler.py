@@ -234,7 +234,7 @@ async def test_a_look_at_a_triton_that_has_ended_since_says_nothing_of_the_next_
     await house.control.triton_restarted()
     gate.open()
     await looking
-    assert house.control.presence.is_here
+    assert house.control.presence.is_up
     assert not house.control.presence.has_lost_all
 
 

@@ -116,8 +116,8 @@ class HostMemory:
             known, self._walked_at = {}, now
         same = {pid: p for pid, p in known.items() if p.counts == counts[pid]}
         return {
-            pid: same.get(pid) or _Process(seen, _share_bytes(self._folder(pid)))
-            for pid, seen in counts.items()
+            pid: same.get(pid) or _Process(pages, _share_bytes(self._folder(pid)))
+            for pid, pages in counts.items()
         }
 
     def _folder(self, pid: int | str) -> Path:
@@ -170,7 +170,7 @@ def _limit(path: Path) -> int | None:
 
 
 def _shared(counts: Mapping[int, _Counts]) -> Mapping[int, int]:
-    return {pid: seen.shared for pid, seen in counts.items()}
+    return {pid: pages.shared for pid, pages in counts.items()}
 
 
 def _page_counts(process: Path) -> _Counts | None:
@@ -187,8 +187,8 @@ def _share_bytes(process: Path) -> int:
     kib = _field(process / "smaps_rollup", "Pss:")
     if kib is not None:
         return kib * 1024
-    seen = _page_counts(process)
-    return seen.resident * _PAGE_BYTES if seen else 0  # it has ended meanwhile
+    pages = _page_counts(process)
+    return pages.resident * _PAGE_BYTES if pages else 0  # it has ended meanwhile
 
 
 def _cgroups(path: Path) -> dict[str, str]:
@@ -203,10 +203,10 @@ def _cgroups(path: Path) -> dict[str, str]:
 
 def _free_bytes(folder: Path) -> int | None:
     try:
-        seen = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return None
-    return seen.f_bavail * seen.f_frsize
+    return disk.f_bavail * disk.f_frsize
 
 
 def _field(path: Path, name: str) -> int | None:

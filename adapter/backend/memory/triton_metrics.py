@@ -47,7 +47,7 @@ class TritonMetrics:
         """Return a reading; None if the endpoint, or a GPU that it named before, has no figures."""
         try:
             devices = self._devices(_series(await self._page()))
-            self._check_moving({device: seen.used_bytes for device, seen in devices.items()})
+            self._check_moving({device: figures.used_bytes for device, figures in devices.items()})
         except BackendUnavailable as error:
             self.why = str(error)
             return None
@@ -102,9 +102,9 @@ class TritonMetrics:
             raise BackendUnavailable("Triton reports no GPU", delivered=True)
         self.uuids = tuple(series)
         devices = {
-            Device(uuid): DeviceReading(seen[b"total"], seen[b"used"])
-            for uuid, seen in series.items()
-            if seen.get(b"total") and b"used" in seen
+            Device(uuid): DeviceReading(figures[b"total"], figures[b"used"])
+            for uuid, figures in series.items()
+            if figures.get(b"total") and b"used" in figures
         }
         if not devices or (self._known & series.keys()) - devices.keys():
             raise BackendUnavailable("total is 0 (a DCGM error)", delivered=True)

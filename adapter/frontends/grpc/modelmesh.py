@@ -136,7 +136,7 @@ class ModelRuntime:
             try:
                 async with again if was_broken_off else nullcontext():
                     if self._control.is_open:
-                        await self._control.presence.wait_here(deadline)
+                        await self._control.presence.wait_up(deadline)
                     return await act()
             except BackendUnavailable as error:
                 is_over = not self._control.is_open or time.monotonic() > deadline

@@ -204,9 +204,9 @@ class Packages:
             for part in package.parts:
                 # Python code names models by text: a folder name that is not text cannot be meant
                 asked = [own for own in sorted(helpers | part.mentions) if _is_text(own)]
-                told = {PARAMETER + own: renamed[own] for own in asked if own in renamed}
+                parameters = {PARAMETER + own: renamed[own] for own in asked if own in renamed}
                 place = self._repository / names[part.own_name]
-                fill(place, part, renamed, told, staging=self._staging, inside=inside)
+                fill(place, part, renamed, parameters, staging=self._staging, inside=inside)
         except OSError as error:
             raise disk_error(self._repository / name, error) from error
         return Placement(load, along)

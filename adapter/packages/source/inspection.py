@@ -62,8 +62,8 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
     except OSError as error:
         name = shown(error.filename or path)
         raise InvalidModel(f"{name}: {error.strerror}") from error
-    said = (source.model_type, source.entry, [model.part.config_text for model in models])
-    contents.digest.update(repr(said).encode("utf-8", "backslashreplace"))
+    hints = (source.model_type, source.entry, [model.part.config_text for model in models])
+    contents.digest.update(repr(hints).encode("utf-8", "backslashreplace"))
     return Package(
         root=str(path),
         parts=tuple(model.part for model in models),
@@ -79,10 +79,10 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
 def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None:
     """Return the caller's figure, else the sum of the models' own."""
     found = [footprint.declared_bytes(m.config, m.folder / CONFIG) for m in models]
-    said = [size for size in found if size is not None]
-    if source.declared_bytes is not None or not said:
+    declared = [size for size in found if size is not None]
+    if source.declared_bytes is not None or not declared:
         return source.declared_bytes
-    return sum(said)
+    return sum(declared)
 
 
 def _models(
