@@ -17,7 +17,7 @@ from typing import Any
 EXAMPLES = Path(__file__).parent.parent / "examples" / "models"
 START_SECONDS = 60
 
-# the gRPC door at any free port, unless the flags behind say otherwise
+# the gRPC listener at any free port, unless the flags behind say otherwise
 SERVE = ("serve", "--log-format=json", "--grpc=127.0.0.1:0", "--grpc-data=off")
 
 
@@ -91,7 +91,7 @@ class RunningAdapter:
         if descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         self.lines: list[dict[str, Any]] = []
-        self.doors: dict[str, str] = {}
+        self.listeners: dict[str, str] = {}
         self.started: dict[str, Any] = {}
         self._news = threading.Condition()
         self._may_read = threading.Event()
@@ -114,7 +114,7 @@ class RunningAdapter:
             with self._news:
                 self.lines.append(line)
                 if line["event"] == "adapter.listening":
-                    self.doors[line["door"]] = line["address"]
+                    self.listeners[line["door"]] = line["address"]
                 if line["event"] == "adapter.started":
                     self.started = line
                 self._news.notify_all()
@@ -154,15 +154,15 @@ class RunningAdapter:
 
     @property
     def http(self) -> str:
-        return self.doors["http"]
+        return self.listeners["http"]
 
     @property
     def grpc(self) -> str:
-        return self.doors["grpc"]
+        return self.listeners["grpc"]
 
     @property
     def admin(self) -> str:
-        return self.doors["admin"]
+        return self.listeners["admin"]
 
     # the raw Triton behind it
     @property

@@ -56,7 +56,7 @@ class Books:
 
 
 class Caller:
-    """`own`: the relay before the door, of this caller alone; `behind`: the one before Triton."""
+    """`own`: this caller's own relay before the listener; `behind`: the one before Triton."""
 
     kind = ""
 
@@ -107,7 +107,7 @@ def check(question: np.ndarray, raw: bytes) -> None:
 
 
 class Rest(Caller):
-    """One kept connection, over SageMaker's door or V2's."""
+    """One kept connection, over SageMaker's listener or V2's."""
 
     kind = "http"
 

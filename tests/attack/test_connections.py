@@ -112,9 +112,9 @@ def test_connections_over_grpc_are_bounded_and_others_live_on(
     adapter: RunningAdapter, listener: str
 ) -> None:
     """Raw connections that never speak; those that are one too many are closed."""
-    with InferenceServerClient(adapter.doors[listener]) as early:
+    with InferenceServerClient(adapter.listeners[listener]) as early:
         assert early.is_server_live()
-        with connected(adapter.doors[listener], 2 * _FEW) as made:
+        with connected(adapter.listeners[listener], 2 * _FEW) as made:
             assert early.is_server_live()
             with closing(adapter.client()) as client, closing(Client(adapter.admin)) as admin:
                 assert client.get("/ping").status == 200
@@ -122,7 +122,7 @@ def test_connections_over_grpc_are_bounded_and_others_live_on(
             wait_until(lambda: sum(map(is_closed, made)) > _FEW, _SOON, "most are closed")
 
     def is_served() -> bool:
-        with InferenceServerClient(adapter.doors[listener]) as late, suppress(Exception):
+        with InferenceServerClient(adapter.listeners[listener]) as late, suppress(Exception):
             return late.is_server_live(client_timeout=1)
         return False
 
@@ -146,8 +146,8 @@ def is_closed(connection: socket.socket) -> bool:
 def test_a_call_over_grpc_on_a_connection_too_many_is_unavailable_at_once(
     adapter: RunningAdapter, listener: str
 ) -> None:
-    with connected(adapter.doors[listener], 2 * _FEW):
-        channel = grpc.insecure_channel(adapter.doors[listener])
+    with connected(adapter.listeners[listener], 2 * _FEW):
+        channel = grpc.insecure_channel(adapter.listeners[listener])
         ask = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
         with channel, pytest.raises(grpc.RpcError) as failed:
             ask(b"", timeout=5)

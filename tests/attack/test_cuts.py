@@ -72,12 +72,12 @@ class Storm:
             await asyncio.sleep(chance.expovariate(25))
 
     def cuts(self) -> Counter[str]:
-        """By side, door and kind."""
+        """By side, listener and kind."""
         sides = {"triton": zip(("http", "grpc"), self.behind, strict=True), "caller": self.before}
         return Counter(
-            f"{side} {door} {cut.kind}"
+            f"{side} {listener} {cut.kind}"
             for side, relays in sides.items()
-            for door, relay in relays
+            for listener, relay in relays
             for cut in relay.cuts
         )
 
@@ -94,14 +94,16 @@ class Storm:
         next one, which a busy client may begin on a connection whose end it has not read yet.
         """
         cuts, seen = self.cuts(), self.books.seen
-        for door in ("http", "grpc"):
+        for listener in ("http", "grpc"):
             of_caller, of_triton = (
-                sum(cuts[f"{side} {door} {kind}"] for kind in KINDS)
+                sum(cuts[f"{side} {listener} {kind}"] for kind in KINDS)
                 for side in ("caller", "triton")
             )
-            assert seen[f"{door} answered"]
-            assert seen[f"{door} lost"] <= of_caller * (2 if door == "grpc" else 1), door
-            assert seen[f"{door} unavailable"] <= of_triton, door
+            assert seen[f"{listener} answered"]
+            assert seen[f"{listener} lost"] <= of_caller * (2 if listener == "grpc" else 1), (
+                listener
+            )
+            assert seen[f"{listener} unavailable"] <= of_triton, listener
         assert set(cuts) == self.kinds
 
 
@@ -134,8 +136,8 @@ async def callers_of(storm: Storm, stack: AsyncExitStack) -> list[Rest | Grpc]:
     http, grpc = storm.behind
     callers: list[Rest | Grpc] = []
     for _ in range(CALLERS):
-        for kind, door, behind in ((Rest, "http", http), (Grpc, "grpc_data", grpc)):
-            own = await stack.enter_async_context(relay_to(storm.adapter.doors[door]))
+        for kind, listener, behind in ((Rest, "http", http), (Grpc, "grpc_data", grpc)):
+            own = await stack.enter_async_context(relay_to(storm.adapter.listeners[listener]))
             storm.before.append((kind.kind, own))
             callers.append(kind(storm.books, own, behind))
     return callers
@@ -151,7 +153,7 @@ def triton():
 async def play(triton: RunningAdapter, root: Path, seconds: float, seed: int) -> None:
     async with storm_before(triton, root, seed) as storm, AsyncExitStack() as stack:
         adapter, books = storm.adapter, storm.books
-        await asyncio.to_thread(ask_each_door, adapter)
+        await asyncio.to_thread(ask_each_listener, adapter)
         at_rest = sockets_of(adapter, storm.behind)
         async with asyncio.TaskGroup() as group:
             for caller in await callers_of(storm, stack):
@@ -174,7 +176,7 @@ async def play(triton: RunningAdapter, root: Path, seconds: float, seed: int) ->
 
 def check_rest(storm: Storm, at_rest: int) -> None:
     adapter = storm.adapter
-    ask_each_door(adapter)
+    ask_each_listener(adapter)
     for frontend in ("sagemaker", "v2", "grpc_data"):
         line = f'adapter_requests_in_flight{{frontend="{frontend}"}}'
         wait_until(lambda line=line: metric(adapter, line) == 0, 5, f"{line} is 0")
@@ -191,14 +193,14 @@ def check_rest(storm: Storm, at_rest: int) -> None:
     assert traces == []
 
 
-def ask_each_door(adapter: RunningAdapter) -> None:
+def ask_each_listener(adapter: RunningAdapter) -> None:
     client = adapter.client(timeout=10)
     for path in (f"/models/{MODEL}/invoke", f"/v2/models/{MODEL}/infer"):
         reply = client.post(path, infer_body(1, 2))
         assert reply.status == 200, reply.body
         assert reply.json()["outputs"][0]["data"] == [1, 2]
     client.close()
-    with calls_to(adapter.doors["grpc_data"]) as calls:
+    with calls_to(adapter.listeners["grpc_data"]) as calls:
         assert calls.infer(MODEL, 3, 4, timeout=10) == [3, 4]
 
 

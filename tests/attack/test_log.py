@@ -27,11 +27,11 @@ class ReadByHand:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "adapter", *SERVE, *EMBEDDED, *flags], stdout=subprocess.PIPE
         )
-        doors = {}
+        listeners = {}
         while (line := self.line())["event"] != "adapter.started":
             if line["event"] == "adapter.listening":
-                doors[line["door"]] = line["address"]
-        self.http, self.admin = doors["http"], doors["admin"]
+                listeners[line["door"]] = line["address"]
+        self.http, self.admin = listeners["http"], listeners["admin"]
 
     def line(self) -> dict[str, Any]:
         assert self.process.stdout is not None

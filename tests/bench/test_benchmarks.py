@@ -289,12 +289,12 @@ def test_the_adapter_takes_the_stand_in_for_a_triton():
     with running() as triton, external(triton.http, triton.grpc) as adapter:
         adapter.wait_for("adapter.started")
         load = json.dumps({"model_name": "m", "url": str(EXAMPLES / "identity")})
-        with Exchange(adapter.http) as door:
-            door.timed("POST", "/models", load.encode())
-            door.timed("POST", "/models/m/invoke", b'{"inputs": []}', times=3)
-            door.timed("POST", "/models", load.encode(), status=409)
-            door.timed("DELETE", "/models/m")
-            door.timed("GET", "/models/m", status=404)
+        with Exchange(adapter.http) as listener:
+            listener.timed("POST", "/models", load.encode())
+            listener.timed("POST", "/models/m/invoke", b'{"inputs": []}', times=3)
+            listener.timed("POST", "/models", load.encode(), status=409)
+            listener.timed("DELETE", "/models/m")
+            listener.timed("GET", "/models/m", status=404)
             with pytest.raises(ValueError, match="404"):
-                door.timed("GET", "/models/m")
+                listener.timed("GET", "/models/m")
     assert adapter.process.returncode == 0

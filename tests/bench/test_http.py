@@ -173,7 +173,7 @@ def test_nobody_there_is_said_and_not_measured(bench, server, tmp_path):
     assert str(path) in bench.problems[0]
 
 
-def test_a_unix_socket_is_a_door_as_well(bench, tmp_path):
+def test_a_unix_socket_is_a_listener_as_well(bench, tmp_path):
     server = HttpServer(tmp_path / "s")
     try:
         bench(server.url, "--model=m", "--count=5")

@@ -38,7 +38,7 @@ def test_each_kind_of_value_arrives_as_it_was_meant():
     assert settings.drain_timeout_seconds == 60.5
 
 
-def test_ports_follow_the_doors():
+def test_ports_follow_the_listeners():
     adapter = containers(pod_spec(values_of("settings")))["adapter"]
 
     ports = {port["name"]: port["containerPort"] for port in adapter["ports"]}

@@ -1,4 +1,4 @@
-"""A door to each server. The built-in one can crash and hang, so each test gets its own."""
+"""An endpoint to each server. The built-in one can crash and hang, so each test gets its own."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adapter.backend.processes import descendants
-from tests.compare.servers import BuiltinServer, Door
+from tests.compare.servers import BuiltinServer, Endpoint
 from tests.running import RunningAdapter, embedded_adapter
 
 # where it takes models from, and nowhere else
@@ -16,24 +16,24 @@ BUILTIN_MODELS = Path("/opt/ml/models")
 
 
 @pytest.fixture
-def door(request: pytest.FixtureRequest, model_root: Path) -> Iterator[Door]:
+def endpoint(request: pytest.FixtureRequest, model_root: Path) -> Iterator[Endpoint]:
     """`own adapter` is for tests that leave it in no state for others."""
     if request.param == "adapter":
-        yield adapter_door(request.getfixturevalue("adapter"), model_root)
+        yield adapter_endpoint(request.getfixturevalue("adapter"), model_root)
     elif request.param == "own adapter":
         with embedded_adapter(f"--model-roots={model_root}") as adapter:
-            yield adapter_door(adapter, model_root)
+            yield adapter_endpoint(adapter, model_root)
     else:
         with builtin_models(), builtin_server() as server:
-            door = Door(server.address, BUILTIN_MODELS, server.processes)
-            yield door
-            for folder in door.unpacked:
+            endpoint = Endpoint(server.address, BUILTIN_MODELS, server.processes)
+            yield endpoint
+            for folder in endpoint.unpacked:
                 shutil.rmtree(folder, ignore_errors=True)  # some tests never write one
 
 
-def adapter_door(adapter: RunningAdapter, models: Path) -> Door:
+def adapter_endpoint(adapter: RunningAdapter, models: Path) -> Endpoint:
     """`processes` without the keeper, which the server is started by."""
-    return Door(adapter.http, models, lambda: descendants(adapter.process.pid)[1:])
+    return Endpoint(adapter.http, models, lambda: descendants(adapter.process.pid)[1:])
 
 
 @contextmanager

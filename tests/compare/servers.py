@@ -33,13 +33,13 @@ def on_both(fault: str, adapter: str = "adapter") -> pytest.MarkDecorator:
     """
     expected = pytest.mark.xfail(strict=True, raises=FAULTS, reason=fault)
     builtin = pytest.param("builtin", marks=[expected, pytest.mark.nightly])
-    return pytest.mark.parametrize("door", [adapter, builtin], indirect=True)
+    return pytest.mark.parametrize("endpoint", [adapter, builtin], indirect=True)
 
 
-on_adapter = pytest.mark.parametrize("door", ["adapter"], indirect=True)
-on_own_adapter = pytest.mark.parametrize("door", ["own adapter"], indirect=True)
+on_adapter = pytest.mark.parametrize("endpoint", ["adapter"], indirect=True)
+on_own_adapter = pytest.mark.parametrize("endpoint", ["own adapter"], indirect=True)
 on_either = pytest.mark.parametrize(
-    "door", ["adapter", pytest.param("builtin", marks=pytest.mark.nightly)], indirect=True
+    "endpoint", ["adapter", pytest.param("builtin", marks=pytest.mark.nightly)], indirect=True
 )
 
 
@@ -48,7 +48,7 @@ def path_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """`models` is the folder that urls must lie in, `processes` the pids of server and stubs.
 
     `unpacked`: what tests have put into `models`.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.compare.servers import (
-    Door,
+    Endpoint,
     error_of,
     on_adapter,
     on_both,
@@ -38,43 +38,43 @@ def dead_name(url: Path) -> str:
 
 @on_both("the unload waits for the answer in flight, which waits for the unload's thread")
 def test_an_unload_during_an_invocation_is_answered_once_that_has_ended(
-    door: Door, tmp_path: Path
+    endpoint: Endpoint, tmp_path: Path
 ) -> None:
     begun = tmp_path / "begun"
     slow = f"{written_by(begun)}\nimport time; time.sleep(2)"
-    door.put("x", door.model(answer=slow))
+    endpoint.put("x", endpoint.model(answer=slow))
     with ThreadPoolExecutor() as pool:
-        invoked = pool.submit(door.invoke, "x")
+        invoked = pool.submit(endpoint.invoke, "x")
         wait_for_file(begun)
         try:
-            unloaded = door.delete("x")
+            unloaded = endpoint.delete("x")
         finally:
             answer = invoked.exception() or invoked.result()
 
     assert unloaded.status == 200
     assert answer.status == 200
-    assert door.listed() == []
+    assert endpoint.listed() == []
 
 
 class TestTheTargetModelHeaderIsForLoggingOnly:
     """Loaded with it, a model is known to the built-in endpoint by it."""
 
     @pytest.fixture
-    def loaded(self, door: Door) -> Door:
-        door.put("hash", door.model(), {TARGET: "team-a.tar.gz"})
-        return door
+    def loaded(self, endpoint: Endpoint) -> Endpoint:
+        endpoint.put("hash", endpoint.model(), {TARGET: "team-a.tar.gz"})
+        return endpoint
 
     @on_both("lists {}")
-    def test_a_model_loaded_with_it_is_listed(self, loaded: Door) -> None:
+    def test_a_model_loaded_with_it_is_listed(self, loaded: Endpoint) -> None:
         assert loaded.listed() == ["hash"]
 
     @on_both("looks for a model of the header's name")
-    def test_an_invocation_may_come_without_it_or_with_another(self, loaded: Door) -> None:
+    def test_an_invocation_may_come_without_it_or_with_another(self, loaded: Endpoint) -> None:
         assert loaded.invoke("hash").status == 200
         assert loaded.invoke("hash", headers={TARGET: "team-b.tar.gz"}).status == 200
 
     @on_both("unloads nothing, and waits for it for 350 s")
-    def test_an_unload_may_come_without_it(self, loaded: Door) -> None:
+    def test_an_unload_may_come_without_it(self, loaded: Endpoint) -> None:
         server, *stubs = loaded.processes()
         if not stubs:
             raise RuntimeError("no stub process")
@@ -84,20 +84,20 @@ class TestTheTargetModelHeaderIsForLoggingOnly:
 
 
 @on_both("asks for version 1 alone")
-def test_a_model_without_a_version_1_is_listed(door: Door) -> None:
-    door.put("x", door.model(version="3"))
+def test_a_model_without_a_version_1_is_listed(endpoint: Endpoint) -> None:
+    endpoint.put("x", endpoint.model(version="3"))
 
-    assert door.listed() == ["x"]
+    assert endpoint.listed() == ["x"]
 
 
 @on_both("/ping says 400 during loads")
-def test_ping_is_well_during_a_load(door: Door, tmp_path: Path) -> None:
+def test_ping_is_well_during_a_load(endpoint: Endpoint, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    url = door.model(initialize=f"{written_by(begun)}\nimport time; time.sleep(1.5)")
+    url = endpoint.model(initialize=f"{written_by(begun)}\nimport time; time.sleep(1.5)")
     with ThreadPoolExecutor() as pool:
-        loaded = pool.submit(door.load, "x", url)
+        loaded = pool.submit(endpoint.load, "x", url)
         wait_for_file(begun)
-        during = door.request("GET", "/ping")
+        during = endpoint.request("GET", "/ping")
         if loaded.done() or loaded.result().status != 200:
             raise RuntimeError("the load was over too soon, or failed")
 
@@ -105,24 +105,27 @@ def test_ping_is_well_during_a_load(door: Door, tmp_path: Path) -> None:
 
 
 @on_both("/ping says 400 for good")
-def test_ping_is_well_after_a_failed_load(door: Door) -> None:
-    if door.load("x", door.model(initialize="raise ValueError('no weights')")).status != 400:
+def test_ping_is_well_after_a_failed_load(endpoint: Endpoint) -> None:
+    if (
+        endpoint.load("x", endpoint.model(initialize="raise ValueError('no weights')")).status
+        != 400
+    ):
         raise RuntimeError("the load did not fail")
 
-    assert door.request("GET", "/ping").status == 200
+    assert endpoint.request("GET", "/ping").status == 200
 
 
 @on_both("the server dies of it")
-def test_a_model_whose_folder_was_removed_is_unloaded(door: Door) -> None:
-    url = door.model()
-    door.put("x", url)
+def test_a_model_whose_folder_was_removed_is_unloaded(endpoint: Endpoint) -> None:
+    url = endpoint.model()
+    endpoint.put("x", url)
     shutil.rmtree(url.parent)
 
-    unloaded = door.delete("x")
+    unloaded = endpoint.delete("x")
 
     assert unloaded.status == 200
-    assert door.is_serving()
-    assert door.listed() == []
+    assert endpoint.is_serving()
+    assert endpoint.listed() == []
 
 
 _ENSEMBLE = """
@@ -138,19 +141,19 @@ ensemble_scheduling { step [{
 
 @on_adapter
 def test_an_unload_is_answered_when_triton_no_longer_has_the_inner_models(
-    door: Door, adapter: RunningAdapter
+    endpoint: Endpoint, adapter: RunningAdapter
 ) -> None:
     """The built-in endpoint waits for the ensemble alone."""
-    package = door.folder()
+    package = endpoint.folder()
     write_python_model(package / "inner", finalize="import time; time.sleep(1)")
     (package / "whole").mkdir()
     (package / "whole" / "config.pbtxt").write_text(_ENSEMBLE)
-    door.put("x", package)
+    endpoint.put("x", package)
 
     with closing(Client(adapter.http_address)) as triton:
         loaded = _ready(triton)
         assert len([name for name in loaded if name == "x" or name.endswith(".inner")]) == 2
-        assert door.delete("x").status == 200
+        assert endpoint.delete("x").status == 200
 
         assert _ready(triton) & loaded == set()
 
@@ -162,72 +165,76 @@ def _ready(triton: Client) -> set[str]:
 
 
 @on_adapter
-def test_an_ensemble_without_steps_is_refused_with_the_reason(door: Door) -> None:
-    reply = door.load("x", door.model(config='platform: "ensemble"\n'))
+def test_an_ensemble_without_steps_is_refused_with_the_reason(endpoint: Endpoint) -> None:
+    reply = endpoint.load("x", endpoint.model(config='platform: "ensemble"\n'))
 
     assert reply.status == 400
     assert "an ensemble without steps" in error_of(reply)
-    assert door.listed() == []
+    assert endpoint.listed() == []
 
 
 class TestAModelWhosePythonProcessHasDied:
     """Once an invocation has met the dead process, the server knows."""
 
     @pytest.fixture
-    def url(self, door: Door, tmp_path: Path) -> Path:
+    def url(self, endpoint: Endpoint, tmp_path: Path) -> Path:
         stub = tmp_path / "stub"
-        url = door.model(initialize=written_by(stub))
-        door.put(dead_name(url), url)
+        url = endpoint.model(initialize=written_by(stub))
+        endpoint.put(dead_name(url), url)
         pid = int(stub.read_text())
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pid not in door.processes(), 10, "the process is gone")
+        wait_until(lambda: pid not in endpoint.processes(), 10, "the process is gone")
         return url
 
     @on_both("says 400, as if the caller could mend it")
-    def test_an_invocation_fails_as_the_fault_of_the_server(self, door: Door, url: Path) -> None:
-        assert door.invoke(dead_name(url)).status >= 500
+    def test_an_invocation_fails_as_the_fault_of_the_server(
+        self, endpoint: Endpoint, url: Path
+    ) -> None:
+        assert endpoint.invoke(dead_name(url)).status >= 500
 
     @on_both("goes on calling it fine")
-    def test_it_is_no_longer_listed_nor_found(self, door: Door, url: Path) -> None:
-        door.invoke(dead_name(url))
+    def test_it_is_no_longer_listed_nor_found(self, endpoint: Endpoint, url: Path) -> None:
+        endpoint.invoke(dead_name(url))
 
-        assert door.listed() == []
-        assert door.get(dead_name(url)).status == 404
+        assert endpoint.listed() == []
+        assert endpoint.get(dead_name(url)).status == 404
 
     @on_both("waits for it for 350 s")
-    def test_it_is_unloaded_within_15_seconds(self, door: Door, url: Path) -> None:
-        door.invoke(dead_name(url))
+    def test_it_is_unloaded_within_15_seconds(self, endpoint: Endpoint, url: Path) -> None:
+        endpoint.invoke(dead_name(url))
 
-        assert door.delete(dead_name(url)).status == 200
-        assert door.get(dead_name(url)).status == 404
+        assert endpoint.delete(dead_name(url)).status == 200
+        assert endpoint.get(dead_name(url)).status == 404
 
     @on_either
-    def test_it_is_unloaded_when_nobody_knows_yet(self, door: Door, url: Path) -> None:
+    def test_it_is_unloaded_when_nobody_knows_yet(self, endpoint: Endpoint, url: Path) -> None:
         """The built-in endpoint can do this: it is the invocation that it never gets over."""
-        assert door.delete(dead_name(url)).status == 200
-        assert door.get(dead_name(url)).status == 404
+        assert endpoint.delete(dead_name(url)).status == 200
+        assert endpoint.get(dead_name(url)).status == 404
 
     @on_both("the server dies of it")
-    def test_it_is_unloaded_when_its_folder_is_gone_too(self, door: Door, url: Path) -> None:
+    def test_it_is_unloaded_when_its_folder_is_gone_too(
+        self, endpoint: Endpoint, url: Path
+    ) -> None:
         shutil.rmtree(url.parent)
 
-        assert door.delete(dead_name(url)).status == 200
-        assert door.get(dead_name(url)).status == 404
+        assert endpoint.delete(dead_name(url)).status == 200
+        assert endpoint.get(dead_name(url)).status == 404
 
     @on_own_adapter
     def test_it_is_unloaded_when_it_is_known_and_its_folder_is_gone(
-        self, door: Door, url: Path
+        self, endpoint: Endpoint, url: Path
     ) -> None:
         """Not on the built-in endpoint: it hangs or dies, as the two tests above say."""
-        door.invoke(dead_name(url))
+        endpoint.invoke(dead_name(url))
         shutil.rmtree(url.parent)
 
-        assert door.delete(dead_name(url)).status == 200
-        assert door.listed() == []
+        assert endpoint.delete(dead_name(url)).status == 200
+        assert endpoint.listed() == []
 
     @on_both("says 409, it is loaded already")
-    def test_it_can_be_loaded_again(self, door: Door, url: Path) -> None:
-        door.invoke(dead_name(url))
+    def test_it_can_be_loaded_again(self, endpoint: Endpoint, url: Path) -> None:
+        endpoint.invoke(dead_name(url))
 
-        assert door.load(dead_name(url), url).status == 200
-        assert door.invoke(dead_name(url)).status == 200
+        assert endpoint.load(dead_name(url), url).status == 200
+        assert endpoint.invoke(dead_name(url)).status == 200

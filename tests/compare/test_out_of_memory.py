@@ -5,7 +5,7 @@ The built-in endpoint looks for the letters OOM, among others, anywhere in a fai
 
 import pytest
 
-from tests.compare.servers import Door, on_adapter, on_both, on_either
+from tests.compare.servers import Endpoint, on_adapter, on_both, on_either
 from tests.trees import infer_body
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]
@@ -21,66 +21,68 @@ real_errors = pytest.mark.parametrize("raising", ERRORS.values(), ids=ERRORS)
 
 
 @on_both(NAMES_ONLY)
-def test_a_missing_file_of_that_name_is_no_memory_fault(door: Door) -> None:
-    reply = door.load("x", door.model(initialize="open('BLOOM-560m/weights.bin')"))
+def test_a_missing_file_of_that_name_is_no_memory_fault(endpoint: Endpoint) -> None:
+    reply = endpoint.load("x", endpoint.model(initialize="open('BLOOM-560m/weights.bin')"))
 
     assert reply.status == 400
     assert b"BLOOM" in reply.body
 
 
 @on_both(NAMES_ONLY)
-def test_an_error_of_the_model_that_quotes_such_a_word_is_no_memory_fault(door: Door) -> None:
-    door.put("x", door.model(answer="raise ValueError(\"no label 'ZOOM' in the list\")"))
+def test_an_error_of_the_model_that_quotes_such_a_word_is_no_memory_fault(
+    endpoint: Endpoint,
+) -> None:
+    endpoint.put("x", endpoint.model(answer="raise ValueError(\"no label 'ZOOM' in the list\")"))
 
-    reply = door.invoke("x")
+    reply = endpoint.invoke("x")
 
     assert reply.status in {400, 500}
     assert b"ZOOM" in reply.body
 
 
 @on_both(NAMES_ONLY)
-def test_a_tensor_of_that_name_is_no_memory_fault(door: Door) -> None:
-    door.put("x", door.model())
+def test_a_tensor_of_that_name_is_no_memory_fault(endpoint: Endpoint) -> None:
+    endpoint.put("x", endpoint.model())
     body = infer_body(1.0)
     body["inputs"][0]["name"] = "ROOM"
 
-    reply = door.invoke("x", body)
+    reply = endpoint.invoke("x", body)
 
     assert reply.status == 400
     assert b"ROOM" in reply.body
 
 
 @on_both("the model of that name cannot be told from a memory fault")
-def test_a_model_of_that_name_is_no_memory_fault(door: Door) -> None:
-    reply = door.load("OOM", door.model(initialize="raise ValueError('no weights')"))
+def test_a_model_of_that_name_is_no_memory_fault(endpoint: Endpoint) -> None:
+    reply = endpoint.load("OOM", endpoint.model(initialize="raise ValueError('no weights')"))
 
     assert reply.status == 400
 
 
 @on_adapter
-def test_an_unknown_model_of_that_name_is_not_found(door: Door) -> None:
-    assert door.invoke("OOM").status == 404
-    assert door.load("OOM", door.folder()).status == 404
+def test_an_unknown_model_of_that_name_is_not_found(endpoint: Endpoint) -> None:
+    assert endpoint.invoke("OOM").status == 404
+    assert endpoint.load("OOM", endpoint.folder()).status == 404
 
 
 @on_both(MISSED)
 @real_errors
-def test_a_load_that_ran_out_of_memory_says_so(door: Door, raising: str) -> None:
-    assert door.load("x", door.model(initialize=raising)).status == 507
+def test_a_load_that_ran_out_of_memory_says_so(endpoint: Endpoint, raising: str) -> None:
+    assert endpoint.load("x", endpoint.model(initialize=raising)).status == 507
 
 
 @on_both(MISSED)
 @real_errors
-def test_an_invocation_that_ran_out_of_memory_says_so(door: Door, raising: str) -> None:
-    door.put("x", door.model(answer=raising))
+def test_an_invocation_that_ran_out_of_memory_says_so(endpoint: Endpoint, raising: str) -> None:
+    endpoint.put("x", endpoint.model(answer=raising))
 
-    assert door.invoke("x").status == 507
+    assert endpoint.invoke("x").status == 507
 
 
 @on_either
-def test_a_memory_error_of_python_is_known(door: Door) -> None:
+def test_a_memory_error_of_python_is_known(endpoint: Endpoint) -> None:
     """By both: it is the one that the built-in endpoint does look for."""
-    door.put("x", door.model(answer="raise MemoryError"))
+    endpoint.put("x", endpoint.model(answer="raise MemoryError"))
 
-    assert door.invoke("x").status == 507
-    assert door.load("y", door.model(initialize="raise MemoryError")).status == 507
+    assert endpoint.invoke("x").status == 507
+    assert endpoint.load("y", endpoint.model(initialize="raise MemoryError")).status == 507

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compare.servers import FAULTS, Door, error_of, on_adapter, on_both, on_own_adapter
+from tests.compare.servers import FAULTS, Endpoint, error_of, on_adapter, on_both, on_own_adapter
 from tests.trees import write_python_model
 
 pytestmark = [pytest.mark.triton, pytest.mark.builtin]
@@ -17,52 +17,52 @@ NAMES = ["team/a.tar.gz", "50%", "a+b:c?modèle"]
 
 @on_both("compares the segment of the path as it came")
 @pytest.mark.parametrize("name", NAMES)
-def test_any_name_can_be_got_invoked_and_unloaded(door: Door, name: str) -> None:
-    door.put(name, door.model())
+def test_any_name_can_be_got_invoked_and_unloaded(endpoint: Endpoint, name: str) -> None:
+    endpoint.put(name, endpoint.model())
 
-    assert door.get(name).status == 200
-    assert door.get(name).json()["modelName"] == name
-    answer = door.invoke(name)
+    assert endpoint.get(name).status == 200
+    assert endpoint.get(name).json()["modelName"] == name
+    answer = endpoint.invoke(name)
     assert (answer.status, answer.json()["model_name"]) == (200, name)
-    assert door.delete(name).status == 200
-    assert door.get(name).status == 404
+    assert endpoint.delete(name).status == 200
+    assert endpoint.get(name).status == 404
 
 
 @on_both("a shell reads it, and the load fails or hangs")
 @pytest.mark.parametrize("name", ['say "x"', "#1"], ids=["quotes", "comment"])
-def test_a_name_may_hold_what_a_shell_reads(door: Door, name: str) -> None:
-    assert door.load(name, door.model(), seconds=6).status == 200
-    assert door.listed() == [name]
-    assert door.invoke(name).json()["model_name"] == name
+def test_a_name_may_hold_what_a_shell_reads(endpoint: Endpoint, name: str) -> None:
+    assert endpoint.load(name, endpoint.model(), seconds=6).status == 200
+    assert endpoint.listed() == [name]
+    assert endpoint.invoke(name).json()["model_name"] == name
 
 
 @on_own_adapter
-def test_a_name_that_can_be_loaded_may_hold_a_line_break(door: Door) -> None:
+def test_a_name_that_can_be_loaded_may_hold_a_line_break(endpoint: Endpoint) -> None:
     """The built-in endpoint would hang."""
-    door.put("two\nlines", door.model())
+    endpoint.put("two\nlines", endpoint.model())
 
-    assert door.get("two\nlines").status == 200
-    assert door.delete("two\nlines").status == 200
+    assert endpoint.get("two\nlines").status == 200
+    assert endpoint.delete("two\nlines").status == 200
 
 
 @on_both("a shell runs it")
-def test_no_shell_runs_what_a_model_name_says(door: Door, tmp_path: Path) -> None:
+def test_no_shell_runs_what_a_model_name_says(endpoint: Endpoint, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with suppress(*FAULTS):  # that it hangs as well is not the point
-        door.load(f"$(touch {mark})", door.model(), seconds=4)
+        endpoint.load(f"$(touch {mark})", endpoint.model(), seconds=4)
 
     assert not mark.exists()
 
 
 @on_both("a shell runs it")
-def test_no_shell_runs_what_a_folder_name_says(door: Door) -> None:
+def test_no_shell_runs_what_a_folder_name_says(endpoint: Endpoint) -> None:
     """A folder name has no slash, so the command would leave its mark where the server runs."""
-    where = Path(f"/proc/{door.processes()[0]}/cwd").resolve()
+    where = Path(f"/proc/{endpoint.processes()[0]}/cwd").resolve()
     mark = where / f"mark-{uuid.uuid4().hex}"
-    folder = door.folder()
+    folder = endpoint.folder()
     write_python_model(folder / f"$(touch {mark.name})")
     with suppress(*FAULTS):
-        door.load("x", folder, seconds=4)
+        endpoint.load("x", folder, seconds=4)
 
     try:
         assert not mark.exists()
@@ -71,8 +71,8 @@ def test_no_shell_runs_what_a_folder_name_says(door: Door) -> None:
 
 
 @on_both("serves what the file system lists last")
-def test_a_stray_folder_beside_the_model_does_no_harm(door: Door) -> None:
-    folder = door.folder()
+def test_a_stray_folder_beside_the_model_does_no_harm(endpoint: Endpoint) -> None:
+    folder = endpoint.folder()
     write_python_model(folder / "net")
     # until the model is not the last one, in the file system's own order
     for number in range(1000):
@@ -80,17 +80,17 @@ def test_a_stray_folder_beside_the_model_does_no_harm(door: Door) -> None:
             break
         (folder / f"stray{number}").mkdir()
 
-    assert door.load("x", folder).status == 200
-    assert door.invoke("x").status == 200
+    assert endpoint.load("x", folder).status == 200
+    assert endpoint.invoke("x").status == 200
 
 
 @on_both("serves one of them")
-def test_a_package_with_two_models_is_refused_by_their_names(door: Door) -> None:
-    folder = door.folder()
+def test_a_package_with_two_models_is_refused_by_their_names(endpoint: Endpoint) -> None:
+    folder = endpoint.folder()
     write_python_model(folder / "first")
     write_python_model(folder / "second")
 
-    reply = door.load("x", folder)
+    reply = endpoint.load("x", folder)
 
     assert reply.status == 400
     assert "first" in error_of(reply)
@@ -98,34 +98,34 @@ def test_a_package_with_two_models_is_refused_by_their_names(door: Door) -> None
 
 
 @on_both("takes [0-9A-Za-z._]+ for the hash")
-def test_a_folder_may_have_any_name(door: Door) -> None:
-    url = door.folder().parent / "a-b c" / "model"
+def test_a_folder_may_have_any_name(endpoint: Endpoint) -> None:
+    url = endpoint.folder().parent / "a-b c" / "model"
     write_python_model(url)
 
-    assert door.load("x", url).status == 200
-    assert door.invoke("x").status == 200
+    assert endpoint.load("x", url).status == 200
+    assert endpoint.invoke("x").status == 200
 
 
 @on_both("takes /opt/ml/models/<hash>/model alone")
-def test_the_last_folder_may_have_any_name(door: Door) -> None:
-    url = door.folder().parent / "weights"
+def test_the_last_folder_may_have_any_name(endpoint: Endpoint) -> None:
+    url = endpoint.folder().parent / "weights"
     write_python_model(url)
 
-    assert door.load("x", url).status == 200
-    assert door.invoke("x").status == 200
+    assert endpoint.load("x", url).status == 200
+    assert endpoint.invoke("x").status == 200
 
 
 @on_both("cuts /model off")
-def test_the_url_is_told_as_it_was_given(door: Door) -> None:
-    url = door.model()
-    door.put("x", url)
+def test_the_url_is_told_as_it_was_given(endpoint: Endpoint) -> None:
+    url = endpoint.model()
+    endpoint.put("x", url)
 
-    assert door.get("x").json() == {"modelName": "x", "modelUrl": str(url)}
+    assert endpoint.get("x").json() == {"modelName": "x", "modelUrl": str(url)}
 
 
 @on_both("the reason is in Triton's log alone")
-def test_a_broken_config_is_refused_with_the_reason(door: Door) -> None:
-    reply = door.load("x", door.model(config="backend: python\ninput {"))
+def test_a_broken_config_is_refused_with_the_reason(endpoint: Endpoint) -> None:
+    reply = endpoint.load("x", endpoint.model(config="backend: python\ninput {"))
 
     assert reply.status == 400
     assert "config.pbtxt:" in error_of(reply)
@@ -133,9 +133,9 @@ def test_a_broken_config_is_refused_with_the_reason(door: Door) -> None:
 
 @on_adapter
 @pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/x", "https://example.com/x", "x"])
-def test_a_url_of_no_local_folder_is_refused_at_once(door: Door, url: str) -> None:
+def test_a_url_of_no_local_folder_is_refused_at_once(endpoint: Endpoint, url: str) -> None:
     """Not on the built-in endpoint: it would call out, for which there is no network."""
-    reply = door.load("x", url, seconds=3)
+    reply = endpoint.load("x", url, seconds=3)
 
     assert reply.status == 400
     assert url in error_of(reply)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.compare.servers import Door, error_of, on_adapter, on_both
+from tests.compare.servers import Endpoint, error_of, on_adapter, on_both
 from tests.running import Reply
 from tests.trees import infer_body
 
@@ -37,12 +37,12 @@ def tensor_of(reply: Reply) -> tuple[float, ...]:
 
 class TestTheBinaryMediaType:
     @pytest.fixture
-    def loaded(self, door: Door) -> Door:
-        door.put("x", door.model())
-        return door
+    def loaded(self, endpoint: Endpoint) -> Endpoint:
+        endpoint.put("x", endpoint.model())
+        return endpoint
 
     @on_both("understands one spelling")
-    def test_spaces_and_case_are_free(self, loaded: Door) -> None:
+    def test_spaces_and_case_are_free(self, loaded: Endpoint) -> None:
         body, size = binary_body(1.5, -2.0)
         for content_type in (
             f"{MEDIA_TYPE};json-header-size={size}",
@@ -56,13 +56,13 @@ class TestTheBinaryMediaType:
             assert tensor_of(reply) == (1.5, -2.0)
 
     @on_both("takes it for 0, which is a raw tensor")
-    def test_a_size_that_is_no_number_is_refused(self, loaded: Door) -> None:
+    def test_a_size_that_is_no_number_is_refused(self, loaded: Endpoint) -> None:
         headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size=abc"}
 
         assert loaded.invoke("x", struct.pack("<2f", 1.5, -2.0), headers).status == 400
 
     @on_adapter
-    def test_a_size_of_0_means_a_raw_tensor(self, loaded: Door) -> None:
+    def test_a_size_of_0_means_a_raw_tensor(self, loaded: Endpoint) -> None:
         headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size=0"}
 
         reply = loaded.invoke("x", struct.pack("<2f", 1.5, -2.0), headers)
@@ -71,7 +71,7 @@ class TestTheBinaryMediaType:
         assert tensor_of(reply) == (1.5, -2.0)
 
     @on_adapter
-    def test_a_size_that_cannot_be_is_refused(self, loaded: Door) -> None:
+    def test_a_size_that_cannot_be_is_refused(self, loaded: Endpoint) -> None:
         """What upstream's own test expects of its own endpoint, and more."""
         body, size = binary_body(1.5, -2.0)
         for content_type in (
@@ -90,7 +90,7 @@ class TestTheBinaryMediaType:
             assert error_of(reply)
 
     @on_adapter
-    def test_a_size_beyond_a_chunked_body_is_refused(self, loaded: Door) -> None:
+    def test_a_size_beyond_a_chunked_body_is_refused(self, loaded: Endpoint) -> None:
         """Nobody can know beforehand."""
         body, _ = binary_body(1.5, -2.0)
         headers = {"Content-Type": f"{MEDIA_TYPE};json-header-size={len(body) + 1}"}
@@ -108,26 +108,26 @@ class TestErrors:
         ids=["get", "unload", "invoke"],
     )
     def test_what_is_not_loaded_is_not_found_and_named(
-        self, door: Door, method: str, path: str
+        self, endpoint: Endpoint, method: str, path: str
     ) -> None:
-        reply = door.request(method, path, infer_body(1.0) if method == "POST" else None)
+        reply = endpoint.request(method, path, infer_body(1.0) if method == "POST" else None)
 
         assert reply.status == 404
         assert "'no'" in error_of(reply)
 
     @on_both("text/plain")
-    def test_a_conflict_is_json(self, door: Door) -> None:
-        url = door.model()
-        door.put("x", url)
+    def test_a_conflict_is_json(self, endpoint: Endpoint) -> None:
+        url = endpoint.model()
+        endpoint.put("x", url)
 
-        reply = door.load("x", url)
+        reply = endpoint.load("x", url)
 
         assert reply.status == 409
         assert "'x'" in error_of(reply)
 
     @on_both("text/plain")
-    def test_a_failed_load_is_json_with_the_words_of_the_model(self, door: Door) -> None:
-        reply = door.load("x", door.model(initialize="raise ValueError('no weights')"))
+    def test_a_failed_load_is_json_with_the_words_of_the_model(self, endpoint: Endpoint) -> None:
+        reply = endpoint.load("x", endpoint.model(initialize="raise ValueError('no weights')"))
 
         assert reply.status == 400
         assert "no weights" in error_of(reply)
@@ -147,29 +147,29 @@ class TestErrors:
         ],
     )
     def test_a_wrong_method_is_told_the_right_ones(
-        self, door: Door, method: str, path: str, allowed: str
+        self, endpoint: Endpoint, method: str, path: str, allowed: str
     ) -> None:
-        reply = door.request(method, path)
+        reply = endpoint.request(method, path)
 
         assert reply.status == 405
         assert reply.headers["Allow"] == allowed
         assert error_of(reply)
 
     @on_both("400, as if the caller could mend it")
-    def test_a_model_that_raises_is_the_fault_of_the_server(self, door: Door) -> None:
-        door.put("x", door.model(answer="raise RuntimeError('broken weights')"))
+    def test_a_model_that_raises_is_the_fault_of_the_server(self, endpoint: Endpoint) -> None:
+        endpoint.put("x", endpoint.model(answer="raise RuntimeError('broken weights')"))
 
-        reply = door.invoke("x")
+        reply = endpoint.invoke("x")
 
         assert reply.status == 500
         assert "broken weights" in error_of(reply)
 
     @on_both("understands no compression")
-    def test_a_compressed_body_is_understood(self, door: Door) -> None:
-        door.put("x", door.model())
+    def test_a_compressed_body_is_understood(self, endpoint: Endpoint) -> None:
+        endpoint.put("x", endpoint.model())
         body = gzip.compress(json.dumps(infer_body(1.5)).encode())
 
-        assert door.invoke("x", body, {"Content-Encoding": "gzip"}).status == 200
+        assert endpoint.invoke("x", body, {"Content-Encoding": "gzip"}).status == 200
 
 
 class TestABadLoadIsRefusedAndTheServerLives:
@@ -185,30 +185,30 @@ class TestABadLoadIsRefusedAndTheServerLives:
         ],
         ids=["cut off", "name is no string", "url is no string", "trailing comma"],
     )
-    def test_a_body_that_is_wrong(self, door: Door, body: bytes) -> None:
-        reply = door.request("POST", "/models", body, {"Content-Type": "application/json"})
+    def test_a_body_that_is_wrong(self, endpoint: Endpoint, body: bytes) -> None:
+        reply = endpoint.request("POST", "/models", body, {"Content-Type": "application/json"})
 
         assert reply.status == 400
         assert error_of(reply)
-        assert door.is_serving()
+        assert endpoint.is_serving()
 
     @on_both("text/plain, and does not say what is missing")
     @pytest.mark.parametrize("extra", [{}, {"model_name": ""}], ids=["none", "empty"])
-    def test_no_model_name(self, door: Door, extra: dict[str, str]) -> None:
-        body = {"url": str(door.model())} | extra
+    def test_no_model_name(self, endpoint: Endpoint, extra: dict[str, str]) -> None:
+        body = {"url": str(endpoint.model())} | extra
 
-        reply = door.request("POST", "/models", body, seconds=4)
+        reply = endpoint.request("POST", "/models", body, seconds=4)
 
         assert reply.status == 400
         assert "model_name" in error_of(reply)
 
     @on_both("ends the process")
-    def test_a_body_of_65536_chunks(self, door: Door) -> None:
+    def test_a_body_of_65536_chunks(self, endpoint: Endpoint) -> None:
         def chunks() -> Iterator[bytes]:
             yield from (b"x" for _ in range(65536))
 
-        reply = door.request("POST", "/models", chunks())
+        reply = endpoint.request("POST", "/models", chunks())
 
         assert reply.status in {400, 413}
         assert error_of(reply)
-        assert door.is_serving()
+        assert endpoint.is_serving()

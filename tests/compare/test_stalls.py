@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import Gate
-from tests.compare.servers import FAULTS, Door, on_both, path_of, wait_for_file
+from tests.compare.servers import FAULTS, Endpoint, on_both, path_of, wait_for_file
 from tests.running import Client, wait_until
 from tests.trees import infer_body
 
@@ -25,14 +25,14 @@ PAUSE_SECONDS = 0.05
 class Traffic:
     """Kept connections that invoke one model again and again."""
 
-    door: Door
+    endpoint: Endpoint
     # when, on each connection, the last request was sent that has had its answer
     answered: list[float] = field(default_factory=lambda: [0.0] * CONNECTIONS)
     bad: list[object] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     def invoke(self, connection: int, name: str) -> None:
-        with closing(Client(self.door.address, 30)) as client:
+        with closing(Client(self.endpoint.address, 30)) as client:
             while not self.over.is_set():
                 sent = time.monotonic()
                 try:
@@ -53,8 +53,8 @@ class Traffic:
 
 
 @contextmanager
-def traffic(door: Door, name: str) -> Iterator[Traffic]:
-    running = Traffic(door)
+def traffic(endpoint: Endpoint, name: str) -> Iterator[Traffic]:
+    running = Traffic(endpoint)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for connection in range(CONNECTIONS):
             pool.submit(running.invoke, connection, name)
@@ -73,11 +73,13 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @on_both("a load runs in a thread of the event loop")
-def test_invocations_do_not_stall_during_the_load_of_another_model(door: Door, gate: Gate) -> None:
-    door.put("other", door.model())
-    url = door.model(initialize=gate.statements)
-    with traffic(door, "other") as running, ThreadPoolExecutor(1) as pool:
-        load = pool.submit(door.put, "slow", url)
+def test_invocations_do_not_stall_during_the_load_of_another_model(
+    endpoint: Endpoint, gate: Gate
+) -> None:
+    endpoint.put("other", endpoint.model())
+    url = endpoint.model(initialize=gate.statements)
+    with traffic(endpoint, "other") as running, ThreadPoolExecutor(1) as pool:
+        load = pool.submit(endpoint.put, "slow", url)
         wait_for_file(gate.reached)
         try:
             running.check_all_are_answered()
@@ -88,12 +90,12 @@ def test_invocations_do_not_stall_during_the_load_of_another_model(door: Door, g
 
 @on_both("an unload runs in a thread of the event loop")
 def test_invocations_do_not_stall_during_the_unload_of_another_model(
-    door: Door, gate: Gate
+    endpoint: Endpoint, gate: Gate
 ) -> None:
-    door.put("other", door.model())
-    door.put("slow", door.model(finalize=gate.statements))
-    with traffic(door, "other") as running, ThreadPoolExecutor(1) as pool:
-        unload = pool.submit(lambda: door.delete("slow", seconds=60))
+    endpoint.put("other", endpoint.model())
+    endpoint.put("slow", endpoint.model(finalize=gate.statements))
+    with traffic(endpoint, "other") as running, ThreadPoolExecutor(1) as pool:
+        unload = pool.submit(lambda: endpoint.delete("slow", seconds=60))
         wait_for_file(gate.reached)
         try:
             running.check_all_are_answered()

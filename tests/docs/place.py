@@ -38,9 +38,9 @@ _OF_MAKE = {"http": "HTTP", "admin": "ADMIN", "grpc": "GRPC"}
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "shared", "tests", "node_modules", "gpu-*")
 
 
-def free_doors() -> dict[str, str]:
+def free_listeners() -> dict[str, str]:
     """Below the ports that the kernel hands out by itself, so nobody is given them meanwhile."""
-    return {door: f"127.0.0.1:{_free_port()}" for door in PORTS.values()}
+    return {listener: f"127.0.0.1:{_free_port()}" for listener in PORTS.values()}
 
 
 def _free_port() -> int:
@@ -65,11 +65,11 @@ def objects(text: str) -> list[object]:
 
 
 class Place:
-    """`doors`: where the adapter of the page listens."""
+    """`listeners`: where the adapter of the page listens."""
 
     def __init__(self, folder: Path, run_folder: Path) -> None:
         self.folder = folder
-        self.doors: dict[str, str] = {}
+        self.listeners: dict[str, str] = {}
         self._server: subprocess.Popen[bytes] | None = None
         self._said = folder.with_name(f"{folder.name}.log")
         shutil.copytree(ROOT, folder, ignore=_LEFT_OUT)
@@ -99,18 +99,24 @@ class Place:
         text = block.text
         if block.language == "console":
             text = "".join(f"{line}\n" for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE))
-        for port, door in PORTS.items():
-            if door in self.doors:
-                own = self.doors[door].rpartition(":")[2]
+        for port, listener in PORTS.items():
+            if listener in self.listeners:
+                own = self.listeners[listener].rpartition(":")[2]
                 text = re.sub(rf"(?<=:){port}\b", own, text)
         return re.sub(r"(?<![\w.}])/models\b", str(self.folder / "models-of-the-page"), text)
 
     def environment(self) -> Mapping[str, str]:
-        doors = {f"ADAPTER_{door.upper()}": address for door, address in self.doors.items()}
-        of_make = {_OF_MAKE[door]: self.doors[door] for door in _OF_MAKE if door in self.doors}
+        listeners = {
+            f"ADAPTER_{listener.upper()}": address for listener, address in self.listeners.items()
+        }
+        of_make = {
+            _OF_MAKE[listener]: self.listeners[listener]
+            for listener in _OF_MAKE
+            if listener in self.listeners
+        }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("ADAPTER_")}
         path = f"{self._bin}{os.pathsep}{os.environ['PATH']}"
-        return {**inherited, **doors, **of_make, "PATH": path, "PYTHONPATH": str(self.folder)}
+        return {**inherited, **listeners, **of_make, "PATH": path, "PYTHONPATH": str(self.folder)}
 
     def command(self, block: Block) -> list[str]:
         if block.language == "python":
@@ -148,7 +154,7 @@ class Place:
     def serve(self, block: Block) -> None:
         """Start the block and return when the adapter is ready; what ran before is stopped."""
         self.stop()
-        self.doors = free_doors()
+        self.listeners = free_listeners()
         with self._said.open("wb") as said:
             self._server = subprocess.Popen(
                 self.command(block),
@@ -159,7 +165,7 @@ class Place:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        url = f"http://{self.doors['admin']}/readyz"
+        url = f"http://{self.listeners['admin']}/readyz"
 
         def is_up() -> bool:
             assert self._server is not None

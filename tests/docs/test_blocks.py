@@ -46,8 +46,8 @@ def test_the_blocks_of_a_page_can_be_pasted(
         here.paste(page)
         return
     adapter = request.getfixturevalue("going")
-    here.doors = {
-        **adapter.doors,
+    here.listeners = {
+        **adapter.listeners,
         "triton_http": adapter.http_address,
         "triton_grpc": adapter.grpc_address,
     }

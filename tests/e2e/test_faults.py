@@ -46,7 +46,7 @@ def over_grpc(client: InferenceServerClient, model: str) -> Callable[[], object]
 
 @contextmanager
 def callers(stack: Stack, model: str) -> Iterator[tuple[Caller, Caller]]:
-    """One at each door; both are served when this begins."""
+    """One at each listener; both are served when this begins."""
     with ExitStack() as opened:
         client = opened.enter_context(closing(stack.client()))
         triton = opened.enter_context(InferenceServerClient(stack.grpc))

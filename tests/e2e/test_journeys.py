@@ -77,6 +77,6 @@ def test_a_mesh_finds_its_runtime(stack):
     assert "identity is unloaded" in said
 
 
-def test_prometheus_finds_its_metrics_at_the_admin_door(stack):
+def test_prometheus_finds_its_metrics_at_the_admin_listener(stack):
     with closing(Client(stack.admin)) as client:
         assert b"adapter_triton_live 1.0" in client.get("/metrics").body

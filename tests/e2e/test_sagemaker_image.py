@@ -111,7 +111,7 @@ def test_the_one_model_answers_at_invocations(one):
 
 
 def test_nothing_but_the_bound_port_listens_outside(many):
-    """Triton's and the admin door's ports are in the safe range, for this container alone."""
+    """Triton's and the admin listener's ports are in the safe range, for this container alone."""
     code = (
         "import pathlib\n"
         "for table in ('/proc/net/tcp', '/proc/net/tcp6'):\n"

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.headers import encoded
-from tests.frontends.grpc.proxy_listener import SECONDS, RelayDoor, Wire, frame
+from tests.frontends.grpc.proxy_listener import SECONDS, ProxySetup, Wire, frame
 
 HEAD = encoded([(b":status", b"200"), (b"content-type", b"application/grpc")])
 GOOD = encoded([(b"grpc-status", b"0")])
@@ -77,15 +77,15 @@ class ScriptedTriton:
 
 
 @asynccontextmanager
-async def scripted_triton(door: RelayDoor) -> AsyncIterator[ScriptedTriton]:
-    """Behind that door, for connections from now on."""
+async def scripted_triton(proxy: ProxySetup) -> AsyncIterator[ScriptedTriton]:
+    """Behind that proxy, for connections from now on."""
     triton = ScriptedTriton()
     server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
-    before, door.triton = door.triton, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    before, proxy.triton = proxy.triton, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield triton
     finally:
-        door.triton = before
+        proxy.triton = before
         server.close()
         for writer in triton.writers:
             writer.close()

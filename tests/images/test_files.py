@@ -109,7 +109,7 @@ def test_every_port_can_be_another_and_is_on_loopback():
         assert re.fullmatch(r"127\.0\.0\.1:(\d+):\d+", port)
 
 
-def test_the_adapters_doors_are_published_as_they_are_and_tritons_are_not():
+def test_the_adapters_listeners_are_published_as_they_are_and_tritons_are_not():
     ports = {port.split(":")[2]: port.split(":")[1] for port in published("adapter")}
     assert ports == {port: port for port in ("8080", "8081", "8085")}
     assert published("triton") == published("triton-cpu") == []
@@ -144,7 +144,7 @@ def test_no_service_has_a_privilege(service):
     assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_prometheus_asks_the_admin_door_and_triton():
+def test_prometheus_asks_the_admin_listener_and_triton():
     config = yaml.safe_load((ROOT / "deploy/monitoring/prometheus.yml").read_text(encoding="utf-8"))
     targets = {
         target

@@ -197,7 +197,7 @@ def play(listener: str, act: str, seconds: float, seed: int, root) -> None:
         with closing(adapter.client()) as client:
             assert client.load(MODEL, write_python_model(root / MODEL)).status == 200
         books = Books(random.Random(seed))
-        asyncio.run(storm(adapter.doors[listener], books, seconds, act))
+        asyncio.run(storm(adapter.listeners[listener], books, seconds, act))
         told = f"{listener} {act}: {dict(books.done)}, left to end: {dict(books.ends)}"
         sys.stdout.write(f"{told}\n")
         ends = adapter.events("triton.exited") + adapter.events("triton.unreachable")

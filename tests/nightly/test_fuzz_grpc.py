@@ -4,7 +4,7 @@ from tests.frontends.grpc import test_proxy_fuzz as fuzz
 from tests.nightly.again import play_until
 
 
-def test_anything_sent_to_the_grpc_lane(seconds, seed):
+def test_anything_sent_to_the_grpc_proxy(seconds, seed):
     tests = (
         fuzz.test_a_client_that_sends_anything,
         fuzz.test_a_triton_that_sends_anything,

@@ -35,7 +35,7 @@ def play_seeds(
     return seen
 
 
-def test_anything_sent_to_the_http_lane(seconds, seed):
+def test_anything_sent_to_the_http_listener(seconds, seed):
     test = fuzz.test_whatever_comes_is_answered_or_closed_and_nothing_of_it_stays
     play_until(seconds / 3, seed, (test,))
 

@@ -196,15 +196,15 @@ async def test_a_setting_is_what_its_part_goes_by(name, tmp_path):
 
 
 async def test_each_listener_is_where_its_setting_says(tmp_path):
-    doors = {
+    listeners = {
         name: f"unix:{tmp_path / name}.sock" for name in ("http", "grpc", "grpc_data", "admin")
     }
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
-    adapter = Adapter(load_settings(flags | doors, {}, None))
+    adapter = Adapter(load_settings(flags | listeners, {}, None))
     await adapter._open_listeners()
     try:
-        assert adapter.addresses == doors
-        assert all((tmp_path / f"{name}.sock").is_socket() for name in doors)
+        assert adapter.addresses == listeners
+        assert all((tmp_path / f"{name}.sock").is_socket() for name in listeners)
     finally:
         await adapter._listeners.close()
         await adapter._listeners.close_probes()

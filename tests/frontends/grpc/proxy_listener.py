@@ -1,4 +1,4 @@
-"""The relay's door with fakes around it: no real Triton, and clients that speak frames."""
+"""Opens the gRPC proxy with fakes around it: no real Triton, and clients that speak frames."""
 
 import asyncio
 import shutil
@@ -32,7 +32,7 @@ NO_LIMITS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 
 
 @dataclass
-class RelayDoor:
+class ProxySetup:
     """`triton` is where its upstream is; a test may point it elsewhere before the first call."""
 
     house: House
@@ -71,7 +71,7 @@ class RelayDoor:
     async def until_linkless(self) -> None:
         """No connection goes on from any caller's; bounded."""
         async with asyncio.timeout(SECONDS):
-            while any(relay.upstreams for relay in self.server._sessions):  # noqa: ASYNC110
+            while any(session.upstreams for session in self.server._sessions):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def until_at_rest(self) -> None:
@@ -79,11 +79,11 @@ class RelayDoor:
         for name in ("m", "team/a"):
             await self.until_free(name)
         async with asyncio.timeout(SECONDS):
-            for relay in list(self.server._sessions):
-                await relay.ended.wait()
-                assert relay.downstream.streams == {}
-                assert relay.upstreams == []
-                assert relay.downstream.buffered == 0
+            for session in list(self.server._sessions):
+                await session.ended.wait()
+                assert session.downstream.streams == {}
+                assert session.upstreams == []
+                assert session.downstream.buffered == 0
             assert self.server._context.buffered.total == 0
             while self.server._context.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -100,14 +100,14 @@ class _Recorded(_Echo):
 
 
 @asynccontextmanager
-async def relay_before(
+async def proxy_before(
     act: Any,
     *,
     timeout_seconds: float = 30,
     max_message_bytes: int = MAX_MESSAGE,
     max_inflight_bytes: int = 2**30,
     limits: MessageLimits | None = None,
-) -> AsyncIterator[RelayDoor]:
+) -> AsyncIterator[ProxySetup]:
     """With the models `m` and `team/a` loaded; `act` answers in Triton's place."""
     house = await House().open()
     for name in ("m", "team/a"):
@@ -136,24 +136,24 @@ async def relay_before(
         passthrough=(),
         limits=limits,
     ).add_to(inner)
-    folder = tempfile.mkdtemp(prefix="lane-")
+    folder = tempfile.mkdtemp(prefix="proxy-")
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
-    door = RelayDoor(house, None, "", f"127.0.0.1:{port}", echo.methods)
+    proxy = ProxySetup(house, None, "", f"127.0.0.1:{port}", echo.methods)
     context = ProxyContext(
         GrpcFastPath(house.control, faults, house.metrics, limits),
-        connect_to(lambda: door.triton),
+        connect_to(lambda: proxy.triton),
         connect_to(lambda: f"unix:{folder}/s"),
         timeout_seconds=timeout_seconds,
         max_message_bytes=max_message_bytes,
         inflight=InflightBytes(max_inflight_bytes),
     )
-    door.server = ProxyListener(context)
-    door.address = f"127.0.0.1:{await door.server.listen('127.0.0.1', 0, None)}"
+    proxy.server = ProxyListener(context)
+    proxy.address = f"127.0.0.1:{await proxy.server.listen('127.0.0.1', 0, None)}"
     try:
-        yield door
+        yield proxy
     finally:
-        await door.server.close(1)
+        await proxy.server.close(1)
         await dataplane.close()
         await inner.stop(None)
         await triton.stop(None)

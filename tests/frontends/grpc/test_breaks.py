@@ -1,4 +1,4 @@
-"""The gRPC door when what is behind it fails in ways that a real Triton does not on demand."""
+"""The gRPC listener when what is behind it fails in ways that a real Triton does not on demand."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from tests.grpc_calls import SERVICE, infer_request
 INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 
 
-class Door:
+class Listener:
     def __init__(self, house: House, channel: grpc.aio.Channel) -> None:
         self.house = house
         self.channel = channel
@@ -36,7 +36,7 @@ class Door:
 
 
 @asynccontextmanager
-async def door_to(dataplane: RpcDataPlane) -> AsyncIterator[Door]:
+async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
     """With the models `m` and `team/a` loaded."""
     house = await House().open()
     for name in ("m", "team/a"):
@@ -44,7 +44,7 @@ async def door_to(dataplane: RpcDataPlane) -> AsyncIterator[Door]:
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        door = Door(house, channel)
+        listener = Listener(house, channel)
         service = V2Service(
             house.control,
             dataplane,
@@ -52,23 +52,23 @@ async def door_to(dataplane: RpcDataPlane) -> AsyncIterator[Door]:
             house.metrics,
             repository=None,
             is_live=lambda: True,
-            is_ready=lambda: door.is_ready,
+            is_ready=lambda: listener.is_ready,
             load_wait_seconds=1,
             passthrough=(),
             limits=MessageLimits(2**22, 2**26),
         )
         service.add_to(server)
-        Health([SERVICE], lambda: door.is_ready).add_to(server)
+        Health([SERVICE], lambda: listener.is_ready).add_to(server)
         await server.start()
-        yield door
+        yield listener
         await server.stop(None)
     await house.close()
 
 
 @asynccontextmanager
-async def door_before(act: Act) -> AsyncIterator[Door]:
-    async with dataplane_to(act) as dataplane, door_to(dataplane) as door:
-        yield door
+async def listener_before(act: Act) -> AsyncIterator[Listener]:
+    async with dataplane_to(act) as dataplane, listener_to(dataplane) as listener:
+        yield listener
 
 
 async def refusal(call: Any) -> tuple[str, str]:
@@ -82,15 +82,15 @@ async def test_a_stream_that_breaks_ends_with_our_error_and_lets_go_of_its_model
         await anext(aiter(requests))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with door_before(act) as door:
-        call = door.channel.stream_stream(STREAM)()
+    async with listener_before(act) as listener:
+        call = listener.channel.stream_stream(STREAM)()
         await call.write(infer_request("m", 1.0).SerializeToString())
         assert await refusal(call.read()) == (
             "UNAVAILABLE",
             "BackendUnavailable: the connection to Triton broke: Socket closed",
         )
-        assert door.in_flight("m") == 0
-        assert door.counted("ModelStreamInfer", "UNAVAILABLE") == 1
+        assert listener.in_flight("m") == 0
+        assert listener.counted("ModelStreamInfer", "UNAVAILABLE") == 1
 
 
 async def test_a_failure_that_names_no_model_holds_all_until_the_end():
@@ -101,16 +101,16 @@ async def test_a_failure_that_names_no_model_holds_all_until_the_end():
             if pb.ModelInferRequest.FromString(message).id == "fail":
                 yield pb.ModelStreamInferResponse(error_message="bad").SerializeToString()
 
-    async with door_before(act) as door:
-        call = door.channel.stream_stream(STREAM)()
+    async with listener_before(act) as listener:
+        call = listener.channel.stream_stream(STREAM)()
         for name, text in (("m", "go"), ("team/a", "fail")):
             await call.write(infer_request(name, 1.0, id=text).SerializeToString())
         answer = pb.ModelStreamInferResponse.FromString(await call.read())
         assert answer.error_message == "InvalidRequest: bad"
-        assert (door.in_flight("m"), door.in_flight("team/a")) == (1, 1)
+        assert (listener.in_flight("m"), listener.in_flight("team/a")) == (1, 1)
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        assert (door.in_flight("m"), door.in_flight("team/a")) == (0, 0)
+        assert (listener.in_flight("m"), listener.in_flight("team/a")) == (0, 0)
 
 
 async def test_metadata_passes_both_ways():
@@ -122,9 +122,9 @@ async def test_metadata_passes_both_ways():
         context.set_trailing_metadata((("last-bin", b"\xff"),))
         return pb.ModelInferResponse(model_name="m").SerializeToString()
 
-    async with door_before(act) as door:
+    async with listener_before(act) as listener:
         metadata = (("traceparent", "00-ab-cd-01"), ("mm-model-id", "m"), ("x-bin", b"\x00"))
-        call = door.channel.unary_unary(INFER)(b"", metadata=metadata)
+        call = listener.channel.unary_unary(INFER)(b"", metadata=metadata)
         await call
         assert ("first", "1") in [*await call.initial_metadata()]
         assert ("last-bin", b"\xff") in [*await call.trailing_metadata()]
@@ -148,25 +148,25 @@ class Broken:
     ],
 )
 async def test_a_bug_is_internal_and_keeps_its_details(ask: Callable[..., Any]):
-    async with door_to(Broken()) as door:
-        call = ask(door.channel, infer_request("m", 1.0).SerializeToString())
+    async with listener_to(Broken()) as listener:
+        call = ask(listener.channel, infer_request("m", 1.0).SerializeToString())
         assert await refusal(call) == ("INTERNAL", "InternalError: internal error; see the log")
-        assert door.in_flight("m") == 0
+        assert listener.in_flight("m") == 0
 
 
-async def test_a_door_for_inference_alone_has_no_repository():
-    async with door_to(Broken()) as door:
-        call = door.channel.unary_unary(f"/{SERVICE}/RepositoryModelUnload")(b"")
+async def test_a_listener_for_inference_alone_has_no_repository():
+    async with listener_to(Broken()) as listener:
+        call = listener.channel.unary_unary(f"/{SERVICE}/RepositoryModelUnload")(b"")
         assert (await refusal(call))[0] == "UNIMPLEMENTED"
 
 
 async def test_readiness_is_told_while_it_is_watched():
-    async with door_to(Broken()) as door:
-        ready = door.channel.unary_unary(f"/{SERVICE}/ServerReady")
+    async with listener_to(Broken()) as listener:
+        ready = listener.channel.unary_unary(f"/{SERVICE}/ServerReady")
         assert pb.ServerReadyResponse.FromString(await ready(b"")).ready
-        watch = door.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+        watch = listener.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
         assert await watch.read() == b"\x08\x01"
-        door.is_ready = False
+        listener.is_ready = False
         assert await watch.read() == b"\x08\x02"
         assert await watch.read() is grpc.aio.EOF  # a server that stops would wait for it
         assert not pb.ServerReadyResponse.FromString(await ready(b"")).ready
@@ -179,16 +179,16 @@ async def test_a_model_that_triton_lost_is_told_in_the_stream_and_forgotten():
             text = f"Request for unknown model: '{name}' is not found"
             yield pb.ModelStreamInferResponse(error_message=text).SerializeToString()
 
-    async with door_before(act) as door:
-        door.house.triton.models.clear()
-        call = door.channel.stream_stream(STREAM)()
+    async with listener_before(act) as listener:
+        listener.house.triton.models.clear()
+        call = listener.channel.stream_stream(STREAM)()
         await call.write(infer_request("team/a", 1.0).SerializeToString())
         answer = pb.ModelStreamInferResponse.FromString(await call.read())
         assert answer.error_message == (
             "ModelNotFound: Triton does not have the model: "
             "Request for unknown model: 'team/a' is not found"
         )
-        await door.house.until_state("team/a", None)
+        await listener.house.until_state("team/a", None)
         await call.write(infer_request("team/a", 1.0).SerializeToString())
         answer = pb.ModelStreamInferResponse.FromString(await call.read())
         assert answer.error_message == "ModelNotFound: model 'team/a' is not loaded"

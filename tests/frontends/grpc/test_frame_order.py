@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.frontends.grpc.h2_client import H2Client, cut, h2_to, prefixed
-from tests.frontends.grpc.proxy_listener import relay_before, request_of
+from tests.frontends.grpc.proxy_listener import proxy_before, request_of
 from tests.frontends.grpc.test_proxy import echo
 from tests.running import embedded_adapter
 from tests.trees import write_python_model
@@ -72,7 +72,7 @@ async def check(client: H2Client, names) -> None:
 async def test_every_call_is_answered_in_whatever_order_its_data_comes(
     steps, order, models, pieces
 ):
-    async with relay_before(echo) as door, h2_to(door.address) as client:
+    async with proxy_before(echo) as proxy, h2_to(proxy.address) as client:
         play(client, steps, order, MODELS[models], pieces)
         await check(client, MODELS[models])
 
@@ -96,7 +96,7 @@ def test_every_call_is_answered_by_triton_in_whatever_order_its_data_comes(
 ):
     async def ask_all() -> None:
         for names in MODELS.values():
-            async with h2_to(adapter.doors[listener]) as client:
+            async with h2_to(adapter.proxys[listener]) as client:
                 play(client, steps, order, names, 1)
                 await check(client, names)
 

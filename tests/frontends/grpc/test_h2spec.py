@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.builds import build, built
-from tests.frontends.grpc.proxy_listener import relay_before
+from tests.frontends.grpc.proxy_listener import proxy_before
 from tests.frontends.grpc.test_proxy import echo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,8 +41,8 @@ def h2spec(pytestconfig) -> Path:
 
 async def test_the_listener_is_an_http_2_server_as_h2spec_has_it(h2spec, tmp_path):
     report = tmp_path / "report.xml"
-    async with relay_before(echo) as door:
-        host, port = door.address.split(":")
+    async with proxy_before(echo) as proxy:
+        host, port = proxy.address.split(":")
         asked = ("generic", "hpack", "http2", "--host", host, "--port", port)
         # headers so large that five of them are more than a frame may have; seconds to answer
         limits = ("--max-header-length", "14000", "--timeout", "10")

@@ -1,4 +1,4 @@
-"""The gRPC doors: where they listen, what they have, and how they close."""
+"""The gRPC listeners: where they listen, what they have, and how they close."""
 
 import asyncio
 import shutil
@@ -45,21 +45,21 @@ class Waiting:
 
 
 @pytest.fixture
-async def doors() -> AsyncIterator[Listeners]:
-    doors = Listeners(grace_seconds=5, max_message_bytes=1000)
-    yield doors
-    await doors.close()
+async def listeners() -> AsyncIterator[Listeners]:
+    listeners = Listeners(grace_seconds=5, max_message_bytes=1000)
+    yield listeners
+    await listeners.close()
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="doors-"))
+    path = Path(tempfile.mkdtemp(prefix="listeners-"))
     yield path
     shutil.rmtree(path)
 
 
 @pytest.fixture
-async def relay() -> AsyncIterator[Callable[[str], ProxyListener]]:
+async def proxy() -> AsyncIterator[Callable[[str], ProxyListener]]:
     """With no Triton behind it."""
     house = await House().open()
     gate = GrpcFastPath(
@@ -86,46 +86,50 @@ async def asked(address: str, message: bytes = b"x", seconds: float = 5) -> byte
         return await channel.unary_unary("/test.Service/Wait")(message, timeout=seconds)
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_it(doors, relay):
+async def test_a_port_that_is_taken_is_an_error_that_names_it(listeners, proxy):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         named = rf"grpc cannot listen at {address} \(setting grpc, --grpc, ADAPTER_GRPC\): "
         with pytest.raises(OSError, match=named):
-            await doors.open_grpc("grpc", parse_address(address), [], relay)
+            await listeners.open_grpc("grpc", parse_address(address), [], proxy)
         named = rf"admin cannot listen at {address} \(setting admin, --admin, ADAPTER_ADMIN\): "
         with pytest.raises(OSError, match=named):
-            await doors.open_probes("admin", parse_address(address), web.Application())
+            await listeners.open_probes("admin", parse_address(address), web.Application())
 
 
-async def test_two_servers_do_not_share_a_port(doors, relay):
-    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [], relay)
+async def test_two_servers_do_not_share_a_port(listeners, proxy):
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [], proxy)
     with pytest.raises(OSError, match="cannot listen"):
-        await doors.open_grpc("grpc_data", parse_address(doors.addresses["grpc"]), [], relay)
+        await listeners.open_grpc(
+            "grpc_data", parse_address(listeners.addresses["grpc"]), [], proxy
+        )
 
 
-async def test_a_socket_that_a_killed_run_left_is_taken_over(doors, relay, folder):
+async def test_a_socket_that_a_killed_run_left_is_taken_over(listeners, proxy, folder):
     with socket.socket(socket.AF_UNIX) as earlier:
         earlier.bind(str(folder / "a.sock"))
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_address(f"unix:{folder}/a.sock"), [service.add_to], relay)
-    assert await asked(doors.addresses["grpc"]) == b"x"
-    await doors.close()
+    await listeners.open_grpc(
+        "grpc", parse_address(f"unix:{folder}/a.sock"), [service.add_to], proxy
+    )
+    assert await asked(listeners.addresses["grpc"]) == b"x"
+    await listeners.close()
     assert list(folder.iterdir()) == []
 
 
-async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors, relay):
+async def test_calls_in_flight_end_and_new_ones_find_the_listener_closed(listeners, proxy):
     service = Waiting()
-    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], relay)
-    address = doors.addresses["grpc"]
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
+    address = listeners.addresses["grpc"]
     call = asyncio.create_task(asked(address, b"in flight"))
     await service.reached.wait()
-    closing = asyncio.create_task(doors.close())
+    closing = asyncio.create_task(listeners.close())
     await asyncio.sleep(0)
 
     with pytest.raises(grpc.aio.AioRpcError) as late:
         await asked(address)
-    # refused at the door, or cancelled in it while it was being closed
+    # refused at the listener, or cancelled in it while it was being closed
     assert late.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
     assert not closing.done()
     service.let_go.set()
@@ -133,30 +137,32 @@ async def test_calls_in_flight_end_and_new_ones_find_the_door_closed(doors, rela
     await closing
 
 
-async def test_a_message_over_the_limit_is_refused(doors, relay):
+async def test_a_message_over_the_limit_is_refused(listeners, proxy):
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], relay)
-    assert len(await asked(doors.addresses["grpc"], b"x" * 1000)) == 1000
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
+    assert len(await asked(listeners.addresses["grpc"], b"x" * 1000)) == 1000
     with pytest.raises(grpc.aio.AioRpcError, match="message larger than max"):
-        await asked(doors.addresses["grpc"], b"x" * 1001)
+        await asked(listeners.addresses["grpc"], b"x" * 1001)
 
 
-async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(doors, relay):
+async def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(listeners, proxy):
     service = Waiting()
     service.let_go.set()
-    await doors.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], relay)
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
     packed = grpc.Compression.Gzip
-    async with grpc.aio.insecure_channel(doors.addresses["grpc"], compression=packed) as channel:
+    async with grpc.aio.insecure_channel(
+        listeners.addresses["grpc"], compression=packed
+    ) as channel:
         call = channel.unary_unary("/test.Service/Wait")
         assert await call(b"x" * 1000, timeout=5) == b"x" * 1000
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
             await call(b"x" * 100_000, timeout=5)
 
 
-async def test_a_door_that_is_off_is_not_opened(doors, relay):
-    await doors.open_grpc("grpc_data", parse_address("off"), [], relay)
-    assert doors.addresses == {}
+async def test_a_listener_that_is_off_is_not_opened(listeners, proxy):
+    await listeners.open_grpc("grpc_data", parse_address("off"), [], proxy)
+    assert listeners.addresses == {}
 
 
 @pytest.mark.triton

@@ -181,7 +181,7 @@ class TestLoad:
         assert [str(error) for error in heard] == ["no good", "no good"]
         house.check()
 
-    async def test_a_load_that_came_by_another_door_is_waited_for(self, house, front):
+    async def test_a_load_that_came_by_another_listener_is_waited_for(self, house, front):
         gate = house.steps.hold("load m")
         other = house.begin(house.load("m"))
         await gate.reached.wait()
@@ -637,7 +637,7 @@ class TestStatus:
 
     async def test_whatever_is_loaded_is_gone_before_it_is_ready(self, house, front):
         await front.load("ours")
-        await house.load("another-doors")
+        await house.load("another-listeners")
         assert (await front.status()).status == READY
         house.check()
 
@@ -659,7 +659,9 @@ class TestStatus:
         house.check()
 
     @pytest.mark.slow
-    async def test_another_doors_load_is_ended_and_undone_before_it_is_ready(self, house, front):
+    async def test_another_listeners_load_is_ended_and_undone_before_it_is_ready(
+        self, house, front
+    ):
         gate = house.steps.hold("load m")
         house.begin(house.load("m"))
         await gate.reached.wait()

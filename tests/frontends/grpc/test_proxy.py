@@ -1,4 +1,4 @@
-"""The lane of the gRPC door for inference: calls through it, with a fake Triton behind."""
+"""Inferences through the gRPC proxy, with a fake Triton behind."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.frontends.grpc.proxy_listener import (
     frame,
     head_of,
     prefixed,
-    relay_before,
+    proxy_before,
     request_of,
     wire_to,
 )
@@ -42,18 +42,18 @@ async def refusal(call):
 
 
 async def test_a_plain_inference_goes_straight_and_is_counted():
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         answer = await channel.unary_unary(INFER)(request_of("m", 2.0, id="7"))
         assert pb.ModelInferResponse.FromString(answer).id == "7"
-        assert door.counted("OK") == 1
-        assert door.in_flight("m") == 0
+        assert proxy.counted("OK") == 1
+        assert proxy.in_flight("m") == 0
 
 
 async def test_a_renamed_model_takes_the_slow_way_and_keeps_its_name():
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         answer = await channel.unary_unary(INFER)(request_of("team/a"))
         assert pb.ModelInferResponse.FromString(answer).model_name == "team/a"
-        assert door.counted("OK") is None
+        assert proxy.counted("OK") is None
 
 
 async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
@@ -65,15 +65,15 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         return await echo(message, context)
 
-    async with relay_before(act) as door, channel_to(door.address) as channel:
-        door.house.control.presence._loads_again = True
-        door.house.triton.models.clear()
+    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
+        proxy.house.control.presence._loads_again = True
+        proxy.house.triton.models.clear()
         call = channel.unary_unary(INFER)
         code, text = await refusal(call(request_of("m")))
         assert (code, text) == ("UNAVAILABLE", "ModelNotReady: model 'm' is being loaded again")
         has_lost = False
-        await until(lambda: "m" in door.house.triton.models)
-        await door.house.until_state("m", ModelState.READY)
+        await until(lambda: "m" in proxy.house.triton.models)
+        await proxy.house.until_state("m", ModelState.READY)
         await call(request_of("m"))
 
 
@@ -92,54 +92,54 @@ async def test_metadata_of_a_mesh_decides(named, metadata, straight):
         seen.append(dict(context.invocation_metadata()))
         return await echo(message, context)
 
-    async with relay_before(act) as door, channel_to(door.address) as channel:
+    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
         answer = await channel.unary_unary(INFER)(request_of(named), metadata=metadata)
         wanted = "team/a" if metadata == [("mm-model-id-bin", b"team/a")] else "m"
         assert pb.ModelInferResponse.FromString(answer).model_name == wanted
-        assert door.counted("OK") == straight
+        assert proxy.counted("OK") == straight
         assert not {key for key in seen[0] if key.startswith("mm-")}
 
 
-async def test_tritons_error_is_told_as_at_the_other_door():
+async def test_tritons_error_is_told_as_at_the_other_proxy():
     async def act(message, context):
         await context.abort(grpc.StatusCode.NOT_FOUND, "no such üser 100%")
 
-    async with relay_before(act) as door, channel_to(door.address) as channel:
+    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(INFER)(request_of())
         assert await refusal(call) == ("INTERNAL", "InferenceFailed: no such üser 100%")
-        assert (door.counted("INTERNAL"), door.in_flight("m")) == (1, 0)
+        assert (proxy.counted("INTERNAL"), proxy.in_flight("m")) == (1, 0)
 
 
 async def test_what_is_not_loaded_is_refused():
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(INFER)(request_of("nope"))
         assert await refusal(call) == ("NOT_FOUND", "ModelNotFound: model 'nope' is not loaded")
 
 
 async def test_a_second_name_in_the_message_is_the_callers_fault():
     message = request_of("m") + b"\x0a\x06team/a"
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(INFER)(message)
         assert pb.ModelInferResponse.FromString(await call).model_name == "team/a"  # slow way
         big = request_of("m") + b"\x3a\x80\x80\x40" + bytes(MIB) + b"\x0a\x06team/a"
         code, text = await refusal(channel.unary_unary(INFER)(big))
         assert (code, text[:14]) == ("INVALID_ARGUMENT", "InvalidRequest")
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 @pytest.mark.slow
 async def test_20_mib_pass_both_ways():
     message = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(20 * MIB)])
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         answers = await asyncio.gather(
             *(channel.unary_unary(INFER)(message.SerializeToString()) for _ in range(3))
         )
         assert [len(answer) > 20 * MIB for answer in answers] == [True] * 3
-        assert door.counted("OK") == 3
+        assert proxy.counted("OK") == 3
 
 
 async def test_100_streams_on_one_connection_get_their_own_answers():
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
 
         async def ask(i):
             name = ("m", "team/a")[i % 2]
@@ -149,7 +149,7 @@ async def test_100_streams_on_one_connection_get_their_own_answers():
 
         for _ in range(3):
             assert all(await asyncio.gather(*(ask(i) for i in range(100))))
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 async def test_an_answer_over_the_limit_is_told_with_its_size():
@@ -157,12 +157,12 @@ async def test_an_answer_over_the_limit_is_told_with_its_size():
         return bytes(2 * MIB)
 
     async with (
-        relay_before(act, max_message_bytes=MIB) as door,
-        channel_to(door.address) as channel,
+        proxy_before(act, max_message_bytes=MIB) as proxy,
+        channel_to(proxy.address) as channel,
     ):
         code, text = await refusal(channel.unary_unary(INFER)(request_of()))
         assert (code, "answer is too large" in text, str(MIB) in text) == ("INTERNAL", True, True)
-        await door.until_free("m")
+        await proxy.until_free("m")
 
 
 class Slow:
@@ -184,84 +184,84 @@ class Slow:
         self.answered.set()
         return await echo(message, context)
 
-    async def ends_untold(self, door):
+    async def ends_untold(self, proxy):
         """It still works for the caller who has left, and holds the model until it has ended."""
-        await door.until_abandoned("m")
-        assert (door.in_flight("m"), self.is_cancelled) == (1, False)
+        await proxy.until_abandoned("m")
+        assert (proxy.in_flight("m"), self.is_cancelled) == (1, False)
         self.go_on.set()
         async with asyncio.timeout(5):
             await self.answered.wait()
-        await door.until_free("m")
-        assert (door.abandoned("m"), self.is_cancelled) == (0, False)
+        await proxy.until_free("m")
+        assert (proxy.abandoned("m"), self.is_cancelled) == (0, False)
 
 
 async def test_triton_that_does_not_answer_in_time_is_a_timeout_and_goes_on():
     act = Slow()
     async with (
-        relay_before(act.serve, timeout_seconds=0.5) as door,
-        channel_to(door.address) as channel,
+        proxy_before(act.serve, timeout_seconds=0.5) as proxy,
+        channel_to(proxy.address) as channel,
     ):
         code, text = await refusal(channel.unary_unary(INFER)(request_of()))
         assert (code, text[:14]) == ("DEADLINE_EXCEEDED", "BackendTimeout")
-        await act.ends_untold(door)
+        await act.ends_untold(proxy)
 
 
 async def test_triton_never_hears_of_the_callers_deadline():
     act = Slow()
-    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+    async with proxy_before(act.serve) as proxy, channel_to(proxy.address) as channel:
         code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=0.3))
         assert code == "DEADLINE_EXCEEDED"
         assert act.seconds is None or act.seconds > 1000
-        await act.ends_untold(door)
+        await act.ends_untold(proxy)
 
 
 async def test_triton_never_hears_of_a_caller_who_cancels():
     act = Slow()
-    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+    async with proxy_before(act.serve) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(INFER)(request_of())
         await asyncio.wait({asyncio.ensure_future(act.started.wait())})
-        assert (door.in_flight("m"), door.abandoned("m")) == (1, 0)
+        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 0)
         call.cancel()
-        await door.until_counted("CANCELLED")
-        await act.ends_untold(door)
+        await proxy.until_counted("CANCELLED")
+        await act.ends_untold(proxy)
 
 
 async def test_triton_never_hears_of_a_caller_whose_connection_is_lost():
     act = Slow()
-    async with relay_before(act.serve) as door:
-        async with wire_to(door.address) as wire:
+    async with proxy_before(act.serve) as proxy:
+        async with wire_to(proxy.address) as wire:
             wire.greet()
             wire.send(frames.header_block(1, head_of(), end=False))
             wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
             async with asyncio.timeout(5):
                 await act.started.wait()
             wire.writer.transport.abort()
-        await door.until_counted("CANCELLED")
-        await act.ends_untold(door)
-        await door.until_at_rest()
+        await proxy.until_counted("CANCELLED")
+        await act.ends_untold(proxy)
+        await proxy.until_at_rest()
 
 
 async def test_a_closing_listener_waits_for_what_triton_still_works_on():
     act = Slow()
-    async with relay_before(act.serve) as door, channel_to(door.address) as channel:
+    async with proxy_before(act.serve) as proxy, channel_to(proxy.address) as channel:
         code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=0.3))
         assert code == "DEADLINE_EXCEEDED"
-        closing = asyncio.create_task(door.server.close(30))
+        closing = asyncio.create_task(proxy.server.close(30))
         await channel.close()
-        await act.ends_untold(door)
+        await act.ends_untold(proxy)
         await closing
         assert not act.is_cancelled
 
 
 async def test_triton_that_cannot_be_reached_is_unavailable():
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
-        door.triton = "127.0.0.1:1"
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        proxy.triton = "127.0.0.1:1"
         code, text = await refusal(channel.unary_unary(INFER)(request_of()))
         assert (code, text) == (
             "UNAVAILABLE",
             "BackendUnavailable: Triton cannot be reached",
         )
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 @pytest.mark.parametrize("sent", [b"", frames.settings({}), b"garbage" * 10])
@@ -273,16 +273,16 @@ async def test_triton_that_breaks_off_is_unavailable_and_the_next_call_connects_
             await writer.drain()
         writer.close()
 
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
         server = await asyncio.start_server(cut, "127.0.0.1", 0)
-        right, door.triton = door.triton, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        right, proxy.triton = proxy.triton, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         code, text = await refusal(channel.unary_unary(INFER)(request_of()))
         assert (code, text) == (
             "UNAVAILABLE",
             "BackendUnavailable: the connection to Triton broke",
         )
-        assert door.in_flight("m") == 0
-        door.triton = right
+        assert proxy.in_flight("m") == 0
+        proxy.triton = right
         await channel.unary_unary(INFER)(request_of())
         server.close()
 
@@ -296,12 +296,12 @@ async def test_closing_says_goodbye_and_lets_what_is_open_end():
         await go_on.wait()
         return await echo(message, context)
 
-    async with relay_before(act) as door, wire_to(door.address) as wire:
+    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of(), end=False))
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
         await started.wait()
-        closing = asyncio.create_task(door.server.close(5))
+        closing = asyncio.create_task(proxy.server.close(5))
         for last in (frames.MAX_STREAM, 1):
             _, _, payload = await wire.until(frames.GOAWAY)
             assert payload == last.to_bytes(4, "big") + bytes(4)
@@ -322,7 +322,7 @@ async def test_a_stream_of_inferences_passes():
             answer = pb.ModelInferResponse(model_name=name)
             yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
 
-    async with relay_before(act) as door, channel_to(door.address) as channel:
+    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
         call = channel.stream_stream(STREAM)()
         for name in ("m", "team/a", "m"):
             await call.write(request_of(name))
@@ -334,7 +334,7 @@ async def test_a_stream_of_inferences_passes():
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 async def test_a_client_with_a_window_of_one_byte_gets_all(name):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
         wire.send(frames.header_block(1, head_of(), end=False))
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of(name))))
@@ -353,7 +353,7 @@ async def test_a_client_with_a_window_of_one_byte_gets_all(name):
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 async def test_a_request_in_single_bytes_is_understood(name):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of(), end=False))
         message = prefixed(request_of(name))
@@ -365,7 +365,7 @@ async def test_a_request_in_single_bytes_is_understood(name):
 
 
 async def test_padding_priorities_and_continuations_are_understood():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         block = head_of()
         payload = b"\3" + bytes(5) + block[:10] + b"\0" * 3
@@ -431,18 +431,18 @@ HEAD = frame(frames.HEADERS, frames.END_HEADERS, 1, head_of())
     ],
 )
 async def test_what_breaks_the_protocol_ends_the_connection_with_its_code(sent, code):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(sent)
         assert await wire.ended_with() == code
-        async with channel_to(door.address) as channel:
+        async with channel_to(proxy.address) as channel:
             await channel.unary_unary(INFER)(request_of())
 
 
 async def test_another_protocol_and_a_missing_greeting_are_refused():
-    async with relay_before(echo) as door:
+    async with proxy_before(echo) as proxy:
         for sent in (b"GET / HTTP/1.1\r\n\r\n" + bytes(10), frames.PREFACE + bytes(9)):
-            async with wire_to(door.address) as wire:
+            async with wire_to(proxy.address) as wire:
                 wire.send(sent)
                 assert await wire.ended_with() == Code.PROTOCOL_ERROR
 
@@ -459,7 +459,7 @@ async def test_another_protocol_and_a_missing_greeting_are_refused():
     ],
 )
 async def test_malformed_headers_end_their_stream_alone(more):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of(INFER, more), end=False))
         _, _, payload = await wire.until(frames.RST_STREAM, 1)
@@ -472,9 +472,9 @@ async def test_malformed_headers_end_their_stream_alone(more):
 
 async def test_more_than_the_window_of_a_stream_ends_that_stream():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(ONE)
@@ -489,17 +489,17 @@ async def test_more_than_the_window_of_a_stream_ends_that_stream():
             wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
         _, _, code = await wire.until(frames.RST_STREAM, 1)
         assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
-        await door.until_free("m")
+        await proxy.until_free("m")
 
 
 async def test_more_than_the_window_of_the_connection_ends_it():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
-        door.server._context.buffered.limit = 0
+        proxy.server._context.buffered.limit = 0
         await wire.until(frames.SETTINGS)
         message = prefixed(
             pb.ModelInferRequest(
@@ -513,13 +513,13 @@ async def test_more_than_the_window_of_the_connection_ends_it():
             for at in range(0, 2**18, 2**14):
                 wire.send(frame(frames.DATA, 0, stream_id, message[at : at + 2**14]))
         assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
-        await door.until_free("m")
+        await proxy.until_free("m")
 
 
 async def test_a_client_may_use_its_table_until_it_has_heard_that_there_is_none():
     from hpack import Encoder
 
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         encoder = Encoder()
         headers = [
             (":method", "POST"),
@@ -540,7 +540,7 @@ async def test_a_client_may_use_its_table_until_it_has_heard_that_there_is_none(
             wire.send(frames.header_block(stream_id, encoder.encode(headers), end=False))
             wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
             await wire.answer(stream_id)
-        assert door.counted("OK") == 4
+        assert proxy.counted("OK") == 4
 
 
 def test_headers_are_encoded_as_others_read_them():
@@ -554,8 +554,8 @@ def test_headers_are_encoded_as_others_read_them():
 @pytest.mark.slow
 async def test_a_request_over_the_limit_is_refused_and_the_others_go_on(path):
     async with (
-        relay_before(echo, max_message_bytes=MIB) as door,
-        channel_to(door.address) as channel,
+        proxy_before(echo, max_message_bytes=MIB) as proxy,
+        channel_to(proxy.address) as channel,
     ):
         big = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(9 * MIB)])
         for _ in range(3):
@@ -574,10 +574,10 @@ async def test_cuts_at_random_moments_leave_nothing_behind():
         await asyncio.sleep(rolled.random() / 50)
         return await echo(message, context)
 
-    async with relay_before(act) as door:
+    async with proxy_before(act) as proxy:
 
         async def cut(_):
-            async with wire_to(door.address) as wire:
+            async with wire_to(proxy.address) as wire:
                 wire.greet()
                 name = rolled.choice(["m", "team/a"])
                 for stream_id in range(1, 21, 2):
@@ -588,20 +588,20 @@ async def test_cuts_at_random_moments_leave_nothing_behind():
                     await asyncio.sleep(rolled.random() / 200)
                 wire.writer.transport.abort()
 
-        async with channel_to(door.address) as channel:
+        async with channel_to(proxy.address) as channel:
             await asyncio.gather(*(cut(i) for i in range(40)))
             for name in ("m", "team/a"):
                 await channel.unary_unary(INFER)(request_of(name))
         for name in ("m", "team/a"):
-            await door.until_free(name)
+            await proxy.until_free(name)
         # the channel's own has ended too
         async with asyncio.timeout(5):
-            for relay in list(door.server._sessions):
-                await relay.ended.wait()
+            for session in list(proxy.server._sessions):
+                await session.ended.wait()
 
 
 async def test_a_peer_that_forgets_to_say_that_its_table_is_gone_is_understood():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of()[1:], end=False))
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))

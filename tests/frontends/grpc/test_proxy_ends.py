@@ -1,4 +1,4 @@
-"""How requests and connections of the gRPC lane end: limits of time, GOAWAY, floods, the door."""
+"""How requests and connections of the gRPC proxy end: time limits, GOAWAY, floods, its close."""
 
 import asyncio
 import tempfile
@@ -16,7 +16,7 @@ from tests.frontends.grpc.proxy_listener import (
     frame,
     head_of,
     prefixed,
-    relay_before,
+    proxy_before,
     request_of,
     wire_to,
 )
@@ -39,9 +39,9 @@ def goaway(last: int, code: int = 0) -> bytes:
 @pytest.mark.slow
 async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(limit):
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         block = head_of(INFER, (b"grpc-timeout", limit))
@@ -51,17 +51,17 @@ async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(limit):
         _, trailers = await wire.answer(1)
         assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         assert b"BackendTimeout: the caller's deadline has passed" in trailers
-        assert (door.in_flight("m"), door.abandoned("m")) == (1, 1)
+        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
         triton.send(answer(1))
-        await door.until_free("m")
+        await proxy.until_free("m")
         await untouched(triton)
 
 
 async def test_an_answer_that_stands_still_is_given_up_in_time():
     async with (
-        relay_before(echo, timeout_seconds=0.5) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo, timeout_seconds=0.5) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(request(1))
@@ -70,14 +70,14 @@ async def test_an_answer_that_stands_still_is_given_up_in_time():
         triton.send(frame(frames.DATA, 0, 1, b"\0\0\0\0\x09begun"))
         _, trailers = await wire.answer(1)
         assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        assert (door.in_flight("m"), door.abandoned("m")) == (1, 1)
+        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
         triton.send(frame(frames.DATA, 0, 1, b"late"), frames.header_block(1, GOOD, end=True))
-        await door.until_free("m")
+        await proxy.until_free("m")
         await untouched(triton)
 
 
 async def test_a_request_that_does_not_come_is_given_up_in_time():
-    async with relay_before(echo, timeout_seconds=0.3) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo, timeout_seconds=0.3) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of(), end=False))
         wire.send(frame(frames.DATA, 0, 1, b"\0"))
@@ -89,9 +89,9 @@ async def test_a_request_that_does_not_come_is_given_up_in_time():
 @pytest.mark.slow
 async def test_tritons_goaway_lets_end_what_it_has_and_the_next_call_connects_anew():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(request(1), request(3), request(5))
@@ -111,27 +111,27 @@ async def test_tritons_goaway_lets_end_what_it_has_and_the_next_call_connects_an
         assert (await wire.answer(3))[0][5:] == b"three"
         assert await triton.ended_with() == Code.NO_ERROR
         assert frames.GOAWAY not in {got[0] for got in wire.got}
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 async def test_a_triton_that_goes_is_no_matter_for_a_client_that_calls_again():
-    async with relay_before(echo) as door, channel_to(door.address) as channel:
-        async with scripted_triton(door) as behind:
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        async with scripted_triton(proxy) as behind:
             asking = asyncio.ensure_future(channel.unary_unary(INFER)(request_of()))
             triton = await behind.accepted()
             await triton.until(frames.DATA, 1)
             triton.send(answer(1), goaway(1))
             await asking
         await channel.unary_unary(INFER)(request_of())
-        assert door.counted("OK") == 2
+        assert proxy.counted("OK") == 2
 
 
 @pytest.mark.slow
 async def test_a_triton_that_dies_amid_an_answer_is_unavailable_and_others_go_on():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet({frames.INITIAL_WINDOW_SIZE: 2**20})
         wire.send(frames.window_update(0, 2**20), frames.header_block(1, head_of(), end=False))
@@ -152,14 +152,14 @@ async def test_a_triton_that_dies_amid_an_answer_is_unavailable_and_others_go_on
         await second.until(frames.DATA, 1)
         second.send(answer(1, b"again"))
         assert (await wire.answer(1))[0][5:] == b"again"
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 async def test_a_refused_stream_is_unavailable():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        channel_to(door.address) as channel,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        channel_to(proxy.address) as channel,
     ):
         asking = asyncio.ensure_future(refusal(channel.unary_unary(INFER)(request_of())))
         triton = await behind.accepted()
@@ -183,18 +183,18 @@ async def test_a_refused_stream_is_unavailable():
     ids=["rapid reset", "malformed heads", "settings", "empty data", "unknown", "priorities"],
 )
 async def test_floods_end_the_connection(flood):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         for i in range(2_100):
             wire.send(flood(i))
         assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-        assert door.in_flight("m") == 0
-        async with channel_to(door.address) as channel:
+        assert proxy.in_flight("m") == 0
+        async with channel_to(proxy.address) as channel:
             await channel.unary_unary(INFER)(request_of())
 
 
 async def test_more_streams_than_were_agreed_are_refused():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         for stream_id in range(1, 2_003, 2):
             wire.send(frames.header_block(stream_id, head_of(), end=False))
@@ -212,7 +212,7 @@ async def test_more_streams_than_were_agreed_are_refused():
     ids=["TLS", "HTTP/1.1", "nearly"],
 )
 async def test_what_is_not_http_2_is_closed_at_once(sent):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.send(sent)
         assert await wire.ended_with() == Code.PROTOCOL_ERROR
         ours = [frames.SETTINGS, frames.WINDOW_UPDATE, frames.GOAWAY]
@@ -224,7 +224,7 @@ async def test_other_methods_never_reach_triton(method):
     async def act(message, context):
         raise AssertionError("it must not be asked")
 
-    async with relay_before(act) as door, channel_to(door.address) as channel:
+    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         assert (await refusal(call(request_of())))[0] == "UNIMPLEMENTED"
 
@@ -232,26 +232,26 @@ async def test_other_methods_never_reach_triton(method):
 @pytest.fixture
 def folder():
     """Short: a socket's path has at most 107 bytes. The socket must be gone in the end."""
-    path = Path(tempfile.mkdtemp(prefix="lane-"))
+    path = Path(tempfile.mkdtemp(prefix="proxy-"))
     yield path
     path.rmdir()
 
 
-async def test_a_socket_is_a_door_too_and_goes_with_it(folder):
-    async with relay_before(echo) as door:
-        await door.server.close(1)
-        await door.server.listen(None, 0, f"{folder}/s")
+async def test_a_socket_is_a_listener_too_and_goes_with_it(folder):
+    async with proxy_before(echo) as proxy:
+        await proxy.server.close(1)
+        await proxy.server.listen(None, 0, f"{folder}/s")
         async with channel_to(f"unix:{folder}/s") as channel:
             await channel.unary_unary(INFER)(request_of())
-        await door.server.close(1)
+        await proxy.server.close(1)
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_gets_all_of_its_answer_though_the_door_closes():
+async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet({frames.INITIAL_WINDOW_SIZE: 2**31 - 1})
         wire.send(frames.window_update(0, 2**30), request(1))
@@ -260,11 +260,11 @@ async def test_a_slow_reader_gets_all_of_its_answer_though_the_door_closes():
         wire.reader._transport.pause_reading()
         whole = b"\0" + (2**23).to_bytes(4, "big") + bytes(2**23)
         pouring = asyncio.create_task(pour(triton, 1, whole))
-        (relay,) = door.server._sessions
+        (session,) = proxy.server._sessions
         async with asyncio.timeout(10):
-            while not relay.downstream.is_paused:  # noqa: ASYNC110
+            while not session.downstream.is_paused:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        closing = asyncio.create_task(door.server.close(10))
+        closing = asyncio.create_task(proxy.server.close(10))
         await asyncio.sleep(0)
         wire.reader._transport.resume_reading()
         read = 0
@@ -283,7 +283,7 @@ RESERVED = 1 << 31
 async def test_the_reserved_bit_of_a_streams_number_is_ignored(masked, name):
     """RFC 9113 section 4.1."""
     of_head, of_data = masked
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(
             frame(frames.HEADERS, frames.END_HEADERS, 1 | of_head, head_of()),
@@ -294,16 +294,16 @@ async def test_the_reserved_bit_of_a_streams_number_is_ignored(masked, name):
 
 async def test_an_error_in_the_look_at_one_connection_keeps_no_other_from_its_time_limits(caplog):
     async with (
-        relay_before(echo, timeout_seconds=0.3) as door,
-        wire_to(door.address) as first,
-        wire_to(door.address) as second,
+        proxy_before(echo, timeout_seconds=0.3) as proxy,
+        wire_to(proxy.address) as first,
+        wire_to(proxy.address) as second,
     ):
         for wire in (first, second):
             wire.greet()
             wire.send(HEAD_OF_1)
             wire.send(frame(frames.PING, 0, 0, bytes(8)))
             await wire.until(frames.PING)
-        odd, _ = (relay for relay in door.server._sessions if relay.downstream.streams)
+        odd, _ = (session for session in proxy.server._sessions if session.downstream.streams)
         odd.downstream.streams[1].owner.deadline = None  # which no clock compares with
         told = asyncio.create_task(first.answer(1)), asyncio.create_task(second.answer(1))
         async with asyncio.timeout(10):
@@ -327,7 +327,7 @@ def test_a_thousand_connections_may_wait_to_be_accepted():
             return await real(*args, **options)
 
         loop.create_server = seen
-        async with relay_before(echo):
+        async with proxy_before(echo):
             pass
 
     asyncio.run(listen())

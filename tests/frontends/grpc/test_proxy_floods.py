@@ -9,7 +9,7 @@ import pytest
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code
 from tests.fakes.http2_triton import answer, scripted_triton
-from tests.frontends.grpc.proxy_listener import frame, head_of, relay_before, wire_to
+from tests.frontends.grpc.proxy_listener import frame, head_of, proxy_before, wire_to
 from tests.frontends.grpc.test_proxy import echo
 from tests.frontends.grpc.test_proxy_flow_control import request
 
@@ -33,9 +33,9 @@ def continuations(number: int, stream_id: int) -> bytes:
 async def blocked_answers():
     """A caller who has no window for any of its answers, all of which are here."""
     async with AsyncExitStack() as stack:
-        door = await stack.enter_async_context(relay_before(echo))
-        behind = await stack.enter_async_context(scripted_triton(door))
-        wire = await stack.enter_async_context(wire_to(door.address))
+        proxy = await stack.enter_async_context(proxy_before(echo))
+        behind = await stack.enter_async_context(scripted_triton(proxy))
+        wire = await stack.enter_async_context(wire_to(proxy.address))
         wire.greet({frames.INITIAL_WINDOW_SIZE: 0})
         ids = range(1, 2 * STREAMS, 2)
         wire.send(*map(request, ids))
@@ -44,8 +44,8 @@ async def blocked_answers():
             await triton.until(frames.DATA, stream_id)
         triton.send(*(answer(stream_id, b"x" * 10) for stream_id in ids))
         await wire.until(frames.HEADERS, ids[-1])
-        (relay,) = door.server._sessions
-        yield wire, relay.downstream
+        (session,) = proxy.server._sessions
+        yield wire, session.downstream
 
 
 async def cost_of(wire, caller, flood: bytes) -> float:
@@ -86,7 +86,7 @@ async def test_a_flood_costs_about_what_as_many_bytes_of_the_plainest_frames_cos
 
 
 async def test_a_frame_of_too_many_settings_ends_the_connection():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(settings(*[1] * 64), frames.ping(b"all here"))
         await wire.until(frames.PING)
@@ -95,7 +95,7 @@ async def test_a_frame_of_too_many_settings_ends_the_connection():
 
 
 async def test_continuations_count_as_frames_that_move_nothing():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         for stream_id in range(1, 201, 2):
             wire.send(continuations(300, stream_id))
@@ -103,7 +103,7 @@ async def test_continuations_count_as_frames_that_move_nothing():
 
 
 async def test_settings_that_change_the_windows_of_many_streams_count_for_each():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         for stream_id in range(1, 2 * STREAMS, 2):
             wire.send(frames.header_block(stream_id, head_of(), end=False))
@@ -112,7 +112,7 @@ async def test_settings_that_change_the_windows_of_many_streams_count_for_each()
 
 
 async def test_the_last_window_of_a_frame_of_settings_holds():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 0})
         wire.send(request(1), settings(2**31 - 1, 7, 0, 3))
         assert len((await wire.until(frames.DATA, 1))[2]) == 3
@@ -122,7 +122,7 @@ async def test_the_last_window_of_a_frame_of_settings_holds():
 
 @pytest.mark.parametrize("windows", [(2**31, 1), (1, 2**31)])
 async def test_each_window_of_a_frame_of_settings_is_judged(windows):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(settings(*windows))
         assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR

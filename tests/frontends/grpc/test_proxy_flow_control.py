@@ -1,4 +1,4 @@
-"""Windows, settings and buffers of the gRPC lane: each connection has its own, nothing grows, and
+"""Windows, settings and buffers of the gRPC proxy: each connection has its own, nothing grows, and
 no request waits for another's.
 """
 
@@ -17,7 +17,7 @@ from tests.frontends.grpc.proxy_listener import (
     frame,
     head_of,
     prefixed,
-    relay_before,
+    proxy_before,
     request_of,
     wire_to,
 )
@@ -51,9 +51,9 @@ def pieces(stream_id: int, message: bytes) -> bytes:
 
 async def test_windows_and_settings_end_where_they_are_said():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000, frames.MAX_FRAME_SIZE: 20_000})
         wire.send(frames.window_update(0, 1000), request(1), frames.window_update(1, 3))
@@ -78,9 +78,9 @@ async def test_windows_are_given_back_by_halves_both_ways():
     """Each frame that says so costs its peer as much as one that moves something."""
     message = prefixed(big_request("m", 2 * MIB))
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
         wire.send(frames.window_update(0, ALL - 65_535))
@@ -115,9 +115,9 @@ async def poured_request(wire: Wire, message: bytes) -> None:
 @pytest.mark.parametrize("size", [2**14, 2**14 + 1, 2**15, 40_000, 2**16])
 async def test_an_answer_in_large_frames_is_cut_into_such_as_the_caller_takes(size):
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(request(1))
@@ -139,7 +139,7 @@ async def test_an_answer_in_large_frames_is_cut_into_such_as_the_caller_takes(si
 
 
 async def test_settings_are_acknowledged_at_once():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         for value in (1, 70_000, 5):
             wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: value}))
@@ -152,7 +152,7 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
         size = int(pb.ModelInferRequest.FromString(message).id)
         return pb.ModelInferResponse(id="x" * size).SerializeToString()
 
-    async with relay_before(act) as door, wire_to(door.address) as wire:
+    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
         sizes = {1: 1, 3: 50_000, 5: 60_000, 7: 40_000, 9: 50_000}
         for stream_id, size in sizes.items():
@@ -178,9 +178,9 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
 
 async def test_a_listener_that_closes_waits_for_who_has_no_window_for_the_rest():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet({frames.INITIAL_WINDOW_SIZE: 10_000})
         wire.send(request(1))
@@ -189,8 +189,8 @@ async def test_a_listener_that_closes_waits_for_who_has_no_window_for_the_rest()
         triton.send(answer(1, bytes(16_000)))
         got = len((await wire.until(frames.DATA, 1))[2])
         assert got == 10_000
-        await door.until_free("m")  # Triton has done with it
-        closing = asyncio.create_task(door.server.close(10))
+        await proxy.until_free("m")  # Triton has done with it
+        closing = asyncio.create_task(proxy.server.close(10))
         await wire.until(frames.GOAWAY)
         assert not closing.done()
         wire.send(frames.window_update(1, 20_000))
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_not_read_holds_up_no_other(name):
         found = pb.ModelInferRequest.FromString(message)
         return pb.ModelInferResponse(id="x" * int(found.id)).SerializeToString()
 
-    async with relay_before(act) as door, wire_to(door.address) as wire:
+    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
         wire.send(frames.window_update(0, ALL - 65_535))
         for stream_id in range(1, 13, 2):
@@ -224,14 +224,14 @@ async def test_an_answer_that_is_not_read_holds_up_no_other(name):
             wire.send(frames.window_update(stream_id, MIB))
             data, _ = await wire.answer(stream_id)
             assert len(data) > 70_000
-        assert held(door) < 6 * MIB
+        assert held(proxy) < 6 * MIB
 
 
 async def test_a_request_that_triton_does_not_take_holds_up_no_other():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         message = prefixed(big_request("m", MIB))
@@ -267,8 +267,8 @@ class Room:
 async def test_too_much_that_waits_for_its_rest_goes_on_and_all_is_answered():
     """Many requests whose ends come last, and together more than may be held."""
     message = prefixed(big_request("m", 200_000))
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
-        door.server._context.buffered.limit = MIB
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        proxy.server._context.buffered.limit = MIB
         wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
         wire.send(frames.window_update(0, ALL - 65_535))
         ids = range(1, 41, 2)
@@ -284,7 +284,7 @@ async def test_too_much_that_waits_for_its_rest_goes_on_and_all_is_answered():
                 wire.send(frame(frames.DATA, end, stream_id, piece))
         while len([f for f in wire.got if f[0] == frames.HEADERS and f[1] & 1]) < len(ids):
             assert await wire.next() is not None
-        assert door.counted("OK") == len(ids)
+        assert proxy.counted("OK") == len(ids)
 
 
 # -- what Triton has of a request
@@ -293,9 +293,9 @@ async def test_too_much_that_waits_for_its_rest_goes_on_and_all_is_answered():
 async def test_triton_hears_of_a_small_request_when_all_of_it_is_here():
     message = prefixed(big_request("m", 200_000))
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(frames.header_block(1, head_of(), end=False))
@@ -315,9 +315,9 @@ async def test_triton_never_has_all_of_a_request_that_has_not_ended():
     """All bytes are here but the end is not: the last byte waits, so a reset meets no request."""
     message = prefixed(big_request("m", 300_000))
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(frames.header_block(1, head_of(), end=False))
@@ -332,12 +332,12 @@ async def test_triton_never_has_all_of_a_request_that_has_not_ended():
         while seen < len(message) - 1:
             seen += len((await triton.until(frames.DATA, 1))[2])
         assert seen == len(message) - 1
-        assert door.in_flight("m") == 1
+        assert proxy.in_flight("m") == 1
         wire.send(frames.reset(1, Code.CANCEL))
         _, _, code = await triton.until(frames.RST_STREAM, 1)
         assert int.from_bytes(code) == Code.CANCEL
-        await door.until_free("m")
-        assert door.counted("CANCELLED") == 1
+        await proxy.until_free("m")
+        assert proxy.counted("CANCELLED") == 1
 
         wire.send(frames.header_block(3, head_of(), end=False))
         for at in range(0, len(message), 2**14):
@@ -351,15 +351,15 @@ async def test_triton_never_has_all_of_a_request_that_has_not_ended():
                 break
         assert got == message
         wire.send(frames.reset(3, Code.CANCEL))
-        await door.until_abandoned("m")
+        await proxy.until_abandoned("m")
         triton.send(answer(3, b"x"))
-        await door.until_free("m")
+        await proxy.until_free("m")
         resets = [found[2] for found in triton.got if found[0] == frames.RST_STREAM]
         assert resets == [1]
 
 
 async def test_a_window_that_shrinks_amid_an_answer_is_kept():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 30_000})
         wire.send(frames.window_update(0, ALL - 70_000))
         wire.send(frames.header_block(1, head_of(), end=False))
@@ -383,11 +383,11 @@ async def until(condition, seconds: float = 10) -> None:
             await asyncio.sleep(0.02)
 
 
-def held(door) -> int:
+def held(proxy) -> int:
     """All that the listener has in its memory of what passes."""
-    total = door.server._context.buffered.total
-    for relay in door.server._sessions:
-        for wire in (relay.downstream, *relay.upstreams):
+    total = proxy.server._context.buffered.total
+    for session in proxy.server._sessions:
+        for wire in (session.downstream, *session.upstreams):
             total += sum(map(len, wire.out)) + len(wire._rest)
             if wire._transport is not None:
                 total += wire._transport.get_write_buffer_size()
@@ -397,7 +397,7 @@ def held(door) -> int:
 @pytest.mark.slow
 async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more():
     callers, size = 8, 16 * MIB
-    async with relay_before(echo) as door, scripted_triton(door) as behind:
+    async with proxy_before(echo) as proxy, scripted_triton(proxy) as behind:
 
         async def send(wire):
             wire.greet()
@@ -418,13 +418,17 @@ async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more():
                 wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
 
         async with AsyncExitStack() as stack:
-            wires = [await stack.enter_async_context(wire_to(door.address)) for _ in range(callers)]
+            wires = [
+                await stack.enter_async_context(wire_to(proxy.address)) for _ in range(callers)
+            ]
             sending = [asyncio.create_task(send(wire)) for wire in wires]
             await until(
-                lambda: all(r.upstreams and r.upstreams[0].is_paused for r in door.server._sessions)
+                lambda: all(
+                    s.upstreams and s.upstreams[0].is_paused for s in proxy.server._sessions
+                )
             )
-            await until(lambda: len(door.server._sessions) == callers)
-            assert 0 < held(door) < callers * MIB
+            await until(lambda: len(proxy.server._sessions) == callers)
+            assert 0 < held(proxy) < callers * MIB
             for writer in behind.writers:
                 writer.transport.resume_reading()
             await asyncio.gather(*(drained(behind, size) for _ in sending), *sending)
@@ -441,9 +445,9 @@ async def drained(behind, size):
 
 async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
         wire.send(frames.window_update(0, ALL - 65_535), request(1))
@@ -452,11 +456,13 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
         wire.reader._transport.pause_reading()
         whole = prefixed(bytes(32 * MIB - 5))
         pouring = asyncio.create_task(pour(triton, 1, whole))
-        (relay,) = door.server._sessions
+        (session,) = proxy.server._sessions
         await until(
-            lambda: relay.downstream.is_paused and relay.upstreams[0].buffered > STREAM_WINDOW // 2
+            lambda: (
+                session.downstream.is_paused and session.upstreams[0].buffered > STREAM_WINDOW // 2
+            )
         )
-        assert 0 < held(door) < 2 * MIB
+        assert 0 < held(proxy) < 2 * MIB
         wire.reader._transport.resume_reading()
         read = 0
         while read < 32 * MIB:
@@ -467,21 +473,21 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
 
 @pytest.mark.slow
 async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        await until(lambda: door.server._sessions)
-        (relay,) = door.server._sessions
+        await until(lambda: proxy.server._sessions)
+        (session,) = proxy.server._sessions
         wire.reader._transport.pause_reading()
         async with asyncio.timeout(10):
-            while not relay.ended.is_set():
+            while not session.ended.is_set():
                 wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
-                relay.downstream.glitches = 0  # that limit is not what this is about
+                session.downstream.glitches = 0  # that limit is not what this is about
                 await asyncio.sleep(0)
-        assert held(door) < 4 * MIB
+        assert held(proxy) < 4 * MIB
 
 
 async def test_the_window_of_a_stream_must_not_overflow():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of(), end=False), frames.window_update(1, ALL))
         _, _, code = await wire.until(frames.RST_STREAM, 1)
@@ -495,7 +501,7 @@ async def test_the_window_of_a_stream_must_not_overflow():
 
 
 async def test_large_frames_are_taken_in_any_pieces():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet({frames.MAX_FRAME_SIZE: MIB, frames.INITIAL_WINDOW_SIZE: ALL})
         wire.send(frames.window_update(0, ALL - 65_535))
         message = prefixed(big_request("m", 200_000))
@@ -518,7 +524,7 @@ async def test_a_second_name_in_a_request_that_is_on_its_way_never_reaches_a_mod
         seen.append(pb.ModelInferRequest.FromString(message).model_name)
         return await echo(message, context)
 
-    async with relay_before(act) as door, wire_to(door.address) as wire:
+    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         evil = prefixed(big_request("m", 700_000) + b"\x0a\x06team/a")
         wire.send(frames.header_block(3, head_of(), end=False))
@@ -535,4 +541,4 @@ async def test_a_second_name_in_a_request_that_is_on_its_way_never_reaches_a_mod
         wire.send(request(5))
         await wire.answer(5)
         assert seen == ["m"]
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0

@@ -24,7 +24,7 @@ from tests.frontends.grpc.proxy_listener import (
     frame,
     head_of,
     prefixed,
-    relay_before,
+    proxy_before,
     request_of,
     wire_to,
 )
@@ -79,10 +79,10 @@ SETTINGS = settings(
 @given(st.lists(st.lists(FRAMES, max_size=25), min_size=40, max_size=40))
 def test_a_client_that_sends_anything(sessions):
     async def play():
-        async with relay_before(echo, timeout_seconds=3) as door:
+        async with proxy_before(echo, timeout_seconds=3) as proxy:
 
             async def one(session):
-                async with wire_to(door.address) as wire:
+                async with wire_to(proxy.address) as wire:
                     wire.greet()
                     # uvloop raises RuntimeError where the connection has been closed already
                     with contextlib.suppress(OSError, RuntimeError):
@@ -95,10 +95,10 @@ def test_a_client_that_sends_anything(sessions):
                             pass
 
             await asyncio.gather(*(one(session) for session in sessions))
-            async with channel_to(door.address) as channel:
+            async with channel_to(proxy.address) as channel:
                 await channel.unary_unary(INFER)(request_of())
-            await door.until_at_rest()
-            assert door.methods <= MAY_BE_ASKED
+            await proxy.until_at_rest()
+            assert proxy.methods <= MAY_BE_ASKED
 
     with_no_bug(play)
 
@@ -116,12 +116,12 @@ def test_a_triton_that_sends_anything(sessions):
             await reader.read()
             writer.close()
 
-        async with relay_before(echo, timeout_seconds=3) as door:
+        async with proxy_before(echo, timeout_seconds=3) as proxy:
             server = await asyncio.start_server(act, "127.0.0.1", 0)
-            door.triton = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            proxy.triton = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
             async def one():
-                async with wire_to(door.address) as wire:
+                async with wire_to(proxy.address) as wire:
                     wire.greet()
                     wire.send(frames.header_block(1, head_of(), end=False))
                     wire.send(frame(frames.DATA, 1, 1, prefixed(request_of())))
@@ -132,7 +132,7 @@ def test_a_triton_that_sends_anything(sessions):
                                 break
 
             await asyncio.gather(*(one() for _ in sessions))
-            await door.until_at_rest()
+            await proxy.until_at_rest()
             server.close()
 
     with_no_bug(play)

@@ -1,6 +1,4 @@
-"""How the gRPC lane takes leave of a caller: RFC 9113 section 6.8, without losing what is on its
-way.
-"""
+"""How the gRPC proxy closes a connection: GOAWAY of RFC 9113 section 6.8, and nothing is lost."""
 
 import asyncio
 
@@ -12,7 +10,7 @@ from tests.fakes.http2_triton import answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     Wire,
     frame,
-    relay_before,
+    proxy_before,
     wire_to,
 )
 from tests.frontends.grpc.test_proxy import echo
@@ -42,8 +40,8 @@ async def last_taken(wire: Wire) -> int:
 
 
 async def test_a_triton_that_is_lost_is_no_matter_for_the_callers_connection():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
-        async with scripted_triton(door) as behind:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        async with scripted_triton(proxy) as behind:
             wire.greet()
             wire.send(request(1))
             triton = await behind.accepted()
@@ -51,18 +49,18 @@ async def test_a_triton_that_is_lost_is_no_matter_for_the_callers_connection():
             triton.send(answer(1))
             await wire.answer(1)
             triton.writer.close()
-            await door.until_linkless()
+            await proxy.until_linkless()
         wire.send(request(3))
         assert status((await wire.answer(3))[1]) == 0
         assert frames.GOAWAY not in {got[0] for got in wire.got}
 
 
 async def test_what_came_before_the_caller_heard_that_the_listener_closes_is_served():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(request(1))
         await wire.answer(1)
-        closing = asyncio.create_task(door.server.close(5))
+        closing = asyncio.create_task(proxy.server.close(5))
         ping = await leaving(wire)
         wire.send(request(3), heard(ping), request(5))
         assert await last_taken(wire) == 3
@@ -77,11 +75,11 @@ async def test_what_came_before_the_caller_heard_that_the_listener_closes_is_ser
 
 
 async def test_a_pong_of_another_ping_does_not_count():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(request(1))
         await wire.answer(1)
-        closing = asyncio.create_task(door.server.close(5))
+        closing = asyncio.create_task(proxy.server.close(5))
         ping = await leaving(wire)
         wire.send(heard(b"adapter?"), request(3))
         assert status((await wire.answer(3))[1]) == 0
@@ -92,11 +90,11 @@ async def test_a_pong_of_another_ping_does_not_count():
 
 @pytest.mark.slow
 async def test_who_does_not_answer_is_left_nevertheless():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(request(1))
         await wire.answer(1)
-        closing = asyncio.create_task(door.server.close(5))
+        closing = asyncio.create_task(proxy.server.close(5))
         await leaving(wire)
         assert await last_taken(wire) == 1
         assert await wire.ended_with() == Code.NO_ERROR

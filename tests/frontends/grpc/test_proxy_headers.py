@@ -11,7 +11,7 @@ from tests.frontends.grpc.proxy_listener import (
     frame,
     head_of,
     prefixed,
-    relay_before,
+    proxy_before,
     request_of,
     wire_to,
 )
@@ -47,7 +47,7 @@ ODD = {
 @pytest.mark.parametrize("path", [INFER, STREAM])
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 async def test_odd_headers_are_the_callers_fault_and_others_go_on(odd, path):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         for stream_id, more in ((1, (odd,)), (3, ())):
             head = head_of(INFER if stream_id == 3 else path, *more)
@@ -59,7 +59,7 @@ async def test_odd_headers_are_the_callers_fault_and_others_go_on(odd, path):
                 assert odd[0] in trailers
             else:
                 assert len(data) > 5
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 FINE = {
@@ -82,7 +82,7 @@ FINE = {
 
 @pytest.mark.parametrize("more", FINE.values(), ids=FINE)
 async def test_unusual_headers_pass(more):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, head_of(INFER, more), end=False))
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))

@@ -17,7 +17,7 @@ from tests.frontends.grpc.proxy_listener import (
     frame,
     head_of,
     prefixed,
-    relay_before,
+    proxy_before,
     request_of,
     wire_to,
 )
@@ -36,13 +36,13 @@ def with_length(length: int | bytes, stream_id: int = 1) -> bytes:
 @pytest.mark.parametrize("name", ["m", "team/a"])
 async def test_a_call_that_says_its_length_is_served(name):
     message = prefixed(request_of(name))
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(with_length(len(message)), frame(frames.DATA, 0, 1, message[:9]))
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, message[9:]))
         data, _ = await wire.answer(1)
         assert len(data) > 5
-        assert door.counted("OK") == (1 if name == "m" else None)  # it went straight
+        assert proxy.counted("OK") == (1 if name == "m" else None)  # it went straight
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
@@ -55,7 +55,7 @@ async def test_more_or_less_than_was_said_ends_the_stream_and_reaches_no_model(d
         return await echo(message, context)
 
     message = prefixed(request_of(name))
-    async with relay_before(act) as door, wire_to(door.address) as wire:
+    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(with_length(len(message) + difference))
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
@@ -64,15 +64,15 @@ async def test_more_or_less_than_was_said_ends_the_stream_and_reaches_no_model(d
         wire.send(with_length(len(message), 3), frame(frames.DATA, frames.END_STREAM, 3, message))
         await wire.answer(3)
         assert len(asked) == 1
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 async def test_a_length_that_is_not_kept_late_in_a_large_request_reaches_no_model():
     message = prefixed(big_request("m", MIB // 2))
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(with_length(len(message) + 1), pieces(1, message)[: 17 * (2**14 + 9)])
@@ -86,12 +86,12 @@ async def test_a_length_that_is_not_kept_late_in_a_large_request_reaches_no_mode
         assert int.from_bytes(code) == Code.CANCEL
         taken = [f for f in triton.got if f[0] == frames.DATA and f[1] & frames.END_STREAM]
         assert taken == []
-        await door.until_free("m")
+        await proxy.until_free("m")
 
 
 @pytest.mark.parametrize("length", [b"", b"-1", b"1, 1", b"one", b"9" * 30])
 async def test_a_length_that_is_none_ends_the_stream(length):
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(with_length(length))
         _, _, code = await wire.until(frames.RST_STREAM, 1)
@@ -99,7 +99,7 @@ async def test_a_length_that_is_none_ends_the_stream(length):
 
 
 async def test_a_length_and_no_body_ends_the_stream():
-    async with relay_before(echo) as door, wire_to(door.address) as wire:
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         block = head_of(INFER, (b"content-length", b"7"))
         wire.send(frames.header_block(1, block, end=True))
@@ -118,7 +118,7 @@ def packed(address: str) -> grpc.aio.Channel:
 
 async def test_only_what_does_not_go_straight_is_held_to_the_limit_of_the_slow_way():
     limits = MessageLimits(unary=MIB, stream=4 * MIB)
-    async with relay_before(echo, limits=limits) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
         infer = channel.unary_unary(INFER)
         small, large = big_request("m", MIB // 2), big_request("m", 2 * MIB)
         assert len(await infer(large)) > 2 * MIB
@@ -126,7 +126,7 @@ async def test_only_what_does_not_go_straight_is_held_to_the_limit_of_the_slow_w
         code, text = await refusal(infer(renamed))
         assert code == "RESOURCE_EXHAUSTED"
         assert f"message larger than max ({len(renamed)} vs. {MIB})" in text
-        async with packed(door.address) as other:
+        async with packed(proxy.address) as other:
             infer = other.unary_unary(INFER)
             assert len(await infer(small)) > MIB // 2
             code, text = await refusal(infer(large))
@@ -136,7 +136,7 @@ async def test_only_what_does_not_go_straight_is_held_to_the_limit_of_the_slow_w
 
 async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
     limits = MessageLimits(unary=1000, stream=4000)
-    async with relay_before(echo, limits=limits) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
         for size, found in ((2000, "UNIMPLEMENTED"), (5000, "RESOURCE_EXHAUSTED")):
             call = channel.unary_unary(f"/{SERVICE}/RepositoryModelLoad")(bytes(size))
             assert (await refusal(call))[0] == found  # the first came to the server
@@ -146,7 +146,7 @@ async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
 
 async def test_a_model_that_is_not_loaded_is_told_whatever_the_size():
     limits = MessageLimits(unary=1000, stream=4000)
-    async with relay_before(echo, limits=limits) as door, channel_to(door.address) as channel:
+    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
         call = channel.unary_unary(INFER)(big_request("absent", MIB))
         assert (await refusal(call))[0] == "NOT_FOUND"
 
@@ -163,9 +163,9 @@ async def until(condition) -> None:
 async def test_large_requests_go_on_in_turn_and_small_ones_go_on_beside_them():
     """The first has claimed all there is, and its caller takes its time."""
     message = prefixed(big_request("m", MIB))
-    async with relay_before(echo, max_inflight_bytes=MIB) as door:
-        inflight = door.server._context.inflight
-        async with wire_to(door.address) as slow, channel_to(door.address) as channel:
+    async with proxy_before(echo, max_inflight_bytes=MIB) as proxy:
+        inflight = proxy.server._context.inflight
+        async with wire_to(proxy.address) as slow, channel_to(proxy.address) as channel:
             slow.greet({frames.INITIAL_WINDOW_SIZE: 2**31 - 1})
             slow.send(frames.window_update(0, 2**30))
             slow.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
@@ -175,7 +175,7 @@ async def test_large_requests_go_on_in_turn_and_small_ones_go_on_beside_them():
             await until(lambda: inflight.waiting == 3)
             await infer(request_of())
             assert not any(call.done() for call in waiting)
-            assert door.counted("OK") == 1
+            assert proxy.counted("OK") == 1
             left = memoryview(pieces(1, message))[2**14 + 9 :]
             room = STREAM_WINDOW - 2**14
             while left:
@@ -194,24 +194,24 @@ async def test_who_leaves_while_it_waits_lets_others_go_on(end):
     message = prefixed(big_request("m", MIB))
     begun = frames.header_block(1, head_of(), end=False) + pieces(1, message)[: 2**14 + 9]
     async with (
-        relay_before(echo, max_inflight_bytes=MIB) as door,
-        wire_to(door.address) as first,
-        wire_to(door.address) as second,
+        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
+        wire_to(proxy.address) as first,
+        wire_to(proxy.address) as second,
     ):
-        inflight = door.server._context.inflight
+        inflight = proxy.server._context.inflight
         for wire in (first, second):
             wire.greet()
             wire.send(begun)
             await until(lambda: inflight.taken)
         await until(lambda: inflight.waiting)
-        assert door.in_flight("m") == 1
+        assert proxy.in_flight("m") == 1
         for wire in (second, first):
             if end == "reset":
                 wire.send(frames.reset(1, Code.CANCEL))
             elif end == "close":
                 wire.writer.close()
         if end == "unload":
-            await door.house.unload("m")
+            await proxy.house.unload("m")
             await first.answer(1)  # refused; and then the other's turn comes, of no model
             await until(lambda: inflight.taken and not inflight.waiting)
             second.send(frames.reset(1, Code.CANCEL))
@@ -221,13 +221,13 @@ async def test_who_leaves_while_it_waits_lets_others_go_on(end):
 async def test_the_deadline_of_what_waits_for_its_turn_is_kept():
     message = prefixed(big_request("m", MIB))
     async with (
-        relay_before(echo, max_inflight_bytes=MIB) as door,
-        wire_to(door.address) as first,
-        channel_to(door.address) as channel,
+        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
+        wire_to(proxy.address) as first,
+        channel_to(proxy.address) as channel,
     ):
         first.greet()
         first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
-        inflight = door.server._context.inflight
+        inflight = proxy.server._context.inflight
         await until(lambda: inflight.taken)
         call = channel.unary_unary(INFER)(message[5:], timeout=0.3)
         assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
@@ -238,11 +238,11 @@ async def test_the_deadline_of_what_waits_for_its_turn_is_kept():
 async def test_what_waits_is_refused_where_too_much_is_held():
     message = prefixed(big_request("m", 2 * MIB))
     async with (
-        relay_before(echo, max_inflight_bytes=MIB) as door,
-        wire_to(door.address) as first,
-        wire_to(door.address) as second,
+        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
+        wire_to(proxy.address) as first,
+        wire_to(proxy.address) as second,
     ):
-        site = door.server._context
+        site = proxy.server._context
         site.buffered.limit = MIB
         first.greet()
         first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])

@@ -19,7 +19,7 @@ from tests.frontends.grpc.proxy_listener import (
     frame,
     head_of,
     prefixed,
-    relay_before,
+    proxy_before,
     request_of,
     wire_to,
 )
@@ -40,14 +40,14 @@ SHORT = CallerLimits(slow=0.3, answer=0.3, hurry=0.1)
 async def opened(patience: CallerLimits = LONG, window: int = 0):
     """The listener, the Triton behind it, and a caller who gives no window for answers."""
     async with (
-        relay_before(echo) as door,
-        scripted_triton(door) as behind,
-        wire_to(door.address) as wire,
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
         asyncio.timeout(SECONDS),
     ):
-        door.server._context.caller_limits = patience
+        proxy.server._context.caller_limits = patience
         wire.greet({frames.INITIAL_WINDOW_SIZE: window})
-        yield door, behind, wire
+        yield proxy, behind, wire
 
 
 def begun(size: int) -> bytes:
@@ -63,32 +63,32 @@ async def refused(wire) -> tuple[int, bool]:
     return status(trailers), b"NotStarted" in trailers
 
 
-async def unloading(door) -> asyncio.Task[None]:
-    task = asyncio.create_task(door.house.unload("m"))
-    get = door.house.control.registry.get
+async def unloading(proxy) -> asyncio.Task[None]:
+    task = asyncio.create_task(proxy.house.unload("m"))
+    get = proxy.house.control.registry.get
     while (found := get(ModelId("m"))) and found.state.value == "READY":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return task
 
 
 async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
-    async with opened() as (door, behind, wire):
+    async with opened() as (proxy, behind, wire):
         wire.send(begun(280_000))
         triton = await behind.accepted()
         await triton.until(frames.DATA, 1)
-        assert door.in_flight("m") == 1
-        await (await unloading(door))
+        assert proxy.in_flight("m") == 1
+        await (await unloading(proxy))
         assert await refused(wire) == (UNAVAILABLE, True)
         await triton.until(frames.RST_STREAM, 1)
         assert not any(found[1] for found in triton.got if found[0] == frames.DATA)
 
 
 async def test_an_unload_waits_for_a_request_that_has_wholly_come():
-    async with opened(window=1000) as (door, behind, wire):
+    async with opened(window=1000) as (proxy, behind, wire):
         wire.send(request(1))
         triton = await behind.accepted()
         await triton.until(frames.DATA, 1)
-        task = await unloading(door)
+        task = await unloading(proxy)
         triton.send(answer(1))
         _, trailers = await wire.answer(1)
         assert status(trailers) == 0
@@ -97,41 +97,41 @@ async def test_an_unload_waits_for_a_request_that_has_wholly_come():
 
 @pytest.mark.parametrize("size", [0, 1000, 280_000])
 async def test_a_drain_refuses_a_request_that_has_not_wholly_come(size):
-    async with opened() as (door, _, wire):
+    async with opened() as (proxy, _, wire):
         wire.send(begun(size), frames.ping(b"all here"))
         while (await wire.until(frames.PING))[2] != b"all here":
             pass
-        door.server.hurry()
-        closing = asyncio.create_task(door.server.close(60))
+        proxy.server.hurry()
+        closing = asyncio.create_task(proxy.server.close(60))
         assert await refused(wire) == (UNAVAILABLE, True)
         await closing
-        assert door.in_flight("m") == 0
+        assert proxy.in_flight("m") == 0
 
 
 @pytest.mark.parametrize("size", [0, 1000, 280_000])
 async def test_a_request_that_comes_slowly_is_refused(size):
-    async with opened(SHORT) as (door, _, wire):
+    async with opened(SHORT) as (proxy, _, wire):
         wire.send(begun(size))
         if size > 2**18:
-            door.server._context.caller_limits = CallerLimits(slow=0.3, rate=2**24)
+            proxy.server._context.caller_limits = CallerLimits(slow=0.3, rate=2**24)
         _, trailers = await wire.answer(1)
         assert (status(trailers), b"SlowBody" in trailers) == (INVALID_ARGUMENT, True)
-        await door.until_free("m")
+        await proxy.until_free("m")
 
 
 async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
-    async with opened(CallerLimits(slow=0.3, rate=2**24)) as (door, behind, wire):
+    async with opened(CallerLimits(slow=0.3, rate=2**24)) as (proxy, behind, wire):
         wire.send(begun(STREAM_WINDOW))
         triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 0})
         await triton.until(frames.HEADERS, 1)
         await asyncio.sleep(0.8)
-        assert door.in_flight("m") == 1
+        assert proxy.in_flight("m") == 1
 
 
 @asynccontextmanager
 async def unread(patience: CallerLimits):
     """An answer of 2 MiB that its caller takes nothing of."""
-    async with opened(patience) as (door, behind, wire):
+    async with opened(patience) as (proxy, behind, wire):
         wire.send(request(1))
         triton = await behind.accepted()
         await triton.until(frames.DATA, 1)
@@ -139,7 +139,7 @@ async def unread(patience: CallerLimits):
         pouring = asyncio.create_task(pour(triton, 1, whole))
         await wire.until(frames.HEADERS, 1)
         try:
-            yield door, wire, triton
+            yield proxy, wire, triton
             await pouring
             await untouched(triton)
         finally:
@@ -149,18 +149,18 @@ async def unread(patience: CallerLimits):
 
 
 async def test_an_unload_takes_from_triton_an_answer_that_its_caller_does_not_read():
-    async with unread(CallerLimits(hurry=0.1)) as (door, wire, _):
-        await (await unloading(door))
+    async with unread(CallerLimits(hurry=0.1)) as (proxy, wire, _):
+        await (await unloading(proxy))
         _, _, code = await wire.until(frames.RST_STREAM, 1)
         assert int.from_bytes(code) == Code.CANCEL
 
 
 async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun():
-    async with opened(CallerLimits(hurry=0.1)) as (door, behind, wire):
+    async with opened(CallerLimits(hurry=0.1)) as (proxy, behind, wire):
         wire.send(request(1))
         triton = await behind.accepted()
         await triton.until(frames.DATA, 1)
-        task = await unloading(door)
+        task = await unloading(proxy)
         whole = b"\0" + (2 * MIB).to_bytes(4, "big") + bytes(2 * MIB)
         await pour(triton, 1, whole)
         await task
@@ -169,16 +169,16 @@ async def test_so_it_does_when_the_answer_comes_only_after_the_unload_has_begun(
 
 
 async def test_a_drain_does_not_wait_for_a_caller_who_does_not_read():
-    async with unread(CallerLimits(hurry=0.1)) as (door, wire, _):
-        door.server.hurry()
+    async with unread(CallerLimits(hurry=0.1)) as (proxy, wire, _):
+        proxy.server.hurry()
         await wire.until(frames.RST_STREAM, 1)
-        await door.until_free("m")
+        await proxy.until_free("m")
 
 
 async def test_an_answer_that_nobody_takes_anything_of_is_given_up_in_time():
-    async with unread(SHORT) as (door, wire, _):
+    async with unread(SHORT) as (proxy, wire, _):
         await wire.until(frames.RST_STREAM, 1)
-        await door.until_free("m")
+        await proxy.until_free("m")
 
 
 async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_has_to_go():
@@ -193,8 +193,8 @@ async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_ha
 
 
 async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then():
-    async with unread(CallerLimits(hurry=0.3)) as (door, wire, _):
-        task = await unloading(door)
+    async with unread(CallerLimits(hurry=0.3)) as (proxy, wire, _):
+        task = await unloading(proxy)
         while not task.done():
             wire.send(frames.window_update(1, 1))
             await asyncio.sleep(0.05)
@@ -204,7 +204,7 @@ async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then()
 @pytest.mark.triton
 def test_the_adapter_refuses_what_has_not_wholly_come_when_it_is_told_to_end():
     async def ask(adapter) -> tuple[int, bool]:
-        async with wire_to(adapter.doors["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
+        async with wire_to(adapter.proxys["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
             wire.greet()
             wire.send(begun(1000), frames.ping(b"all here"))
             while (await wire.until(frames.PING))[2] != b"all here":

@@ -1,4 +1,4 @@
-"""The http door in this process, before a Triton that says what a test has written down."""
+"""Opens the http listener in this process, before a Triton that says what a test wrote down."""
 
 import asyncio
 import json
@@ -27,9 +27,9 @@ from tests.fakes.http_triton import Script, Upstream, served
 MIB = 2**20
 MAX_BODY = 64 * MIB
 
-# One path that the lane serves itself, one of the application behind it.
-LANE, APP = "/models/m/invoke", "/app"
-PATHS = (LANE, APP)
+# A path that is served on the fast path, and one that aiohttp serves.
+FAST, APP = "/models/m/invoke", "/app"
+PATHS = (FAST, APP)
 
 
 def request(path: str, body: bytes = b"{}", *fields: str, version: str = "1.1") -> bytes:
@@ -116,9 +116,9 @@ class Caller:
 
 
 @dataclass
-class Door:
+class Listener:
     address: str
-    lane: HttpListener
+    server: HttpListener
     house: House
     upstream: Upstream
     drain: Drain
@@ -178,7 +178,7 @@ class Door:
                 await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
         self.upstream.script = script
-        return LANE
+        return FAST
 
     def in_flight(self) -> int:
         return sum(record.in_flight for record in self.house.control.registry.records())
@@ -192,7 +192,7 @@ class Door:
 
     async def until_lost(self) -> None:
         """No connection of a caller is left."""
-        await until(lambda: not self.lane._connections)
+        await until(lambda: not self.server._connections)
 
 
 @asynccontextmanager
@@ -201,7 +201,7 @@ async def opened(
     limits: Limits | None = None,
     where: str = "127.0.0.1:0",
     inflight_bytes: int = 2**30,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[Listener]:
     """At the end no connection, no task and no lease is left."""
     before = asyncio.all_tasks()
     async with served(script) as (plane, upstream):
@@ -216,14 +216,14 @@ async def opened(
             default_model=ModelId("m"),
             inflight=inflight,
         )
-        lane: HttpListener
-        door: Door
+        server: HttpListener
+        listener: Listener
 
         async def application(asked: web.BaseRequest) -> web.StreamResponse:
             route = route_of(asked.raw_path.encode()) if asked.method == "POST" else None
             if route is not None:
                 return await inferences.serve(route, asked)
-            return await door.application(asked)
+            return await listener.application(asked)
 
         observer = Observer(house.metrics)
         heads = Heads(
@@ -231,7 +231,7 @@ async def opened(
         )
         heads.host = plane.host
         drain = Drain(house.control, house.metrics.traffic, 0)
-        lane = HttpListener(
+        server = HttpListener(
             HttpMiddleware(application, observer).serve,
             FastPath(house.control, plane, observer, Clock(), inflight),
             heads,
@@ -241,19 +241,19 @@ async def opened(
             look_seconds=0.02,
         )
         listening = parse_address(where)
-        port = await lane.open(listening)
+        port = await server.open(listening)
         address = f"{listening.host}:{port}" if listening.kind == "tcp" else str(listening)
-        door = Door(address, lane, house, upstream, drain)
+        listener = Listener(address, server, house, upstream, drain)
         try:
-            yield door
+            yield listener
         finally:
-            for caller in door.callers:
+            for caller in listener.callers:
                 caller.writer.close()
-            await lane.close(0.5)
-            assert not lane._connections
-            assert door.in_flight() == door.abandoned()
+            await server.close(0.5)
+            assert not server._connections
+            assert listener.in_flight() == listener.abandoned()
             await plane.close()
-            assert door.in_flight() == 0
+            assert listener.in_flight() == 0
             assert (inflight.taken, inflight.waiting) == (0, 0)
             await house.close()
     while left := asyncio.all_tasks() - before:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from tests.frontends.http.listener import APP, LANE
+from tests.frontends.http.listener import APP, FAST
 
 V2 = "/v2/models/m/infer"
 UNKNOWN_MODEL = "/models/nobody/invoke"
@@ -253,7 +253,7 @@ class Streams:
         mark = b'{"number":%d' % self._number
         match kind:
             case "request":
-                line = f"POST {self._chance.choice((LANE, APP))} HTTP/1.1"
+                line = f"POST {self._chance.choice((FAST, APP))} HTTP/1.1"
                 return mark + b"}\r\n\r\n" + self.message(line, [], b'{"smuggled":1}')
             case "chunks":
                 return mark + b"}\r\n0\r\n\r\n" + self.message(f"GET {APP} HTTP/1.1", [], b"")
@@ -262,7 +262,7 @@ class Streams:
         return mark + b"}"
 
     def _good(self) -> bytes:
-        path = self._chance.choice((LANE, LANE, LANE, V2, V2, APP, APP, UNKNOWN_MODEL))
+        path = self._chance.choice((FAST, FAST, FAST, V2, V2, APP, APP, UNKNOWN_MODEL))
         kind = self._chance.choice(("plain",) * 5 + ("chunked", "get", "head", "expect", "kept"))
         line, body = f"POST {path} HTTP/1.1", self._body()
         match kind:
@@ -290,7 +290,7 @@ class Streams:
 
     def _bad(self) -> bytes:
         choice, body = self._chance.choice, self._body()[:2000]
-        path = choice((LANE, LANE, V2, APP))
+        path = choice((FAST, FAST, V2, APP))
         line = f"POST {path} HTTP/1.1"
         good, chunked = f"Content-Length: {len(body)}", "Transfer-Encoding: chunked"
         kinds = {

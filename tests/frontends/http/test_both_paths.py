@@ -21,11 +21,11 @@ from adapter.frontends.http.middleware import answer, whole_body
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (
     APP,
-    LANE,
+    FAST,
     MAX_BODY,
     Answer,
     Caller,
-    Door,
+    Listener,
     head,
     opened,
     request,
@@ -87,7 +87,7 @@ class Ways:
         return json.dumps({"number": self._number} | more).encode(), {"number": self._number}
 
     def _path(self) -> str:
-        return self._chance.choice((LANE, V2))
+        return self._chance.choice((FAST, V2))
 
     def _plain(self) -> Asked:
         body, said = self._body()
@@ -122,7 +122,7 @@ class Ways:
         return Asked(request(f"/models/{name}/invoke", body), 404, {"model_name": name})
 
     def _empty(self) -> Asked:
-        return Asked(request(LANE, b""), 400, {"code": "InvalidRequest"})
+        return Asked(request(FAST, b""), 400, {"code": "InvalidRequest"})
 
     def _expects(self) -> Asked:
         body, said = self._body()
@@ -147,11 +147,11 @@ class Ways:
         return Asked(data, 200, said | {"by": "Triton"})
 
 
-def scripted(door: Door) -> None:
+def scripted(listener: Listener) -> None:
     """Both sides say who they are and what the request was."""
 
     async def triton(talk: Talk) -> None:
-        asked = json.loads(door.upstream.requests.pop().body)
+        asked = json.loads(listener.upstream.requests.pop().body)
         number = asked["number"]
         said = {"by": "Triton", "number": number, "x": "y" * asked.get("answered", 0)}
         line = b"200 OK"
@@ -164,8 +164,8 @@ def scripted(door: Door) -> None:
         body = json.loads(await whole_body(asked, MAX_BODY) or b'{"number":null}')
         return answer({"by": asked.path, "number": body["number"]})
 
-    door.upstream.script = triton
-    door.application = application  # type: ignore[method-assign]
+    listener.upstream.script = triton
+    listener.application = application  # type: ignore[method-assign]
 
 
 async def answer_to(caller: Caller, asked: Asked) -> Answer:
@@ -195,11 +195,11 @@ def check(asked: Asked, found: Answer) -> None:
 
 async def play(ways: Ways, connections: int) -> Counter[str]:
     seen = Counter[str]()
-    async with opened(limits=PATIENT) as door:
-        scripted(door)
+    async with opened(limits=PATIENT) as listener:
+        scripted(listener)
         for _ in range(connections):
             asked = ways.of_one_connection()
-            caller = await door.connect(limit=2**22)
+            caller = await listener.connect(limit=2**22)
             pieces = ways.cut(b"".join(one.data for one in asked))
 
             async def send(caller: Caller = caller, pieces: list[bytes] = pieces) -> None:
@@ -219,11 +219,11 @@ async def play(ways: Ways, connections: int) -> Counter[str]:
                 seen[str(one.status)] += 1
             await sending
             assert not caller.reader._buffer  # type: ignore[attr-defined]
-            door.callers.remove(caller)
+            listener.callers.remove(caller)
             caller.writer.close()
-            await door.until_lost()
+            await listener.until_lost()
         seen["fast"] = sum(
-            door.house.metrics.traffic.added_up(*kind).fast
+            listener.house.metrics.traffic.added_up(*kind).fast
             for kind in (("sagemaker", "invoke"), ("v2", "infer"))
         )
     return seen
@@ -241,11 +241,11 @@ def test_each_request_has_its_own_answer_in_order_whichever_way_it_takes() -> No
 @pytest.mark.parametrize("second", list(Ways(random.Random(0)).kinds))
 async def test_any_two_ways_behind_one_another(first: str, second: str) -> None:
     ways = Ways(random.Random(SEED))
-    async with opened(limits=PATIENT) as door:
-        scripted(door)
+    async with opened(limits=PATIENT) as listener:
+        scripted(listener)
         for is_one_read in (True, False):
             asked = [ways.kinds[first](), ways.kinds[second](), ways.kinds["plain"]()]
-            caller = await door.connect(limit=2**22)
+            caller = await listener.connect(limit=2**22)
             if is_one_read:
                 caller.writer.write(b"".join(one.data for one in asked))
             for one in asked:

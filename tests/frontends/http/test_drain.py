@@ -30,10 +30,10 @@ def drain_of(house: House, min_seconds: float = 0.0) -> Drain:
 
 
 class NoTriton:
-    """For doors that are asked for no inference."""
+    """For listeners that are asked for no inference."""
 
 
-class Door:
+class Listener:
     """One that answers when it is told to; `/stream` has begun to answer before."""
 
     def __init__(self, house: House) -> None:
@@ -71,21 +71,21 @@ class Door:
 
 
 @pytest_asyncio.fixture
-async def door(house):
-    door = Door(house)
-    door.address = await door.open()
-    yield door
-    await door.close()
+async def listener(house):
+    listener = Listener(house)
+    listener.address = await listener.open()
+    yield listener
+    await listener.close()
 
 
-async def test_a_drain_waits_for_requests(door):
+async def test_a_drain_waits_for_requests(listener):
     async with ClientSession() as session:
-        asked = asyncio.create_task(session.get(f"{door.address}/slow"))
-        await door.reached.wait()
-        door.drain.begin()
-        assert await door.drain.finished(0.05) == 1
-        finishing = asyncio.create_task(door.drain.finished(30))
-        door.go_on.set()
+        asked = asyncio.create_task(session.get(f"{listener.address}/slow"))
+        await listener.reached.wait()
+        listener.drain.begin()
+        assert await listener.drain.finished(0.05) == 1
+        finishing = asyncio.create_task(listener.drain.finished(30))
+        listener.go_on.set()
         assert await finishing == 0
         assert (await asked).status == 200
 
@@ -116,21 +116,21 @@ async def test_callers_have_their_least_time_to_notice(house):
     assert await drain.finished(30) == 0
 
 
-async def test_before_a_drain_connections_are_kept_and_in_it_they_are_not(door):
+async def test_before_a_drain_connections_are_kept_and_in_it_they_are_not(listener):
     async with ClientSession() as session:
-        async with session.get(f"{door.address}/quick") as reply:
+        async with session.get(f"{listener.address}/quick") as reply:
             assert "Connection" not in reply.headers
-        door.drain.begin()
-        async with session.get(f"{door.address}/quick") as reply:
+        listener.drain.begin()
+        async with session.get(f"{listener.address}/quick") as reply:
             assert reply.headers["Connection"] == "close"
 
 
-async def test_a_connection_whose_answer_had_begun_is_closed_behind_it(door):
-    reader, writer = await asyncio.open_connection(*door.address[7:].split(":"))
+async def test_a_connection_whose_answer_had_begun_is_closed_behind_it(listener):
+    reader, writer = await asyncio.open_connection(*listener.address[7:].split(":"))
     writer.write(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
-    await door.reached.wait()
-    door.drain.begin()
-    door.go_on.set()
+    await listener.reached.wait()
+    listener.drain.begin()
+    listener.go_on.set()
     told = await asyncio.wait_for(reader.read(), 30)  # to its end
     assert b"close" not in told.partition(b"\r\n\r\n")[0].lower()
     writer.close()

@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import count
 from typing import Self
 
-from tests.frontends.http.listener import LANE, opened, request
+from tests.frontends.http.listener import FAST, opened, request
 from tests.running import EXAMPLES, RunningAdapter
 
 SECONDS = 30
@@ -42,17 +42,17 @@ async def test_an_answer_within_a_body_is_a_part_of_that_body():
             await talk.say(piece)
             await is_taken.acquire()
 
-    async with opened(script) as door, asyncio.timeout(SECONDS):
-        caller, other = await door.connect(), await door.connect()
-        assert (await caller.ask(request(LANE))).body == b"[1]"
-        await caller.send(request(LANE))
+    async with opened(script) as listener, asyncio.timeout(SECONDS):
+        caller, other = await listener.connect(), await listener.connect()
+        assert (await caller.ask(request(FAST))).body == b"[1]"
+        await caller.send(request(FAST))
         assert (await caller.head()).headers["content-length"] == str(len(whole))
         for piece in (first, forged, rest):
             found = await caller.reader.read(1)
             is_taken.release()
             assert found + await caller.reader.readexactly(len(piece) - 1) == piece
-        assert (await other.ask(request(LANE))).body == b"[3]"
-        assert len(door.upstream.talks) == 1
+        assert (await other.ask(request(FAST))).body == b"[3]"
+        assert len(listener.upstream.talks) == 1
 
 
 # -- the real Triton -------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from adapter.frontends.http.head import Heads
 from adapter.telemetry.traffic import Traffic
-from tests.frontends.http.listener import LANE, head, opened, request
+from tests.frontends.http.listener import FAST, head, opened, request
 
 LENGTH = "Content-Length: 2"
 V2 = "/v2/models/m/infer"
@@ -17,30 +17,30 @@ def heads(host: str = "triton:8000") -> Heads:
 
 
 def test_a_head_that_came_before_is_found_again():
-    known, raw = heads(), head(LANE, LENGTH, "X: y")
+    known, raw = heads(), head(FAST, LENGTH, "X: y")
     first = known.read(raw)
     assert known.read(bytes(raw)) is first
-    assert known.read(head(LANE, LENGTH, "X: z")) is not first
+    assert known.read(head(FAST, LENGTH, "X: z")) is not first
 
 
 def test_so_many_heads_are_kept_and_no_long_ones():
     known = heads()
     for number in range(1000):
-        known.read(head(LANE, f"X: {number}"))
+        known.read(head(FAST, f"X: {number}"))
         assert len(known._known) <= 256
     known = heads()
-    known.read(head(LANE, f"X: {'y' * 3000}"))
+    known.read(head(FAST, f"X: {'y' * 3000}"))
     assert not known._known
 
 
 def test_nothing_is_plain_before_there_is_a_triton_and_that_is_not_kept():
-    known, raw = heads(host=""), head(LANE, LENGTH)
+    known, raw = heads(host=""), head(FAST, LENGTH)
     assert known.read(raw).plain is None
     known.host = "triton:8000"
     assert known.read(raw).plain is not None
 
 
-@pytest.mark.parametrize("path", [LANE, V2, "/v2/models/m/versions/12/infer", LANE + "/"])
+@pytest.mark.parametrize("path", [FAST, V2, "/v2/models/m/versions/12/infer", FAST + "/"])
 @pytest.mark.parametrize("field", ["Connection: keep-alive", "Connection: Keep-Alive", "X: y"])
 def test_an_inference_about_which_nothing_is_special_is_plain(path, field):
     found = heads().read(head(path, LENGTH, field))
@@ -52,23 +52,23 @@ def test_an_inference_about_which_nothing_is_special_is_plain(path, field):
 @pytest.mark.parametrize(
     "raw",
     [
-        head(LANE),
-        head(LANE, "Content-Length: 0"),
-        head(LANE, "Content-Length: 1001"),
-        head(LANE, LENGTH, "Connection: close"),
-        head(LANE, LENGTH, "Connection: keep-alive, x"),
-        head(LANE, LENGTH, "Expect: 100-continue"),
-        head(LANE, LENGTH, "Content-Encoding: gzip"),
-        head(LANE, LENGTH, "Content-Encoding: identity"),
-        head(LANE, LENGTH, "TE: trailers"),
-        head(LANE, LENGTH, method="PUT"),
+        head(FAST),
+        head(FAST, "Content-Length: 0"),
+        head(FAST, "Content-Length: 1001"),
+        head(FAST, LENGTH, "Connection: close"),
+        head(FAST, LENGTH, "Connection: keep-alive, x"),
+        head(FAST, LENGTH, "Expect: 100-continue"),
+        head(FAST, LENGTH, "Content-Encoding: gzip"),
+        head(FAST, LENGTH, "Content-Encoding: identity"),
+        head(FAST, LENGTH, "TE: trailers"),
+        head(FAST, LENGTH, method="PUT"),
         head("/models/%6d/invoke", LENGTH),
         head("/v2/models/m/generate", LENGTH),
         head("/v2/models/m/generate_stream", LENGTH),
         head("/v2/models/m/ready", LENGTH),
         head("/invocations", LENGTH),
         head(V2, LENGTH, "Inference-Header-Content-Length: x"),
-        head(LANE, LENGTH, "Content-Type: application/vnd.sagemaker-triton.binary+json"),
+        head(FAST, LENGTH, "Content-Type: application/vnd.sagemaker-triton.binary+json"),
         b"POST /models/m/invoke HTTP/1.1\r\nContent-Length: 2\r\n\r\n",
     ],
 )
@@ -81,17 +81,17 @@ def test_what_is_special_is_not_plain_but_its_end_is_known(raw):
 @pytest.mark.parametrize(
     "raw",
     [
-        head(LANE, "Transfer-Encoding: chunked"),
-        head(LANE, LENGTH, LENGTH),
-        head(LANE, "Content-Length: 2, 2"),
-        head(LANE, "Content-Length: +2"),
-        head(LANE, "Content-Length: 1234567890123456"),
-        head(LANE, LENGTH, "Host: y"),
-        head(LANE, LENGTH, "Content-Type: a", "Content-Type: b"),
-        head(LANE, LENGTH, "Upgrade: h2c", "Connection: upgrade"),
-        head(LANE, LENGTH, version="1.0"),
-        head(LANE, LENGTH, version="2.0"),
-        head(LANE, LENGTH).replace(b"POST ", b"POST  "),
+        head(FAST, "Transfer-Encoding: chunked"),
+        head(FAST, LENGTH, LENGTH),
+        head(FAST, "Content-Length: 2, 2"),
+        head(FAST, "Content-Length: +2"),
+        head(FAST, "Content-Length: 1234567890123456"),
+        head(FAST, LENGTH, "Host: y"),
+        head(FAST, LENGTH, "Content-Type: a", "Content-Type: b"),
+        head(FAST, LENGTH, "Upgrade: h2c", "Connection: upgrade"),
+        head(FAST, LENGTH, version="1.0"),
+        head(FAST, LENGTH, version="2.0"),
+        head(FAST, LENGTH).replace(b"POST ", b"POST  "),
         b"\r\n\r\n",
         b"nothing\r\n\r\n",
     ],
@@ -103,7 +103,7 @@ def test_where_two_may_read_differently_aiohttp_is_to_tell_the_end(raw):
 @pytest.mark.parametrize(
     ("path", "fields", "onward"),
     [
-        (LANE, ("Accept-Encoding: gzip", "Cookie: a", "traceparent: 0"), b"Accept-Encoding: gzip"),
+        (FAST, ("Accept-Encoding: gzip", "Cookie: a", "traceparent: 0"), b"Accept-Encoding: gzip"),
         (V2, ("X-A: 1", "Content-Type: text/html", "Connection: keep-alive"), b"X-A: 1"),
     ],
 )
@@ -116,9 +116,9 @@ def test_triton_is_told_what_aiohttp_would_have_it_told(path, fields, onward):
 
 
 async def test_one_head_with_many_bodies_asks_for_each_of_them():
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         bodies = [b"[%d]" % number for number in range(10, 30)]
         for body in bodies:
-            assert (await caller.ask(request(LANE, body))).status == 200
-        assert [asked.body for asked in door.upstream.requests] == bodies
+            assert (await caller.ask(request(FAST, body))).status == 200
+        assert [asked.body for asked in listener.upstream.requests] == bodies

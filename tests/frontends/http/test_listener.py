@@ -1,4 +1,4 @@
-"""What a caller of the http door meets, whether the lane serves it or the application behind."""
+"""What callers of the http listener meet, on the fast path and where aiohttp serves."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import pytest
 
 from adapter.core.state import ModelState
 from tests.fakes.http_triton import OK, reads_itself, says
-from tests.frontends.http.listener import APP, LANE, MIB, PATHS, head, opened, request, until
+from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
@@ -19,20 +19,20 @@ both = pytest.mark.parametrize("path", PATHS)
 
 @both
 async def test_one_connection_serves_one_request_after_the_other(path):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for _ in range(3):
             found = await caller.ask(request(path))
             assert (found.status, found.body) == (200, b"{}")
             assert "connection" not in found.headers
-        assert len(door.lane._connections) == 1
-        assert len(door.upstream.requests if path == LANE else door.bodies) == 3
+        assert len(listener.server._connections) == 1
+        assert len(listener.upstream.requests if path == FAST else listener.bodies) == 3
 
 
 @both
 async def test_who_wants_it_closed_has_it_closed_behind_the_answer(path):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         found = await caller.ask(request(path, b"{}", CLOSE))
         assert (found.status, found.headers["connection"]) == (200, "close")
         assert await caller.rest() == b""
@@ -40,8 +40,8 @@ async def test_who_wants_it_closed_has_it_closed_behind_the_answer(path):
 
 @both
 async def test_http_1_0_is_closed_unless_it_asks(path):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         found = await caller.ask(request(path, b"{}", KEEP, version="1.0"))
         assert (found.status, found.headers["connection"]) == (200, "keep-alive")
         found = await caller.ask(request(path, b"{}", version="1.0"))
@@ -51,17 +51,17 @@ async def test_http_1_0_is_closed_unless_it_asks(path):
 
 async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer():
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
-    async with opened(says(answer)) as door:
-        caller = await door.connect()
-        found = await caller.ask(request(LANE, b"{}", KEEP, version="1.0"))
+    async with opened(says(answer)) as listener:
+        caller = await listener.connect()
+        found = await caller.ask(request(FAST, b"{}", KEEP, version="1.0"))
         assert (found.body, found.headers.get("connection")) == (b"ab", None)
         assert "transfer-encoding" not in found.headers
 
 
-@pytest.mark.parametrize("order", [(LANE, APP, LANE), (APP, LANE, APP), (LANE, LANE), (APP, APP)])
+@pytest.mark.parametrize("order", [(FAST, APP, FAST), (APP, FAST, APP), (FAST, FAST), (APP, APP)])
 async def test_requests_sent_at_once_are_answered_in_their_order(order):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         asked = b"".join(
             request(path, b"%d" % i, f"X-Amzn-SageMaker-Inference-Id: {i}")
             for i, path in enumerate(order)
@@ -70,30 +70,30 @@ async def test_requests_sent_at_once_are_answered_in_their_order(order):
         for i, _ in enumerate(order):
             found = await caller.answer()
             assert (found.status, found.headers["x-amzn-sagemaker-inference-id"]) == (200, str(i))
-        bodies = [asked.body for asked in door.upstream.requests] + door.bodies
+        bodies = [asked.body for asked in listener.upstream.requests] + listener.bodies
         assert sorted(bodies) == [b"%d" % i for i in range(len(order))]
 
 
 @both
 async def test_what_comes_behind_a_request_waits_for_its_answer(path):
-    async with opened() as door:
-        caller = await door.connect()
-        await caller.send(request(await door.waiting(path)) + request(APP, b"next"))
-        await door.reached.wait()
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(path)) + request(APP, b"next"))
+        await listener.reached.wait()
         for _ in range(20):
             await asyncio.sleep(0)
-        assert b"next" not in door.bodies
-        door.gate.set()
+        assert b"next" not in listener.bodies
+        listener.gate.set()
         assert [(await caller.answer()).status for _ in range(2)] == [200, 200]
-        assert door.bodies[-1] == b"next"
+        assert listener.bodies[-1] == b"next"
 
 
 @both
 async def test_what_waits_is_bounded(path):
-    async with opened() as door:
-        caller = await door.connect()
-        await caller.send(request(await door.waiting(path)))
-        await door.reached.wait()
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(path)))
+        await listener.reached.wait()
         sent = 0
         more = request(APP) * 1000
 
@@ -104,7 +104,7 @@ async def test_what_waits_is_bounded(path):
                 sent += len(more)
 
         sending = asyncio.create_task(send_on())
-        (connection,) = door.lane._connections
+        (connection,) = listener.server._connections
         await until(lambda: not connection.transport.is_reading())
         for _ in range(100):
             await asyncio.sleep(0)
@@ -112,20 +112,20 @@ async def test_what_waits_is_bounded(path):
         assert not sending.done()
         sending.cancel()
         caller.reset()
-        door.gate.set()
+        listener.gate.set()
 
 
 @both
 async def test_a_request_that_comes_byte_by_byte_is_one(path):
     raw = request(path, b'{"a": 1}', "X-Amzn-SageMaker-Inference-Id: a b")
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for at in range(len(raw)):
             await caller.send(raw[at : at + 1])
             await asyncio.sleep(0)
         found = await caller.answer()
         assert (found.status, found.headers["x-amzn-sagemaker-inference-id"]) == (200, "a b")
-        seen = [asked.body for asked in door.upstream.requests] + door.bodies
+        seen = [asked.body for asked in listener.upstream.requests] + listener.bodies
         assert seen == [b'{"a": 1}']
 
 
@@ -133,8 +133,8 @@ async def test_a_request_that_comes_byte_by_byte_is_one(path):
 @pytest.mark.parametrize("ending", [b"0\r\n\r\n", b"0;a=b\r\nx: y\r\n\r\n"])
 async def test_a_chunked_body_is_a_body(path, ending):
     raw = head(path, CHUNKED) + b"1\r\n{\r\n2;ext=1\r\n }\r\n" + ending
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for pieces in ([raw], [raw[at : at + 1] for at in range(len(raw))]):
             for piece in pieces:
                 await caller.send(piece)
@@ -142,7 +142,7 @@ async def test_a_chunked_body_is_a_body(path, ending):
             assert (await caller.answer()).status == 200
         assert (await caller.ask(raw + request(APP, b"x"))).status == 200
         assert (await caller.answer()).status == 200
-        seen = [asked.body for asked in door.upstream.requests] + door.bodies
+        seen = [asked.body for asked in listener.upstream.requests] + listener.bodies
         assert seen == ([b"{ }"] * 3 + [b"x"])
 
 
@@ -150,24 +150,24 @@ async def test_a_chunked_body_is_a_body(path, ending):
 async def test_an_empty_body_is_one_too(path):
     """Where an inference needs one it is refused as a whole request, and the next one is read."""
     status = 400 if path.endswith("/invoke") else 200
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for raw in (request(path, b""), head(path), head(path, CHUNKED) + b"0\r\n\r\n"):
             assert (await caller.ask(raw)).status == status
 
 
 @both
 async def test_empty_lines_before_a_request_mean_nothing(path):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for _ in range(2):
             assert (await caller.ask(b"\r\n\r\n\r\n" + request(path))).status == 200
 
 
 @both
 async def test_who_expects_100_continue_is_told_before_the_body_is_read(path):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for _ in range(2):
             await caller.send(head(path, "Content-Length: 2", "Expect: 100-continue"))
             assert (await caller.head()).status == 100
@@ -177,8 +177,8 @@ async def test_who_expects_100_continue_is_told_before_the_body_is_read(path):
 
 @both
 async def test_nobody_is_told_to_go_on_who_has_or_who_would_not_understand(path):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         assert (await caller.ask(request(path, b"{}", "Expect: 100-continue"))).status == 200
         raw = request(path, b"{}", "Expect: 100-continue", version="1.0")
         await caller.send(raw[:-2])
@@ -187,8 +187,8 @@ async def test_nobody_is_told_to_go_on_who_has_or_who_would_not_understand(path)
 
 
 async def test_who_is_refused_is_not_told_to_go_on_and_the_connection_ends():
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         expecting = head("/models/other/invoke", "Content-Length: 2", "Expect: 100-continue")
         found = await caller.ask(expecting)
         assert found.refusal == (404, "ModelNotFound")
@@ -198,8 +198,8 @@ async def test_who_is_refused_is_not_told_to_go_on_and_the_connection_ends():
 
 @both
 async def test_head_has_no_body_and_leaves_the_connection_in_step(path):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         await caller.send(head(path, method="HEAD") + request(path))
         found = await caller.head()
         assert found.status == 200
@@ -210,13 +210,13 @@ async def test_head_has_no_body_and_leaves_the_connection_in_step(path):
 async def test_an_upgrade_is_not_made_and_its_body_is_a_body(path):
     """Java's client asks for h2c with its first request, whatever that is."""
     fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
-    async with opened() as door:
+    async with opened() as listener:
         for _ in range(2):
-            caller = await door.connect()
+            caller = await listener.connect()
             answer = await caller.ask(request(path, b"{}", *fields))
             assert (answer.status, answer.headers["connection"]) == (200, "close")
             assert await caller.rest() == b""
-        seen = [asked.body for asked in door.upstream.requests] + door.bodies
+        seen = [asked.body for asked in listener.upstream.requests] + listener.bodies
         assert seen == [b"{}", b"{}"]
 
 
@@ -224,13 +224,13 @@ async def test_large_bodies_go_both_ways_and_the_connection_is_kept():
     body = bytes(range(256)) * (5 * MIB // 256)
 
     async def echoes(talk):
-        got = door.upstream.requests[-1].body
+        got = listener.upstream.requests[-1].body
         await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(got))
         await talk.say(got)
 
-    async with opened(echoes) as door:
-        caller = await door.connect()
-        for path in (LANE, "/app/echo", LANE):
+    async with opened(echoes) as listener:
+        caller = await listener.connect()
+        for path in (FAST, "/app/echo", FAST):
             await caller.send(request(path, body))
             assert (await caller.answer()).body == body
 
@@ -246,9 +246,9 @@ async def test_an_answer_is_passed_on_piece_by_piece(is_chunked):
         await go_on.wait()
         await talk.say(piece * 2 + (b"0\r\n\r\n" if is_chunked else b""))
 
-    async with opened(script) as door:
-        caller = await door.connect()
-        await caller.send(request(LANE))
+    async with opened(script) as listener:
+        caller = await listener.connect()
+        await caller.send(request(FAST))
         found = await caller.head()
         assert ("transfer-encoding" in found.headers) == is_chunked
         if is_chunked:
@@ -264,7 +264,7 @@ async def test_an_answer_is_passed_on_piece_by_piece(is_chunked):
         assert (await caller.ask(request(APP))).status == 200
 
 
-@pytest.mark.parametrize("path", [LANE, "/app/echo"])
+@pytest.mark.parametrize("path", [FAST, "/app/echo"])
 async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back(path):
     size = 48 * MIB
     sent = 0
@@ -276,71 +276,71 @@ async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back
             await talk.say(bytes(MIB))
             sent += MIB
 
-    async with opened(script) as door:
-        caller = await door.connect(limit=2**16)
-        await caller.send(request(path, b"{}" if path == LANE else bytes(size)))
-        (connection,) = door.lane._connections
+    async with opened(script) as listener:
+        caller = await listener.connect(limit=2**16)
+        await caller.send(request(path, b"{}" if path == FAST else bytes(size)))
+        (connection,) = listener.server._connections
         await until(lambda: connection.is_full)
         for _ in range(200):
             await asyncio.sleep(0)
-        if path == LANE:
+        if path == FAST:
             assert sent < 32 * MIB
         found = await caller.answer()
         assert len(found.body) == size
 
 
-@pytest.mark.parametrize("path", [LANE, "/app/late"])
+@pytest.mark.parametrize("path", [FAST, "/app/late"])
 async def test_who_does_not_read_the_body_holds_the_caller_back(path):
     async def script(talk):
-        await door.gate.wait()
+        await listener.gate.wait()
         await talk.reader.readexactly(48 * MIB)
         await talk.say(OK)
 
-    async with opened(reads_itself(script)) as door:
-        caller = await door.connect()
+    async with opened(reads_itself(script)) as listener:
+        caller = await listener.connect()
         sending = asyncio.create_task(caller.send(request(path, bytes(48 * MIB))))
-        await until(lambda: door.lane._connections)
-        (connection,) = door.lane._connections
+        await until(lambda: listener.server._connections)
+        (connection,) = listener.server._connections
         await until(lambda: not connection.transport.is_reading())
         for _ in range(200):
             await asyncio.sleep(0)
         assert not sending.done()
-        door.gate.set()
+        listener.gate.set()
         assert (await caller.answer()).status == 200
         await sending
 
 
-async def test_a_socket_of_unix_is_a_door(tmp_path):
-    async with opened(where=f"unix:{tmp_path}/door") as door:
-        caller = await door.connect()
+async def test_a_socket_of_unix_is_a_listener(tmp_path):
+    async with opened(where=f"unix:{tmp_path}/listener") as listener:
+        caller = await listener.connect()
         for path in PATHS:
             assert (await caller.ask(request(path))).status == 200
 
 
 async def test_answers_are_counted_by_contract_operation_and_status():
-    async with opened() as door:
-        caller = await door.connect()
-        for path in (LANE, "/models/other/invoke", "/invocations", "/v2/models/m/infer"):
+    async with opened() as listener:
+        caller = await listener.connect()
+        for path in (FAST, "/models/other/invoke", "/invocations", "/v2/models/m/infer"):
             await caller.ask(request(path))
-        assert door.count("sagemaker", "invoke", 200) == 1
-        assert door.count("sagemaker", "invoke", 404) == 1
-        assert door.count("sagemaker", "invocations", 200) == 1
-        assert door.count("v2", "infer", 200) == 1
+        assert listener.count("sagemaker", "invoke", 200) == 1
+        assert listener.count("sagemaker", "invoke", 404) == 1
+        assert listener.count("sagemaker", "invocations", 200) == 1
+        assert listener.count("v2", "infer", 200) == 1
 
 
 @both
 @pytest.mark.parametrize("way", [KEEP, CLOSE])
 async def test_no_answer_says_what_the_listener_is_made_of(path, way):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         assert "server" not in (await caller.ask(request(path, b"{}", way))).headers
 
 
 @both
 async def test_more_than_128_headers_are_refused_whichever_way_a_request_takes(path):
-    async with opened() as door:
+    async with opened() as listener:
         for more, status in ((126, 200), (127, 400)):
-            caller = await door.connect()
+            caller = await listener.connect()
             found = await caller.ask(request(path, b"{}", *["a: b"] * more))
             assert found.status == status
 
@@ -348,27 +348,27 @@ async def test_more_than_128_headers_are_refused_whichever_way_a_request_takes(p
 @pytest.mark.parametrize("way", [KEEP, CLOSE])
 async def test_a_bug_is_500_and_in_the_log(way, caplog):
     """Of a request that is plain, and of one that is not."""
-    async with opened() as door:
-        caller = await door.connect()
-        door.house.control.lease = None
-        found = await caller.ask(request(LANE, b"{}", way))
+    async with opened() as listener:
+        caller = await listener.connect()
+        listener.house.control.lease = None
+        found = await caller.ask(request(FAST, b"{}", way))
         assert (found.status, json.loads(found.body)["code"]) == (500, "InternalError")
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
 
 
 async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
-    async with opened() as door:
-        door.house.control.presence._loads_again = True
+    async with opened() as listener:
+        listener.house.control.presence._loads_again = True
         lost = b'{"error":"Request for unknown model: \'m\' is not found"}'
-        asked = door.upstream.script
-        door.upstream.script = says(
+        asked = listener.upstream.script
+        listener.upstream.script = says(
             b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(lost) + lost
         )
-        door.house.triton.models.clear()
-        caller = await door.connect()
-        found = await caller.ask(request(LANE))
+        listener.house.triton.models.clear()
+        caller = await listener.connect()
+        found = await caller.ask(request(FAST))
         assert (found.status, found.json()["code"]) == (503, "ModelNotReady")
-        await until(lambda: "m" in door.house.triton.models)
-        await door.house.until_state("m", ModelState.READY)
-        door.upstream.script = asked
-        assert (await caller.ask(request(LANE))).status == 200
+        await until(lambda: "m" in listener.house.triton.models)
+        await listener.house.until_state("m", ModelState.READY)
+        listener.upstream.script = asked
+        assert (await caller.ask(request(FAST))).status == 200

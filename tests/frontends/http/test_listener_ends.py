@@ -1,4 +1,4 @@
-"""How connections at the http door end: callers that hang up, dawdle or never stop; the drain."""
+"""How connections at the http listener end: callers hang up, dawdle or never stop; the drain."""
 
 import asyncio
 import socket
@@ -8,23 +8,23 @@ import pytest
 
 from adapter.frontends.http.connection import Limits
 from tests.fakes.http_triton import OK, says
-from tests.frontends.http.listener import APP, LANE, MIB, PATHS, head, opened, request, until
+from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 
 LONG = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
 
 both = pytest.mark.parametrize("path", PATHS)
 
 
-async def let_go(door, path):
+async def let_go(listener, path):
     """Its connection has ended, and what serves it; what Triton works on goes on there."""
-    await door.until_lost()
-    if path == LANE:
-        await until(lambda: door.abandoned() == 1)
-        assert (door.in_flight(), door.gone.is_set()) == (1, False)
-        door.gate.set()
-    await door.gone.wait()
-    await until(lambda: door.in_flight() == 0)
-    assert door.abandoned() == 0
+    await listener.until_lost()
+    if path == FAST:
+        await until(lambda: listener.abandoned() == 1)
+        assert (listener.in_flight(), listener.gone.is_set()) == (1, False)
+        listener.gate.set()
+    await listener.gone.wait()
+    await until(lambda: listener.in_flight() == 0)
+    assert listener.abandoned() == 0
 
 
 # -- callers that end their side ----------------------------------------------------------------
@@ -32,20 +32,20 @@ async def let_go(door, path):
 
 @both
 async def test_who_has_only_ended_its_side_gets_its_answer(path):
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
-        await caller.send(request(await door.waiting(path)))
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(path)))
         caller.writer.write_eof()
-        await door.reached.wait()
-        door.gate.set()
+        await listener.reached.wait()
+        listener.gate.set()
         assert (await caller.answer()).status == 200
         assert await caller.rest() == b""
 
 
 async def test_all_that_was_sent_before_the_end_is_answered():
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
-        await caller.send(request(LANE) + request(APP) + request(LANE) + request(APP)[:10])
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        await caller.send(request(FAST) + request(APP) + request(FAST) + request(APP)[:10])
         caller.writer.write_eof()
         assert [(await caller.answer()).status for _ in range(3)] == [200] * 3
         assert await caller.rest() == b""
@@ -53,41 +53,43 @@ async def test_all_that_was_sent_before_the_end_is_answered():
 
 @both
 async def test_who_has_gone_is_let_go_soon(path):
-    async with opened(limits=replace(LONG, gone=0.05)) as door:
-        caller = await door.connect()
-        await caller.send(request(await door.waiting(path)))
-        await door.reached.wait()
+    async with opened(limits=replace(LONG, gone=0.05)) as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(path)))
+        await listener.reached.wait()
         caller.writer.close()
-        await let_go(door, path)
+        await let_go(listener, path)
 
 
 @both
 async def test_one_whose_connection_is_reset_is_let_go_at_once(path):
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
-        await caller.send(request(await door.waiting(path)))
-        await door.reached.wait()
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(path)))
+        await listener.reached.wait()
         caller.reset()
-        await let_go(door, path)
+        await let_go(listener, path)
 
 
 @both
 @pytest.mark.parametrize("field", ["Content-Length: 10", "Transfer-Encoding: chunked"])
 async def test_a_body_that_breaks_off_is_refused(path, field):
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
         await caller.send(head(path, field) + b"5\r\n{}")
         caller.writer.write_eof()
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
         assert await caller.rest() == b""
-        assert not [asked for asked in door.upstream.requests if asked.is_whole] + door.bodies
+        assert (
+            not [asked for asked in listener.upstream.requests if asked.is_whole] + listener.bodies
+        )
 
 
 @both
 async def test_a_body_that_broke_off_before_its_request_had_its_turn_is_refused(path):
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
-        await caller.send(request(LANE) + head(path, "Content-Length: 10") + b"{}")
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        await caller.send(request(FAST) + head(path, "Content-Length: 10") + b"{}")
         caller.writer.write_eof()
         assert (await caller.answer()).status == 200
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
@@ -95,16 +97,16 @@ async def test_a_body_that_broke_off_before_its_request_had_its_turn_is_refused(
 
 
 async def test_a_head_that_breaks_off_is_refused():
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
-        await caller.send(request(LANE)[:20])
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        await caller.send(request(FAST)[:20])
         caller.writer.write_eof()
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
 
 
 async def test_who_comes_and_says_nothing_may_go():
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
         caller.writer.write_eof()
         assert await caller.rest() == b""
 
@@ -114,21 +116,21 @@ async def test_who_comes_and_says_nothing_may_go():
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
 async def test_what_is_left_of_a_small_body_is_skipped(path):
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
         for _ in range(2):
             found = await caller.ask(head(path, "Content-Length: 20000") + bytes(100))
             assert found.status in {200, 404}
             assert "connection" not in found.headers
             await caller.send(bytes(19_900))
-        assert (await caller.ask(request(LANE))).status == 200
+        assert (await caller.ask(request(FAST))).status == 200
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
 @pytest.mark.parametrize("field", ["Content-Length: 33554432", "Transfer-Encoding: chunked"])
 async def test_a_large_body_that_nobody_wants_ends_the_connection_behind_the_answer(path, field):
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
         found = await caller.ask(head(path, field) + b"1000000\r\n")
         assert found.status in {200, 404}
         assert found.headers["connection"] == "close"
@@ -144,17 +146,17 @@ async def sends_on(caller):
 
 
 async def test_who_never_stops_sending_what_nobody_wants_is_cut_off():
-    async with opened(limits=replace(LONG, linger=0.05)) as door:
-        caller = await door.connect()
+    async with opened(limits=replace(LONG, linger=0.05)) as listener:
+        caller = await listener.connect()
         await caller.ask(head("/models/other/invoke", "Content-Length: 33554432"))
         with pytest.raises(ConnectionError):
             await sends_on(caller)
 
 
 async def test_a_body_over_the_limit_is_refused_at_once():
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
-        found = await caller.ask(head(LANE, f"Content-Length: {64 * MIB + 1}"))
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        found = await caller.ask(head(FAST, f"Content-Length: {64 * MIB + 1}"))
         assert found.refusal == (413, "PayloadTooLarge")
 
 
@@ -163,19 +165,19 @@ async def test_a_body_over_the_limit_is_refused_at_once():
 
 @pytest.mark.parametrize("before", [None, *PATHS])
 async def test_an_idle_connection_is_closed_after_a_while(before):
-    async with opened(limits=replace(LONG, idle=0.05)) as door:
-        caller = await door.connect()
+    async with opened(limits=replace(LONG, idle=0.05)) as listener:
+        caller = await listener.connect()
         if before:
             await caller.send(request(before))
             await caller.answer()
         assert await caller.rest() == b""
-        await door.until_lost()
+        await listener.until_lost()
 
 
 async def test_a_head_that_takes_too_long_is_refused():
-    async with opened(limits=replace(LONG, head=0.1)) as door:
-        caller = await door.connect()
-        raw = request(LANE)
+    async with opened(limits=replace(LONG, head=0.1)) as listener:
+        caller = await listener.connect()
+        raw = request(FAST)
         for at in range(20):
             await caller.send(raw[at : at + 1])
             await asyncio.sleep(0)
@@ -185,67 +187,67 @@ async def test_a_head_that_takes_too_long_is_refused():
 
 @both
 async def test_a_body_of_which_nothing_comes_for_long_is_refused(path):
-    async with opened(limits=replace(LONG, body=0.1)) as door:
-        caller = await door.connect()
+    async with opened(limits=replace(LONG, body=0.1)) as listener:
+        caller = await listener.connect()
         found = await caller.ask(head(path, "Content-Length: 10") + b"{}")
         assert found.refusal == (400, "InvalidRequest")
         caller.writer.close()
-        await door.until_lost()
+        await listener.until_lost()
 
 
 async def test_a_rest_that_is_skipped_must_come_too():
-    async with opened(limits=replace(LONG, body=0.1)) as door:
-        caller = await door.connect()
+    async with opened(limits=replace(LONG, body=0.1)) as listener:
+        caller = await listener.connect()
         await caller.ask(head("/models/other/invoke", "Content-Length: 10") + b"{}")
         assert await caller.rest() == b""
-        await door.until_lost()
+        await listener.until_lost()
 
 
-@pytest.mark.parametrize("path", [LANE, "/app/echo"])
+@pytest.mark.parametrize("path", [FAST, "/app/echo"])
 async def test_a_caller_that_does_not_read_its_answer_is_cut_off(path):
     size = 32 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
-    async with opened(says(answer), limits=replace(LONG, answer=0.2)) as door:
-        caller = await door.connect(limit=2**16)
-        await caller.send(request(path, b"{}" if path == LANE else bytes(size)))
-        await door.until_lost()
-        await until(lambda: door.in_flight() == 0)
+    async with opened(says(answer), limits=replace(LONG, answer=0.2)) as listener:
+        caller = await listener.connect(limit=2**16)
+        await caller.send(request(path, b"{}" if path == FAST else bytes(size)))
+        await listener.until_lost()
+        await until(lambda: listener.in_flight() == 0)
 
 
 # -- Triton's side ------------------------------------------------------------------------------
 
 
 async def test_a_connection_that_triton_closed_between_two_requests_is_not_noticed():
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for expected in (1, 2):
-            assert (await caller.ask(request(LANE))).status == 200
-            assert len(door.upstream.talks) == expected
-            with door.upstream.talks[-1].socket() as triton:
+            assert (await caller.ask(request(FAST))).status == 200
+            assert len(listener.upstream.talks) == expected
+            with listener.upstream.talks[-1].socket() as triton:
                 triton.shutdown(socket.SHUT_WR)
-        assert len(door.upstream.requests) == 2
+        assert len(listener.upstream.requests) == 2
 
 
 async def test_what_may_have_reached_triton_is_not_sent_again():
     async def script(talk):
-        await (talk.say(OK) if len(door.upstream.requests) == 1 else talk.say(b""))
-        if len(door.upstream.requests) > 1:
+        await (talk.say(OK) if len(listener.upstream.requests) == 1 else talk.say(b""))
+        if len(listener.upstream.requests) > 1:
             talk.writer.close()
 
-    async with opened() as door:
-        door.upstream.script = script
-        caller = await door.connect()
-        assert (await caller.ask(request(LANE))).status == 200
-        assert (await caller.ask(request(LANE))).refusal == (503, "BackendUnavailable")
-        assert len(door.upstream.requests) == 2
+    async with opened() as listener:
+        listener.upstream.script = script
+        caller = await listener.connect()
+        assert (await caller.ask(request(FAST))).status == 200
+        assert (await caller.ask(request(FAST))).refusal == (503, "BackendUnavailable")
+        assert len(listener.upstream.requests) == 2
         assert (await caller.ask(request(APP))).status == 200
 
 
 async def test_an_answer_that_breaks_off_closes_the_connection():
     broken = b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\nab"
-    async with opened(says(broken, closes=True)) as door:
-        caller = await door.connect()
-        await caller.send(request(LANE))
+    async with opened(says(broken, closes=True)) as listener:
+        caller = await listener.connect()
+        await caller.send(request(FAST))
         assert (await caller.head()).status == 200
         assert len(await caller.rest()) < 3_000_000
 
@@ -255,45 +257,45 @@ async def test_an_answer_that_breaks_off_closes_the_connection():
 
 @both
 async def test_at_the_drain_what_is_in_hand_is_answered_and_the_rest_is_closed(path):
-    async with opened(limits=LONG) as door:
-        idle, half, busy = [await door.connect() for _ in range(3)]
+    async with opened(limits=LONG) as listener:
+        idle, half, busy = [await listener.connect() for _ in range(3)]
         await idle.ask(request(path))
         await half.send(request(path)[:10])
-        await busy.send(request(await door.waiting(path)) + request(APP, b"later"))
-        await door.reached.wait()
-        closing = asyncio.create_task(door.lane.close(30))
+        await busy.send(request(await listener.waiting(path)) + request(APP, b"later"))
+        await listener.reached.wait()
+        closing = asyncio.create_task(listener.server.close(30))
         assert await idle.rest() == b""
         assert await half.rest() == b""
         with pytest.raises(OSError, match=r"refused|Connect"):
-            await door.connect()
+            await listener.connect()
         assert not closing.done()
-        door.gate.set()
+        listener.gate.set()
         found = await busy.answer()
         assert (found.status, found.headers["connection"]) == (200, "close")
         assert await busy.rest() == b""
         busy.writer.close()
         await closing
-        assert b"later" not in door.bodies
+        assert b"later" not in listener.bodies
 
 
 @both
 async def test_patience_has_an_end(path):
-    async with opened(limits=LONG) as door:
-        caller = await door.connect()
-        await caller.send(request(await door.waiting(path)))
-        await door.reached.wait()
-        await door.lane.close(0.05)
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(path)))
+        await listener.reached.wait()
+        await listener.server.close(0.05)
         assert await caller.rest() == b""
-        await let_go(door, path)
+        await let_go(listener, path)
 
 
 async def test_an_answer_that_is_under_way_at_the_drain_goes_to_its_end():
     size = 24 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
-    async with opened(says(answer), limits=LONG) as door:
-        caller = await door.connect(limit=2**16)
-        await caller.send(request(LANE))
+    async with opened(says(answer), limits=LONG) as listener:
+        caller = await listener.connect(limit=2**16)
+        await caller.send(request(FAST))
         found = await caller.head()
-        closing = asyncio.create_task(door.lane.close(30))
+        closing = asyncio.create_task(listener.server.close(30))
         assert len(await caller.rest()) == int(found.headers["content-length"])
         await closing

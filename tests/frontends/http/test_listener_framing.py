@@ -1,12 +1,12 @@
-"""The lane alone says where a request ends: what is not to the letter is refused, and closed."""
+"""Where a request ends is for the listener alone to say: others are refused, and closed."""
 
 import asyncio
 
 import pytest
 
-from tests.frontends.http.listener import APP, LANE, PATHS, head, opened, request
+from tests.frontends.http.listener import APP, FAST, PATHS, head, opened, request
 
-GOOD = request(LANE, b"smuggled")
+GOOD = request(FAST, b"smuggled")
 
 
 def raw(path: str, *fields: bytes, line: bytes | None = None, body: bytes = b"") -> bytes:
@@ -95,23 +95,23 @@ LINES = {
 
 async def refused(data: bytes, *, after: bytes = b"") -> None:
     """With a good request behind it in the same write, which must not be one."""
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         if after:
             assert (await caller.ask(after)).status == 200
-        before = len(door.upstream.requests), len(door.bodies)
+        before = len(listener.upstream.requests), len(listener.bodies)
         await caller.send(data + GOOD)
         found = await caller.answer()
         assert found.refusal == (400, "InvalidRequest")
         assert found.headers["connection"] == "close"
         caller.writer.write_eof()
         assert await caller.rest() == b""
-        seen = [asked.body for asked in door.upstream.requests if asked.is_whole]
-        assert b"smuggled" not in seen + door.bodies
+        seen = [asked.body for asked in listener.upstream.requests if asked.is_whole]
+        assert b"smuggled" not in seen + listener.bodies
         assert len(seen) == before[0]
-        assert len(door.bodies) == before[1]
-        other = await door.connect()
-        assert (await other.ask(request(LANE))).status == 200
+        assert len(listener.bodies) == before[1]
+        other = await listener.connect()
+        assert (await other.ask(request(FAST))).status == 200
 
 
 both = pytest.mark.parametrize("path", PATHS)
@@ -128,7 +128,7 @@ async def test_a_head_that_is_not_to_the_letter_is_refused(path, vector):
 @pytest.mark.parametrize("before", PATHS)
 async def test_also_behind_a_good_request(vector, before):
     fields, body = VECTORS[vector]
-    await refused(raw(LANE, *fields, body=body), after=request(before))
+    await refused(raw(FAST, *fields, body=body), after=request(before))
 
 
 @both
@@ -140,8 +140,8 @@ async def test_a_request_line_that_is_not_to_the_letter_is_refused(path, vector)
 @both
 async def test_a_host_is_needed_and_not_in_http_1_0(path):
     await refused(b"POST %s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path.encode())
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         old = b"POST %s HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}" % path.encode()
         assert (await caller.ask(old)).status == 200
 
@@ -165,21 +165,21 @@ async def test_a_head_that_is_too_long_is_refused(path, field):
 
 
 async def test_a_head_without_an_end_is_refused_and_not_kept():
-    async with opened() as door:
-        caller = await door.connect()
-        await caller.send(head(LANE)[:-2] + b"X: " + b"a" * 20_000)
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(head(FAST)[:-2] + b"X: " + b"a" * 20_000)
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
 
 
-@pytest.mark.parametrize("path", [LANE, "/v2/models/m/infer"])
+@pytest.mark.parametrize("path", [FAST, "/v2/models/m/infer"])
 async def test_what_goes_on_to_triton_is_framed_anew(path):
     fields = (b"Transfer-Encoding: Chunked", b"Connection: X-Hop, TE", b"X-Hop: 1", b"TE: trailers")
     chunks = b"2;ext=1\r\n{}\r\n0\r\nX-Late: 9\r\n\r\n"
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         assert (await caller.ask(raw(path, *fields, body=chunks))).status == 200
         assert (await caller.ask(raw(path, b"content-length: 002", body=b"{}"))).status == 200
-        chunked, sized = door.upstream.requests
+        chunked, sized = listener.upstream.requests
     assert (chunked.body, sized.body) == (b"{}", b"{}")
     lines = chunked.head.lower().split(b"\r\n")
     assert [line for line in lines if b"length" in line or b"encoding" in line] == [
@@ -190,31 +190,31 @@ async def test_what_goes_on_to_triton_is_framed_anew(path):
 
 
 async def test_a_body_that_looks_like_a_request_is_a_body():
-    body = request(LANE, b"smuggled")
-    async with opened() as door:
-        caller = await door.connect()
-        for path in (LANE, APP, "/models/other/invoke", "/nothing/early"):
+    body = request(FAST, b"smuggled")
+    async with opened() as listener:
+        caller = await listener.connect()
+        for path in (FAST, APP, "/models/other/invoke", "/nothing/early"):
             await caller.ask(request(path, body))
-        assert [asked.body for asked in door.upstream.requests] == [body]
-        assert set(door.bodies) == {body}
+        assert [asked.body for asked in listener.upstream.requests] == [body]
+        assert set(listener.bodies) == {body}
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 64])
 async def test_what_is_refused_does_not_depend_on_how_it_is_cut(size):
-    data = raw(LANE, b"Transfer-Encoding: chunked", b"X: a\nb: c", body=b"0\r\n\r\n")
-    async with opened() as door:
-        caller = await door.connect()
+    data = raw(FAST, b"Transfer-Encoding: chunked", b"X: a\nb: c", body=b"0\r\n\r\n")
+    async with opened() as listener:
+        caller = await listener.connect()
         for at in range(0, len(data), size):
             caller.writer.write(data[at : at + size])
             await asyncio.sleep(0)
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
-        assert door.upstream.requests == []
+        assert listener.upstream.requests == []
 
 
 @pytest.mark.parametrize("target", ["*", "http://x:99999/models", "http://[/models"])
 async def test_a_target_that_is_no_url_is_refused(target, caplog):
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         assert (await caller.ask(request(target))).refusal == (400, "InvalidRequest")
         assert await caller.rest() == b""
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adapter.frontends.http.connection import Limits
-from tests.frontends.http.listener import APP, LANE, opened, request
+from tests.frontends.http.listener import APP, FAST, opened, request
 
 EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "40"))
 QUICK = Limits(idle=5, head=5, body=5, answer=5, gone=5, linger=5)
 HEAD = re.compile(rb"POST /v2/models/m/infer HTTP/1\.1\r\n([!-9;-~]+: [\t -~\x80-\xff]*\r\n)+\r\n")
 
-PATHS = st.sampled_from([LANE, APP, "/v2/models/m/infer", "/models/x/invoke", "/models", "*", "/"])
+PATHS = st.sampled_from([FAST, APP, "/v2/models/m/infer", "/models/x/invoke", "/models", "*", "/"])
 FIELDS = st.lists(
     st.sampled_from(
         [
@@ -80,8 +80,8 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 
 async def talk(pieces: list[bytes], *, is_reset: bool) -> None:
-    async with opened(limits=QUICK) as door:
-        caller = await door.connect()
+    async with opened(limits=QUICK) as listener:
+        caller = await listener.connect()
         try:
             for piece in pieces:
                 await caller.send(piece)
@@ -97,14 +97,14 @@ async def talk(pieces: list[bytes], *, is_reset: bool) -> None:
             pass
         caller.writer.close()
         async with asyncio.timeout(3):
-            await door.until_lost()
-        for asked in door.upstream.requests:
+            await listener.until_lost()
+        for asked in listener.upstream.requests:
             assert HEAD.fullmatch(asked.head.replace(b"/versions/1", b"")), asked.head
             assert asked.head.lower().count(b"\r\nhost:") == 1
             lengths = asked.head.lower().count(b"\r\ncontent-length:")
             assert lengths + asked.head.count(b"\r\nTransfer-Encoding: chunked\r\n") == 1
-        other = await door.connect()
-        for path in (LANE, APP):
+        other = await listener.connect()
+        for path in (FAST, APP):
             assert (await other.ask(request(path))).status == 200
 
 

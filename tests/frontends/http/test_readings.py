@@ -23,11 +23,11 @@ from adapter.frontends.http.middleware import answer, whole_body
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (
     APP,
-    LANE,
+    FAST,
     MAX_BODY,
     PATHS,
     Answer,
-    Door,
+    Listener,
     head,
     opened,
     request,
@@ -46,15 +46,15 @@ def said_of(method: str, target: str, body: bytes) -> dict[str, str]:
 
 
 class Served:
-    """A door whose two sides answer each request with what reached them."""
+    """A listener whose two sides answer each request with what reached them."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        door.application = self._application  # type: ignore[method-assign]
-        door.upstream.script = self._triton
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        listener.application = self._application  # type: ignore[method-assign]
+        listener.upstream.script = self._triton
 
     async def _triton(self, talk: Talk) -> None:
-        asked = self._door.upstream.requests.pop()
+        asked = self._listener.upstream.requests.pop()
         if not asked.is_whole:
             return
         body = json.dumps(said_of("POST", "inference", asked.body)).encode()
@@ -66,7 +66,7 @@ class Served:
 
     async def answers(self, pieces: list[bytes], methods: list[str]) -> list[Answer]:
         """To all of it, until the connection ends. The methods say which have no body."""
-        caller = await self._door.connect()
+        caller = await self._listener.connect()
         reading = asyncio.create_task(caller.rest())
         with suppress(ConnectionError, RuntimeError):  # uvloop's, where it has ended
             for piece in pieces:
@@ -77,8 +77,8 @@ class Served:
         async with asyncio.timeout(SECONDS):
             data = await reading
             caller.writer.close()
-            await self._door.until_lost()
-        self._door.callers.remove(caller)
+            await self._listener.until_lost()
+        self._listener.callers.remove(caller)
         return list(parsed(data, methods))
 
 
@@ -147,8 +147,8 @@ def judge(stream: Stream, reading: Reading, answers: list[Answer]) -> Judged:
 async def play(made: Streams, streams: int) -> Counter[str]:
     """So many streams, each in several cuts."""
     seen = Counter[str]()
-    async with opened(limits=PATIENT) as door:
-        served = Served(door)
+    async with opened(limits=PATIENT) as listener:
+        served = Served(listener)
         for number in range(streams):
             stream = made.odd() if number % 3 else made.ordinary()
             reading = read_by_h11(stream.strictly)
@@ -184,10 +184,10 @@ def test_what_is_served_is_what_h11_reads_in_any_cut() -> None:
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_body_that_turns_out_malformed_is_refused_at_once(path, behind) -> None:
     """However many reads come behind that: nobody waits for the rest of such a body."""
-    async with opened(limits=PATIENT) as door:
-        caller = await door.connect()
+    async with opened(limits=PATIENT) as listener:
+        caller = await listener.connect()
         await caller.send(head(path, "Transfer-Encoding: chunked") + b"2\r\n{")
-        await until(lambda: not any(one.is_idle for one in door.lane._connections))
+        await until(lambda: not any(one.is_idle for one in listener.server._connections))
         noise = behind + b"noise" * 20
         for each in [b"}\r\n", *(noise[at : at + 1] for at in range(len(noise)))]:
             await caller.send(each)
@@ -196,17 +196,17 @@ async def test_a_body_that_turns_out_malformed_is_refused_at_once(path, behind) 
         async with asyncio.timeout(SECONDS):
             assert (await caller.answer()).refusal == (400, "InvalidRequest")
             assert await caller.rest() == b""
-        assert [asked for asked in door.upstream.requests if asked.is_whole] == []
+        assert [asked for asked in listener.upstream.requests if asked.is_whole] == []
 
 
 @pytest.mark.parametrize("behind", [b"zz\r\n", b"0\r\n X\r\n\r\n", b"0\r\n\n"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(path, behind) -> None:
     """Who reads such a body is woken by the chunk's end, for nothing, before the error."""
-    async with opened(limits=PATIENT) as door:
-        caller = await door.connect()
+    async with opened(limits=PATIENT) as listener:
+        caller = await listener.connect()
         await caller.send(head(path, "Transfer-Encoding: chunked") + b"2\r\n{}")
-        await until(lambda: not any(one.is_idle for one in door.lane._connections))
+        await until(lambda: not any(one.is_idle for one in listener.server._connections))
         for _ in range(50):
             await asyncio.sleep(0)
         await caller.send(b"\r\n" + behind)
@@ -216,11 +216,11 @@ async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(path, behind) -
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("first", [b"", request(LANE), request(APP)], ids=["", "fast", "aiohttp"])
+@pytest.mark.parametrize("first", [b"", request(FAST), request(APP)], ids=["", "fast", "aiohttp"])
 async def test_who_ends_its_side_behind_chunked_requests_has_all_answers(count, first) -> None:
-    async with opened(limits=PATIENT) as door:
-        caller = await door.connect()
-        chunked = head(LANE, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
+    async with opened(limits=PATIENT) as listener:
+        caller = await listener.connect()
+        chunked = head(FAST, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
         await caller.send(first + chunked * count + head(APP, method="GET"))
         caller.writer.write_eof()
         async with asyncio.timeout(SECONDS):
@@ -231,8 +231,8 @@ async def test_who_ends_its_side_behind_chunked_requests_has_all_answers(count, 
 @pytest.mark.parametrize("protocol", ["ICE/1.0", "XTTP/1.1"])
 @pytest.mark.parametrize("is_behind", [False, True], ids=["first", "behind chunks"])
 async def test_a_request_of_another_protocol_is_refused(protocol: str, *, is_behind: bool) -> None:
-    async with opened(limits=PATIENT) as door:
-        caller = await door.connect()
+    async with opened(limits=PATIENT) as listener:
+        caller = await listener.connect()
         if is_behind:
             await caller.send(head(APP, "Transfer-Encoding: chunked") + b"0\r\n\r\n")
             assert (await caller.answer()).status == 200
@@ -247,10 +247,10 @@ async def test_a_request_of_another_protocol_is_refused(protocol: str, *, is_beh
 async def test_nothing_is_skipped_behind_a_request_for_another_protocol(path, kind) -> None:
     """It is answered as though it asked for none; what comes behind is answered or not served."""
     upgrade = ("Connection: Upgrade", f"Upgrade: {kind}")
-    data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(LANE)
+    data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(FAST)
     for at in range(1, len(data)):
-        async with opened(limits=PATIENT) as door:
-            served = Served(door)
+        async with opened(limits=PATIENT) as listener:
+            served = Served(listener)
             found = await served.answers([data[:at], data[at:]], [])
             assert found[0].status == 200
             assert [one.json()["target"] for one in found[1:]] in ([], ["/app/1", "inference"])

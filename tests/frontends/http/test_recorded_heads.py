@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontends.http.listener import Door, opened
+from tests.frontends.http.listener import Listener, opened
 
 HEADS = Path(__file__).parents[2] / "benchmarks" / "heads"
 TIMES = 100
@@ -32,8 +32,8 @@ def request_of(client: str) -> bytes:
     return head.encode() + b'{"x":"' + b"y" * (length - 8) + b'"}'
 
 
-def fast(door: Door) -> int:
-    traffic = door.house.metrics.traffic
+def fast(listener: Listener) -> int:
+    traffic = listener.house.metrics.traffic
     kinds = (("sagemaker", "invoke"), ("sagemaker", "invocations"), ("v2", "infer"))
     return sum(traffic.added_up(*kind).fast for kind in kinds)
 
@@ -44,17 +44,17 @@ def test_there_are_recorded_heads() -> None:
 
 @pytest.mark.parametrize("client", clients())
 async def test_99_of_100_requests_of_this_client_take_the_fast_path(client: str) -> None:
-    async with opened() as door:
-        caller = await door.connect()
+    async with opened() as listener:
+        caller = await listener.connect()
         for _ in range(TIMES):
             assert (await caller.ask(request_of(client))).status == 200
-        assert fast(door) >= 0.99 * TIMES
+        assert fast(listener) >= 0.99 * TIMES
 
 
 @pytest.mark.parametrize("client", clients())
 async def test_the_first_request_of_this_client_on_each_connection_takes_it_too(client) -> None:
-    async with opened() as door:
+    async with opened() as listener:
         for number in range(5):
-            caller = await door.connect()
+            caller = await listener.connect()
             assert (await caller.ask(request_of(client))).status == 200
-            assert fast(door) == number + 1
+            assert fast(listener) == number + 1

@@ -50,7 +50,7 @@ async def fine(_: web.BaseRequest) -> web.StreamResponse:
 
 
 @dataclass
-class Door:
+class Listener:
     upstream: Upstream
     house: House
     caller: aiohttp.ClientSession
@@ -69,7 +69,7 @@ async def no_versions() -> dict[str, list[str]]:
     return {}
 
 
-async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
+async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     upstream = Upstream(fine)
     house = await House(limit=MIB).open()
     stack.push_async_callback(house.close)
@@ -99,31 +99,31 @@ async def door(stack: AsyncExitStack, *passthrough: str) -> Door:
     observer = Observer(house.metrics)
     heads = Heads(house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB)
     heads.host = dataplane.host
-    lane = HttpListener(
+    server = HttpListener(
         HttpMiddleware(v2.handle, observer).serve,
         FastPath(house.control, dataplane, observer, Clock(), inflight),
         heads,
         observer,
         drain=Drain(house.control, house.metrics.traffic, 0),
     )
-    port = await lane.open(parse_address("127.0.0.1:0"))
-    stack.push_async_callback(lane.close, 10)
+    port = await server.open(parse_address("127.0.0.1:0"))
+    stack.push_async_callback(server.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
     await stack.enter_async_context(caller)
-    return Door(upstream, house, caller, dataplane)
+    return Listener(upstream, house, caller, dataplane)
 
 
 @pytest_asyncio.fixture
-async def closed() -> AsyncIterator[Door]:
+async def closed() -> AsyncIterator[Listener]:
     async with AsyncExitStack() as stack:
-        yield await door(stack)
+        yield await listener(stack)
 
 
 @pytest_asyncio.fixture
-async def wide() -> AsyncIterator[Door]:
+async def wide() -> AsyncIterator[Listener]:
     """Everything is passed through."""
     async with AsyncExitStack() as stack:
-        yield await door(stack, "shared_memory", "trace", "log")
+        yield await listener(stack, "shared_memory", "trace", "log")
 
 
 _OPENED = [

@@ -43,15 +43,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Door:
+class Listener:
     load: Callable[[str, Path], Outcome]
     infer: Callable[[str, dict[str, object]], Outcome]
     close: Callable[[], None]
 
 
-def http_door(adapter: RunningAdapter) -> Door:
+def http_listener(adapter: RunningAdapter) -> Listener:
     client = adapter.client(120)
-    return Door(
+    return Listener(
         lambda name, url: http_outcome(client.load(name, url)),
         lambda name, body: http_outcome(client.post(f"/models/{name}/invoke", body)),
         client.close,
@@ -65,7 +65,7 @@ def http_outcome(reply: Reply) -> Outcome:
     return Outcome(reply.status == 507, reply.json()["error"])
 
 
-def grpc_door(adapter: RunningAdapter) -> Door:
+def grpc_listener(adapter: RunningAdapter) -> Listener:
     """Loads through ModelMesh's contract, inferences through V2's, as a mesh does."""
     channel = grpc.insecure_channel(adapter.grpc)
     stub = channel.unary_unary(
@@ -78,7 +78,7 @@ def grpc_door(adapter: RunningAdapter) -> Door:
         channel.close()
         calls.channel.close()
 
-    return Door(
+    return Listener(
         lambda name, url: grpc_outcome(
             lambda: stub(mmesh.LoadModelRequest(modelId=name, modelPath=str(url)), timeout=120)
         ),
@@ -108,7 +108,7 @@ def tensors(name: str, body: dict[str, object]) -> pb.ModelInferRequest:
     return pb.ModelInferRequest(model_name=name, inputs=[shown | {"contents": contents}])
 
 
-OPEN = {"http": http_door, "grpc": grpc_door}
+OPEN = {"http": http_listener, "grpc": grpc_listener}
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +128,9 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningA
 
 
 @pytest.fixture(params=DOORS)
-def open_door(
+def open_listener(
     request: pytest.FixtureRequest, adapter: tuple[RunningAdapter, Path]
-) -> Callable[[], Door]:
+) -> Callable[[], Listener]:
     return lambda: OPEN[request.param](adapter[0])
 
 
@@ -173,26 +173,26 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
 
 @pytest.mark.parametrize("failure", [answered, answered_long], ids=["as-labelled", "300-kb"])
 def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
-    open_door: Callable[[], Door], raiser: str, failure: Callable[[Label], tuple[str, str]]
+    open_listener: Callable[[], Listener], raiser: str, failure: Callable[[Label], tuple[str, str]]
 ) -> None:
     wrong = []
-    with closing(open_door()) as door:
+    with closing(open_listener()) as listener:
         for label in labels("infer"):
             how, text = failure(label)
-            outcome = door.infer(raiser, failing(how, text))
+            outcome = listener.infer(raiser, failing(how, text))
             if not is_as_labelled(label, outcome, text):
                 wrong.append((label, str(outcome)[:500]))
-        assert door.infer(raiser, failing("answer", "")).text is None
+        assert listener.infer(raiser, failing("answer", "")).text is None
 
     assert wrong == []
 
 
-def failed_loads(open_door: Callable[[], Door], packages: Sequence[Path]) -> list[Outcome]:
+def failed_loads(open_listener: Callable[[], Listener], packages: Sequence[Path]) -> list[Outcome]:
     """So many at a time as Triton takes, each over a connection of its own."""
 
     def load(package: Path) -> Outcome:
-        with closing(open_door()) as door:
-            return door.load(package.name, package)
+        with closing(open_listener()) as listener:
+            return listener.load(package.name, package)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(load, packages))
@@ -200,7 +200,7 @@ def failed_loads(open_door: Callable[[], Door], packages: Sequence[Path]) -> lis
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("open_door", "failure", "each"),
+    ("open_listener", "failure", "each"),
     [
         ("http", raised, 1),
         ("grpc", raised, 6),
@@ -208,10 +208,10 @@ def failed_loads(open_door: Callable[[], Door], packages: Sequence[Path]) -> lis
         pytest.param("grpc", raised, 1, marks=pytest.mark.nightly),
         pytest.param("http", raised_long, 1, marks=pytest.mark.nightly),
     ],
-    indirect=["open_door"],
+    indirect=["open_listener"],
 )
 def test_a_load_that_fails_is_507_as_its_text_is_labelled(
-    open_door: Callable[[], Door],
+    open_listener: Callable[[], Listener],
     adapter: tuple[RunningAdapter, Path],
     tmp_path: Path,
     failure: Callable[[Label], tuple[str, str]],
@@ -223,7 +223,7 @@ def test_a_load_that_fails_is_507_as_its_text_is_labelled(
     root = adapter[1] / tmp_path.name
     packages = [write_failing_load(root / f"l{n}", *text) for n, text in enumerate(texts)]
 
-    outcomes = failed_loads(open_door, packages)
+    outcomes = failed_loads(open_listener, packages)
 
     assert [
         (label, str(outcome)[:500])

@@ -65,8 +65,8 @@ async def mesh(everywhere: RunningAdapter) -> AsyncIterator[Mesh]:
 
 class started:  # noqa: N801 - reads as a sentence
     def __init__(self, adapter: RunningAdapter) -> None:
-        doors = adapter.doors
-        self._mesh = Mesh(doors["grpc"], doors.get("grpc_data", doors["grpc"]))
+        listeners = adapter.listeners
+        self._mesh = Mesh(listeners["grpc"], listeners.get("grpc_data", listeners["grpc"]))
 
     async def __aenter__(self) -> Mesh:
         await self._mesh.start()
@@ -330,7 +330,7 @@ async def test_each_unary_call_about_a_model_goes_through_and_no_other(mesh):
 
 
 @once
-async def test_a_model_is_the_same_one_at_every_door(mesh, everywhere):
+async def test_a_model_is_the_same_one_at_every_listener(mesh, everywhere):
     with closing(everywhere.client()) as sagemaker:
         assert sagemaker.load("theirs", IDENTITY).status == 200
         loaded = await mesh.load("theirs", IDENTITY)
@@ -346,9 +346,9 @@ async def test_a_model_is_the_same_one_at_every_door(mesh, everywhere):
 
 
 @once
-async def test_the_second_door_has_inference_alone(everywhere):
+async def test_the_second_listener_has_inference_alone(everywhere):
     empty = {"request_serializer": bytes, "response_deserializer": bytes}
-    async with grpc.aio.insecure_channel(everywhere.doors["grpc_data"]) as channel:
+    async with grpc.aio.insecure_channel(everywhere.listeners["grpc_data"]) as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady", **empty)
         assert v2.ServerReadyResponse.FromString(await ready(b"")).ready
         for method in (

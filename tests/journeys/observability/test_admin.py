@@ -1,4 +1,4 @@
-"""The admin door's look at the inside, and what callers named their requests in the log."""
+"""The admin listener's look at the inside, and what callers named their requests in the log."""
 
 import secrets
 from contextlib import closing

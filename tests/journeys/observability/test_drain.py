@@ -63,9 +63,9 @@ def invoke_until_told_to_close(adapter: RunningAdapter, begun: threading.Event) 
                 return count
 
 
-def infer_while_serving(door: str, adapter: RunningAdapter, begun: threading.Event) -> int:
-    """As a client that watches the door's health does."""
-    with calls_to(adapter.doors[door]) as calls:
+def infer_while_serving(listener: str, adapter: RunningAdapter, begun: threading.Event) -> int:
+    """As a client that watches the listener's health does."""
+    with calls_to(adapter.listeners[listener]) as calls:
         check = calls.channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -112,14 +112,14 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: G
             assert client.load("echo", EXAMPLES / "identity").status == 200
             assert client.load("slow", slow).status == 200
         begun = [threading.Event() for _ in range(3 * CALLERS)]
-        doors = [adapter.doors[door] for door in ("grpc", "grpc_data")]
+        listeners = [adapter.listeners[listener] for listener in ("grpc", "grpc_data")]
         kinds = [
             invoke_until_told_to_close,
             partial(infer_while_serving, "grpc"),
             partial(infer_while_serving, "grpc_data"),
         ]
         callers = [pool.submit(kinds[i % 3], adapter, seen) for i, seen in enumerate(begun)]
-        streams = [OpenStream(address, pool) for address in doors]
+        streams = [OpenStream(address, pool) for address in listeners]
         with background(adapter) as others:
             waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
             gate.wait_reached()
@@ -137,7 +137,7 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: G
         assert adapter.process.wait(40) == 0
 
 
-def test_requests_in_flight_are_answered_after_the_doors_have_closed(
+def test_requests_in_flight_are_answered_after_the_listeners_have_closed(
     tmp_path: Path, gate: Gate
 ) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
@@ -153,7 +153,7 @@ def test_requests_in_flight_are_answered_after_the_doors_have_closed(
         waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
         gate.wait_reached()
         adapter.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: is_refused(adapter.http), 60, "the door is closed")
+        wait_until(lambda: is_refused(adapter.http), 60, "the listener is closed")
         assert not_ready(adapter) == "stopping"  # who probes is still told why
         gate.open()
         assert waiting.result()[0].status == 200
@@ -168,14 +168,14 @@ def is_refused(address: str) -> bool:
         except ConnectionRefusedError:
             return True
         except (ConnectionResetError, RemoteDisconnected):
-            return False  # it was accepted, in the moment in which the door closed
+            return False  # it was accepted, in the moment in which the listener closed
         return False
 
 
 def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
-    door = tmp_path / "admin.sock"
-    flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", f"--admin=unix:{door}")
+    listener = tmp_path / "admin.sock"
+    flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", f"--admin=unix:{listener}")
     with (
         embedded_adapter(COMPLETE, *flags) as adapter,
         background(adapter) as others,
@@ -184,7 +184,7 @@ def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path: Path, ga
         assert client.load("slow", slow).status == 200
         waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
         gate.wait_reached()
-        process = drain(adapter, f"--url=unix:{door}", "--timeout=100")
+        process = drain(adapter, f"--url=unix:{listener}", "--timeout=100")
         wait_until(lambda: client.get("/ping").status == 503, 60, "the drain has begun")
         assert client.load("echo", EXAMPLES / "identity").status == 503
         assert process.poll() is None

@@ -14,8 +14,8 @@ __all__ = ["kept"]  # a fixture
 
 
 @pytest.fixture(params=["grpc", "grpc_data"])
-def door(request: pytest.FixtureRequest) -> str:
-    """Inferences are the same at both doors of gRPC."""
+def listener(request: pytest.FixtureRequest) -> str:
+    """Inferences are the same at both listeners of gRPC."""
     return request.param
 
 

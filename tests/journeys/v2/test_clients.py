@@ -40,18 +40,21 @@ class Pair:
         return expected
 
 
-def paired(served: RunningAdapter, client: str, door: str) -> Iterator[Pair]:
+def paired(served: RunningAdapter, client: str, listener: str) -> Iterator[Pair]:
     is_grpc = client.startswith("grpc")
     theirs = served.grpc_address if is_grpc else served.http_address
-    ours = served.doors[door]
+    ours = served.listeners[listener]
     with closing(Talk(client, theirs)) as one, closing(Talk(client, ours)) as other:
         yield Pair(one, other)
 
 
-# the doors that each client can be pointed at
+# the listeners that each client can be pointed at
 REPOSITORY_DOORS = [(client, client.split(".")[0]) for client in CLIENTS]
 GRPC_DOORS = [
-    (client, door) for client in CLIENTS if "grpc" in client for door in ("grpc", "grpc_data")
+    (client, listener)
+    for client in CLIENTS
+    if "grpc" in client
+    for listener in ("grpc", "grpc_data")
 ]
 ALL_DOORS = list(dict.fromkeys([*REPOSITORY_DOORS, *GRPC_DOORS]))
 
@@ -278,8 +281,8 @@ def counting(talk: Talk, count: float, **options: object) -> dict[str, object]:
 @pytest.mark.parametrize("client", ["http", "http.aio"])
 def test_an_inference_of_a_decoupled_model_is_400_where_triton_says_501(served, client):
     with ExitStack() as stack:
-        doors = (served.http_address, served.http)
-        talks = [stack.enter_context(closing(Talk(client, door))) for door in doors]
+        listeners = (served.http_address, served.http)
+        talks = [stack.enter_context(closing(Talk(client, listener))) for listener in listeners]
         found = [outcome(lambda t=t: t.infer("counts", counting(t, 1)["inputs"])) for t in talks]
     assert [status for _, status in found] == ["501", "400"]
 

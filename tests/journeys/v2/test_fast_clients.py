@@ -23,7 +23,7 @@ MODEL = "fast-clients"
 
 def fast(adapter: RunningAdapter) -> float:
     """Requests that took the fast path so far, of all methods."""
-    with closing(Client(adapter.doors["admin"])) as client:
+    with closing(Client(adapter.listeners["admin"])) as client:
         text = client.request("GET", "/metrics").body.decode()
     found = re.findall(r"^adapter_requests_fast_total\{.*\} (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
@@ -38,7 +38,7 @@ def served(adapter: RunningAdapter, package) -> RunningAdapter:
 
 def by_tritonclient(name: str) -> Callable[[RunningAdapter], None]:
     def ask(adapter: RunningAdapter) -> None:
-        with closing(Talk(name, adapter.doors["http"])) as talk:
+        with closing(Talk(name, adapter.listeners["http"])) as talk:
             for _ in range(TIMES):
                 talk.infer(MODEL, [talk.input("IN", "FP32", np.array([1], np.float32))])
 

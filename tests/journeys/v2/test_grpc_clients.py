@@ -69,7 +69,7 @@ def test_many_callers_on_one_connection_all_get_their_own_answers(
     message = tmp_path / "request"
     message.write_bytes(infer_request(model, *range(16)).SerializeToString())
     counts = subprocess.run(
-        [*client, adapter.doors[listener], message, str(CALLERS), str(CALLS), str(SECONDS)],
+        [*client, adapter.listeners[listener], message, str(CALLERS), str(CALLS), str(SECONDS)],
         check=True,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""ModelInfer at the gRPC door, in front of a real Triton."""
+"""ModelInfer at the gRPC listener, in front of a real Triton."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,8 +26,8 @@ def adapter(shared_adapter, kept):
 
 
 @pytest.fixture
-def calls(adapter, door):
-    with calls_to(adapter.doors[door]) as found:
+def calls(adapter, listener):
+    with calls_to(adapter.listeners[listener]) as found:
         yield found
 
 
@@ -176,17 +176,17 @@ def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
         assert {f.result() for f in ours} - {"OK"} == {"RESOURCE_EXHAUSTED"}
 
 
-def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, door):
+def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, listener):
     """Said of a model for the first time; a second time it would be doubted without a GPU."""
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
-    name = kept.load(f"an oom at {door}", answer=f"raise RuntimeError({text!r})  # {door}")
+    name = kept.load(f"an oom at {listener}", answer=f"raise RuntimeError({text!r})  # {listener}")
     code, said = calls.refused_infer(name, 1.0)
     assert (code, said[:13]) == ("RESOURCE_EXHAUSTED", "OutOfMemory: ")
     with closing(adapter.client()) as admin:
         admin.address = adapter.admin
         page = admin.get("/metrics").body.decode()
     assert 'adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"} ' in page
-    labels = f'code="RESOURCE_EXHAUSTED",frontend="{door}",method="ModelInfer"'
+    labels = f'code="RESOURCE_EXHAUSTED",frontend="{listener}",method="ModelInfer"'
     assert f"adapter_requests_total{{{labels}}} " in page
 
 
@@ -294,16 +294,16 @@ def test_the_callers_deadline_is_kept_and_leaves_the_model_to_compute(calls, pat
     assert patient.went_on(adapter)
 
 
-def test_what_triton_takes_passes_both_ways(adapter, door, kept):
+def test_what_triton_takes_passes_both_ways(adapter, listener, kept):
     name = kept.load("straight")
-    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
+    with calls_to(adapter.listeners[listener], NO_LIMITS) as calls:
         values = [1.0] * (5 * MIB)  # 20 MiB
         assert calls.infer(name, *values) == values
 
 
-def test_a_request_that_does_not_go_straight_is_held_to_a_limit_of_its_own(adapter, door, echo):
+def test_a_request_that_does_not_go_straight_is_held_to_a_limit_of_its_own(adapter, listener, echo):
     """Triton knows that model by another name."""
-    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
+    with calls_to(adapter.listeners[listener], NO_LIMITS) as calls:
         code, text = calls.refused_infer(echo, *([0.0] * (2 * MIB)))
         assert code == "RESOURCE_EXHAUSTED"
         assert "larger than max" in text
@@ -311,10 +311,10 @@ def test_a_request_that_does_not_go_straight_is_held_to_a_limit_of_its_own(adapt
         assert calls.infer(echo, 1.0) == [1.0]
 
 
-def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, door, kept):
+def test_an_answer_over_the_limit_is_no_lack_of_memory(adapter, listener, kept):
     zeros = "values = np.zeros(17 * 2**20, np.float32)"
     name = kept.load("many zeros", imports="import numpy as np", answer=zeros)
-    with calls_to(adapter.doors[door], NO_LIMITS) as calls:
+    with calls_to(adapter.listeners[listener], NO_LIMITS) as calls:
         code, text = calls.refused_infer(name, 1.0)
     assert code == "INTERNAL"
     assert "Triton's answer is too large" in text

@@ -1,4 +1,4 @@
-"""The model repository extension over gRPC, through the same control as every other door."""
+"""The model repository extension over gRPC, through the same control as every other listener."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_a_load_may_bring_its_files_and_its_config(calls, tmp_path):
     assert calls.infer("team/ä", 2.0) == [6.0]
 
 
-def test_the_doors_share_their_models(calls, client, identity):
+def test_the_listeners_share_their_models(calls, client, identity):
     assert client.load("by sagemaker", identity).status == 200
     assert calls.index(ready=True) == [("by sagemaker", "1", "READY")]
     calls.call("RepositoryModelLoad", load_request("by sagemaker"))  # it is there already

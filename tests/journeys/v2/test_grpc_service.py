@@ -1,4 +1,4 @@
-"""Everything of the gRPC door that is no inference: about models, about the server, probes."""
+"""Everything of the gRPC listener that is no inference: about models, about the server, probes."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -27,8 +27,8 @@ def adapter(shared_adapter, kept):
 
 
 @pytest.fixture
-def calls(adapter, door):
-    with calls_to(adapter.doors[door]) as found:
+def calls(adapter, listener):
+    with calls_to(adapter.listeners[listener]) as found:
         yield found
 
 
@@ -148,8 +148,11 @@ def open_adapter(triton, model_root):
     assert adapter.stop() == 0, adapter.errors
 
 
-def test_with_the_setting_it_is_passed_on(open_adapter, triton, door):
-    with calls_to(open_adapter.doors[door]) as calls, calls_to(triton.grpc_address) as triton_calls:
+def test_with_the_setting_it_is_passed_on(open_adapter, triton, listener):
+    with (
+        calls_to(open_adapter.listeners[listener]) as calls,
+        calls_to(triton.grpc_address) as triton_calls,
+    ):
         for method in ("SystemSharedMemoryStatus", "TraceSetting", "LogSettings"):
             request = getattr(pb, f"{method}Request")()
             assert calls.call(method, request) == triton_calls.call(method, request)
@@ -159,9 +162,12 @@ def test_with_the_setting_it_is_passed_on(open_adapter, triton, door):
         assert (code, text) == (direct, f"InferenceFailed: {tritons_text}")
 
 
-def test_trace_settings_of_a_model_go_by_the_callers_name(open_adapter, package, door):
+def test_trace_settings_of_a_model_go_by_the_callers_name(open_adapter, package, listener):
     write_python_model(package)
-    with closing(open_adapter.client()) as client, calls_to(open_adapter.doors[door]) as calls:
+    with (
+        closing(open_adapter.client()) as client,
+        calls_to(open_adapter.listeners[listener]) as calls,
+    ):
         assert client.load("team/a", package).status == 200
         request = pb.TraceSettingRequest(model_name="team/a")
         request.settings["trace_rate"].value.append("7")
@@ -171,7 +177,7 @@ def test_trace_settings_of_a_model_go_by_the_callers_name(open_adapter, package,
         assert client.delete("/models/team%2Fa").status == 200
 
 
-def test_a_load_that_takes_too_long_is_not_waited_for(open_adapter, package, tmp_path, door):
+def test_a_load_that_takes_too_long_is_not_waited_for(open_adapter, package, tmp_path, listener):
     started, gate = tmp_path / "started", tmp_path / "gate"
     wait = (
         f"pathlib.Path({str(started)!r}).touch()\n"
@@ -180,7 +186,7 @@ def test_a_load_that_takes_too_long_is_not_waited_for(open_adapter, package, tmp
     write_python_model(package, imports="import pathlib, time", initialize=wait)
     with (
         closing(open_adapter.client()) as client,
-        calls_to(open_adapter.doors[door]) as calls,
+        calls_to(open_adapter.listeners[listener]) as calls,
         ThreadPoolExecutor(1) as pool,
     ):
         try:
@@ -211,9 +217,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 BESIDES = {"grpc": ["mmesh.ModelRuntime"], "grpc_data": []}
 
 
-def test_all_services_are_well(calls, door):
+def test_all_services_are_well(calls, listener):
     health = health_pb2_grpc.HealthStub(calls.channel)
-    for service in ("", SERVICE, *BESIDES[door]):
+    for service in ("", SERVICE, *BESIDES[listener]):
         request = health_pb2.HealthCheckRequest(service=service)
         assert health.Check(request, timeout=5).status == SERVING
         watching = health.Watch(request, timeout=5)
@@ -233,9 +239,9 @@ def test_a_service_that_is_not_here_has_no_health(calls):
     watching.cancel()
 
 
-def test_the_services_describe_themselves(calls, door):
+def test_the_services_describe_themselves(calls, listener):
     ask = reflection_pb2_grpc.ServerReflectionStub(calls.channel).ServerReflectionInfo
-    services = [SERVICE, *BESIDES[door]]
+    services = [SERVICE, *BESIDES[listener]]
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=of) for of in services),
@@ -243,7 +249,7 @@ def test_the_services_describe_themselves(calls, door):
     listed, *files = ask(iter(requests), timeout=5)
     names = {service.name for service in listed.list_services_response.service}
     assert names >= {*services, "grpc.health.v1.Health"}
-    assert ("mmesh.ModelRuntime" in names) == (door == "grpc")
+    assert ("mmesh.ModelRuntime" in names) == (listener == "grpc")
     described = [
         FileDescriptorProto.FromString(file.file_descriptor_response.file_descriptor_proto[0])
         for file in files

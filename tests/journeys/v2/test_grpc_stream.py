@@ -1,4 +1,4 @@
-"""ModelStreamInfer at the gRPC door, in front of a real Triton."""
+"""ModelStreamInfer at the gRPC listener, in front of a real Triton."""
 
 import queue
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +41,8 @@ def adapter(shared_adapter, kept):
 
 
 @pytest.fixture
-def calls(adapter, door):
-    with calls_to(adapter.doors[door]) as found:
+def calls(adapter, listener):
+    with calls_to(adapter.listeners[listener]) as found:
         yield found
 
 
@@ -152,7 +152,7 @@ def test_a_failure_text_of_any_length_arrives_whole(calls, kept):
     assert "x" * 300_000 in message.error_message
 
 
-def test_out_of_memory_is_said_and_counted(calls, kept, adapter, door):
+def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
     """Said of a model for the first time; a second time it would be doubted without a GPU."""
 
     def counted() -> float:
@@ -167,7 +167,9 @@ def test_out_of_memory_is_said_and_counted(calls, kept, adapter, door):
 
     before = counted()
     text = "CUDA out of memory. Tried to allocate 2 GiB"
-    name = kept.load(f"oom in a stream at {door}", answer=f"raise RuntimeError({text!r})  # {door}")
+    name = kept.load(
+        f"oom in a stream at {listener}", answer=f"raise RuntimeError({text!r})  # {listener}"
+    )
     (message,) = calls.stream([infer_request(name, 1.0)])
     assert message.error_message.startswith("OutOfMemory: ")
     assert counted() == before + 1

@@ -1,4 +1,4 @@
-"""NVIDIA's own load generator runs through the doors as it does against Triton."""
+"""NVIDIA's own load generator runs through the listeners as it does against Triton."""
 
 import csv
 import os
@@ -100,7 +100,7 @@ def inferences(adapter: RunningAdapter) -> int:
 
 
 @pytest.mark.parametrize(
-    ("door", "more"),
+    ("listener", "more"),
     [
         ("http", ()),
         ("grpc", ()),
@@ -110,10 +110,19 @@ def inferences(adapter: RunningAdapter) -> int:
         ("grpc_data", ("--async", "--streaming")),
     ],
 )
-def test_it_measures_without_a_failure(served, perf_analyzer, tmp_path, door, more):
+def test_it_measures_without_a_failure(served, perf_analyzer, tmp_path, listener, more):
     report, before = tmp_path / "report.csv", inferences(served)
     done = perf_analyzer.run(
-        *("-m", "echo", "-i", door.split("_")[0], "-u", served.doors[door], "--shape", "IN:16"),
+        *(
+            "-m",
+            "echo",
+            "-i",
+            listener.split("_")[0],
+            "-u",
+            served.listeners[listener],
+            "--shape",
+            "IN:16",
+        ),
         *("--request-count", str(_REQUESTS), "--concurrency-range", "2", "-f", str(report)),
         *more,
     )

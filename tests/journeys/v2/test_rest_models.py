@@ -1,4 +1,4 @@
-"""V2 REST at the http door, beside the same calls at the Triton behind it."""
+"""V2 REST at the http listener, beside the same calls at the Triton behind it."""
 
 import gzip
 import json

@@ -65,7 +65,7 @@ def serving(server, *statuses):
 
 @pytest.fixture
 def sidecar(tmp_path):
-    """Starts a pretended admin door that answers so; gives the server."""
+    """Starts a pretended admin listener that answers so; gives the server."""
     started = []
 
     def start(*statuses, unix=False):
@@ -94,7 +94,7 @@ def run(capsys):
 
 
 def admin(server) -> dict[str, str]:
-    """The settings of a sidecar whose admin door that is, as it would be given to listen."""
+    """The settings of a sidecar whose admin listener that is, as it would be given to listen."""
     return {"ADAPTER_ADMIN": f"0.0.0.0:{server.server_port}"}
 
 
@@ -195,11 +195,11 @@ class TestHealthcheck:
         assert run("healthcheck", f"--url={url}", environ={"ADAPTER_ADMIN": "x"})[0] == 0
         assert server.asked == ["/livez"]
 
-    def test_a_door_in_the_file_system_is_asked_too(self, run, sidecar):
+    def test_a_listener_in_the_file_system_is_asked_too(self, run, sidecar):
         server = sidecar(200, unix=True)
-        door = f"unix:{server.server_address}"
-        assert run("healthcheck", environ={"ADAPTER_ADMIN": door})[0] == 0
-        assert run("healthcheck", f"--url={door}")[0] == 0
+        listener = f"unix:{server.server_address}"
+        assert run("healthcheck", environ={"ADAPTER_ADMIN": listener})[0] == 0
+        assert run("healthcheck", f"--url={listener}")[0] == 0
         assert server.asked == ["/readyz", "/readyz"]
 
     def test_nobody_there_is_1(self, run, tmp_path):
@@ -207,9 +207,9 @@ class TestHealthcheck:
         assert code == 1
         assert "No such file" in out
 
-    @pytest.mark.parametrize("door", ["off", "127.0.0.1:0"])
-    def test_a_door_that_cannot_be_asked_is_a_bad_setting(self, run, door):
-        code, _, err = run("healthcheck", environ={"ADAPTER_ADMIN": door})
+    @pytest.mark.parametrize("listener", ["off", "127.0.0.1:0"])
+    def test_a_listener_that_cannot_be_asked_is_a_bad_setting(self, run, listener):
+        code, _, err = run("healthcheck", environ={"ADAPTER_ADMIN": listener})
         assert code == 2
         assert "--url" in err
 
@@ -230,8 +230,8 @@ class TestHealthcheck:
         ],
     )
     def test_every_address_is_asked_at_the_loopback_one(self, listens, asked):
-        door = Settings(admin=listens).admin
-        assert cli._ready_url(door) == asked
+        listener = Settings(admin=listens).admin
+        assert cli._ready_url(listener) == asked
 
 
 class TestDrain:
@@ -247,7 +247,7 @@ class TestDrain:
         assert run("drain", f"--url={url}", "--timeout=0.5") == (0, "", "")
         assert server.asked == ["POST /drain?timeout=0.500000"]
 
-    def test_a_door_in_the_file_system_is_asked_too(self, run, sidecar):
+    def test_a_listener_in_the_file_system_is_asked_too(self, run, sidecar):
         server = sidecar(200, unix=True)
         assert run("drain", f"--url=unix:{server.server_address}", "--timeout=1")[0] == 0
         assert server.asked == ["POST /drain?timeout=1.000000"]

@@ -37,7 +37,7 @@ def problems(**environ: str) -> list[str]:
     return caught.value.problems
 
 
-def doors(loaded: Loaded) -> dict[str, str]:
+def listeners(loaded: Loaded) -> dict[str, str]:
     names = ("http", "grpc", "grpc_data", "admin", "triton_http", "triton_grpc", "triton_metrics")
     return {name: str(getattr(loaded.settings, name)) for name in names}
 
@@ -86,7 +86,7 @@ class TestDoors:
             SAGEMAKER_SAFE_PORT_RANGE="8500-8600",
             SAGEMAKER_TRITON_METRICS_PORT="8502",
         )
-        assert doors(loaded) == {
+        assert listeners(loaded) == {
             "http": "0.0.0.0:8501",
             "admin": "0.0.0.0:8502",
             "grpc": "0.0.0.0:8500",
@@ -97,13 +97,13 @@ class TestDoors:
         }
 
     def test_the_safe_range_does_not_move_a_triton_in_another_container(self):
-        found = doors(load(SAGEMAKER_SAFE_PORT_RANGE="8500-8600"))
+        found = listeners(load(SAGEMAKER_SAFE_PORT_RANGE="8500-8600"))
         assert found["triton_grpc"] == "127.0.0.1:8001"
         assert found["admin"] == "0.0.0.0:8500"
 
     def test_a_setting_of_our_own_beats_the_safe_range(self):
         loaded = embedded(SAGEMAKER_SAFE_PORT_RANGE="8500-8600", ADAPTER_ADMIN="127.0.0.1:9")
-        assert doors(loaded)["admin"] == "127.0.0.1:9"
+        assert listeners(loaded)["admin"] == "127.0.0.1:9"
 
     @pytest.mark.parametrize("value", ["8500", "8500-", "a-b", "9000-8000", "8500-8503"])
     def test_a_range_that_is_none_or_too_narrow_is_refused_by_name(self, value):
@@ -116,13 +116,13 @@ class TestDoors:
         )
         assert problem.startswith("environment SAGEMAKER_TRITON_GRPC_PORT: '8001': lies outside")
 
-    def test_without_grpc_neither_grpc_door_is_open(self):
-        found = doors(embedded(SAGEMAKER_TRITON_ALLOW_GRPC="false"))
+    def test_without_grpc_neither_grpc_listener_is_open(self):
+        found = listeners(embedded(SAGEMAKER_TRITON_ALLOW_GRPC="false"))
         assert (found["grpc"], found["grpc_data"]) == ("off", "off")
 
     def test_grpc_has_the_port_that_is_named(self):
         loaded = embedded(SAGEMAKER_TRITON_ALLOW_GRPC="1", SAGEMAKER_TRITON_GRPC_PORT="9000")
-        assert doors(loaded)["grpc"] == "0.0.0.0:9000"
+        assert listeners(loaded)["grpc"] == "0.0.0.0:9000"
 
     @pytest.mark.parametrize(
         ("environ", "admin"),
@@ -133,7 +133,9 @@ class TestDoors:
         ],
     )
     def test_metrics_that_are_not_allowed_are_for_this_container_alone(self, environ, admin):
-        assert doors(embedded(SAGEMAKER_TRITON_ALLOW_METRICS="False", **environ))["admin"] == admin
+        assert (
+            listeners(embedded(SAGEMAKER_TRITON_ALLOW_METRICS="False", **environ))["admin"] == admin
+        )
 
 
 class TestTriton:

@@ -46,7 +46,7 @@ def test_the_least_time_of_a_drain_is_part_of_the_whole():
 
 class TestDoor:
     @pytest.mark.parametrize(
-        ("text", "door"),
+        ("text", "listener"),
         [
             ("0.0.0.0:8080", Address("tcp", "0.0.0.0", 8080)),
             ("triton.models.svc:0", Address("tcp", "triton.models.svc", 0)),
@@ -55,9 +55,9 @@ class TestDoor:
             ("off", Address("off")),
         ],
     )
-    def test_a_door_reads_and_writes_the_same_text(self, text, door):
-        assert parse_address(text) == door
-        assert str(door) == text
+    def test_a_listener_reads_and_writes_the_same_text(self, text, listener):
+        assert parse_address(text) == listener
+        assert str(listener) == text
 
     @pytest.mark.parametrize(
         "text",
@@ -78,7 +78,7 @@ class TestDoor:
             "OFF",
         ],
     )
-    def test_anything_else_is_no_door(self, text):
+    def test_anything_else_is_no_listener(self, text):
         with pytest.raises(ValueError, match=r"write HOST:PORT|a port is at most"):
             parse_address(text)
 
