@@ -5,11 +5,10 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.session import ProxySession
-from adapter.protocols.http2.refusal import Refusal
 from adapter.runtime import background
 from adapter.runtime.threads import REPOSITORY
 
@@ -57,10 +56,10 @@ class ProxyListener:
     def _accept(self) -> asyncio.Protocol:
         most = self._max_connections
         if self._is_closing:
-            return Refusal()
+            return _Refusal()
         if most is not None and len(self._sessions) >= most and self.connections >= most:
             self._on_refused()
-            return Refusal()
+            return _Refusal()
         session = ProxySession(self._context)
         self._sessions.add(session)
         return session.downstream
@@ -101,6 +100,16 @@ class ProxyListener:
             session.close()
         background.end(self._ticking)
         await asyncio.wait({self._ticking, *self._context.tasks}, timeout=1)
+
+
+class _Refusal(asyncio.Protocol):
+    """Closes a connection without a byte. A gRPC client takes that for a failed connection:
+    its calls are UNAVAILABLE, and it backs off. After SETTINGS and GOAWAY it would reconnect at
+    once, and its calls would wait for their deadline.
+    """
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).close()
 
 
 def _guarded(check: Callable[[], None]) -> None:

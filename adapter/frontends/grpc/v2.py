@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -31,7 +30,7 @@ from adapter.frontends.grpc.naming import (
     named_for_triton,
 )
 from adapter.frontends.grpc.stream import StreamInfer
-from adapter.frontends.grpc.v2_repository import GrpcRepository
+from adapter.frontends.grpc.v2_repository import GrpcRepository, serialised
 from adapter.frontends.model_repository import Repository
 from adapter.protocols.protobuf import read_field
 from adapter.telemetry.metrics import Metrics
@@ -128,10 +127,10 @@ class V2Service(grpc.GenericRpcHandler):
     # -- the server -------------------------------------------------------------------------
 
     async def _server_live(self, _: bytes, __: Context) -> bytes:
-        return _serialised(pb.ServerLiveResponse(live=self._is_live()))
+        return serialised(pb.ServerLiveResponse(live=self._is_live()))
 
     async def _server_ready(self, _: bytes, __: Context) -> bytes:
-        return _serialised(pb.ServerReadyResponse(ready=self._is_ready()))
+        return serialised(pb.ServerReadyResponse(ready=self._is_ready()))
 
     async def _forwarded(self, method: str, message: bytes, context: Context) -> bytes:
         return await self._forward(method, message, context, None)
@@ -181,7 +180,7 @@ class V2Service(grpc.GenericRpcHandler):
         except (ModelNotFound, ModelNotReady) as error:
             if isinstance(error, ModelNotFound) and id_of_mesh(metadata):
                 raise
-            return _serialised(pb.ModelReadyResponse(ready=False))
+            return serialised(pb.ModelReadyResponse(ready=False))
         with lease as record:
             message = named_for_triton(message, record)
             return await self._forward("ModelReady", message, context, lease)
@@ -223,8 +222,4 @@ def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> byte
     found = pb.ModelStatisticsResponse.FromString(answer)
     for model in found.model_stats:
         model.name = names.get(model.name, model.name)
-    return _serialised(found)
-
-
-def _serialised(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
+    return serialised(found)

@@ -23,19 +23,19 @@ class GrpcRepository:
         request = _parsed(pb.RepositoryIndexRequest, message)
         entries = await self._repository.index(only_ready=request.ready)
         models = [pb.RepositoryIndexResponse.ModelIndex(**asdict(entry)) for entry in entries]
-        return _serialised(pb.RepositoryIndexResponse(models=models))
+        return serialised(pb.RepositoryIndexResponse(models=models))
 
     async def load(self, message: bytes, context: Context) -> bytes:
         request = _parsed(pb.RepositoryModelLoadRequest, message)
         model_id, parameters = _about(request)
         await self._repository.load(model_id, parameters, **ids_of(context))
-        return _serialised(pb.RepositoryModelLoadResponse())
+        return serialised(pb.RepositoryModelLoadResponse())
 
     async def unload(self, message: bytes, context: Context) -> bytes:
         request = _parsed(pb.RepositoryModelUnloadRequest, message)
         model_id, parameters = _about(request)
         await self._repository.unload(model_id, parameters, **ids_of(context))
-        return _serialised(pb.RepositoryModelUnloadResponse())
+        return serialised(pb.RepositoryModelUnloadResponse())
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
@@ -60,5 +60,5 @@ def _about(request: Any) -> tuple[ModelId, Mapping[str, Any]]:
     return parse_model_id(request.model_name), parameters
 
 
-def _serialised(message: Any) -> bytes:
+def serialised(message: Any) -> bytes:
     return bytes(message.SerializeToString())
