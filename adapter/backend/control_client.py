@@ -1,4 +1,4 @@
-"""tritonclient with the channel options of the control plane and an unparsed repository index."""
+"""Extends tritonclient by channel options for control calls and an unparsed repository index."""
 
 import grpc
 from tritonclient.grpc.aio import InferenceServerClient
@@ -25,7 +25,7 @@ _KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
 
 class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclient has no types
     def __init__(self, address: str, keepalive: ChannelOptions = _KEEPALIVE) -> None:
-        """`host:port` or `unix:/path`. Opens nothing yet: grpc connects at the first call."""
+        """`address`: `host:port` or `unix:/path`. grpc connects at the first call."""
         super().__init__(address, channel_args=[*_CHANNEL, *keepalive])
 
     async def repository_index_bytes(self, client_timeout: float) -> bytes:

@@ -16,7 +16,7 @@ _KEPT_LINES = 40
 _SHOWN_LINES = 20
 _MAX_LINE_BYTES = 8192
 _READ_BYTES = 2**16
-_TAIL_BYTES = 2**14  # of what is dropped, in which the last lines are looked for
+_TAIL_BYTES = 2**14  # the end of dropped output, from which the last lines are kept
 _BREATH_SECONDS = (
     0.002  # pause after dropping: the printing process can wait, the event loop cannot
 )

@@ -1,4 +1,4 @@
-"""The one retry policy: for control calls that never reached Triton, bounded in number and time."""
+"""The retry policy for control calls that never reached Triton, bounded in number and time."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from adapter.errors import BackendUnavailable
 
 
 def never_arrived(error: BaseException) -> bool:
-    """A call that may have arrived is not sent again: its load may be what killed Triton."""
+    """Return whether the call never reached Triton; one that did may be what killed it."""
     return isinstance(error, BackendUnavailable) and not error.delivered
 
 
@@ -26,7 +26,7 @@ def control_retries(
     seconds: float = 6.0,
     wait_seconds: float = 0.2,
 ) -> AsyncRetrying:
-    """Enough to sit out a restart of Triton, which takes about a second.
+    """Return a policy that outlasts a restart of Triton, which takes about a second.
 
     Loading a loaded model and unloading an absent one are no-ops in Triton, so each control call
     may be repeated. `on_retry` is called before each further attempt.

@@ -1,4 +1,4 @@
-"""Triton's control plane, through tritonclient over gRPC.
+"""Makes Triton's control calls through tritonclient over gRPC.
 
 Over gRPC because a load over Triton's HTTP port stops every inference on that port for as long as
 it takes, and each gRPC load gets a thread of its own (docs/design/triton.md, Loads and unloads).
@@ -45,7 +45,7 @@ _READY = frozenset({"READY"})
 _PRESENT = _READY | {"LOADING", "UNLOADING"}
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _PROBE_SECONDS = 0.5
-_LAST_SECONDS = 4.0  # for what is left to be done at the end
+_LAST_SECONDS = 4.0  # for unloading uploaded models at the stop
 _INDEX_ATTEMPTS = 8
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 

@@ -49,9 +49,9 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`name` is Triton's. `staged` has what its folder holds, by path: the target of a link,
-    relative to the package where it lies in it, and None for what is made; folders end in a slash.
-    `config_diff` leads from the caller's config.pbtxt to the staged one.
+    """One model of the output. `name` is its name in Triton. `staged` maps the paths in its folder
+    to link targets, relative to the package if within it, or to None if created; folder paths end
+    in a slash. `config_diff` is the diff from the caller's config.pbtxt to the staged one.
     """
 
     name: str
@@ -225,7 +225,7 @@ def _origin(
 
 
 def _callers_config(part: ModelPart, root: Path) -> Path | None:
-    """The config.pbtxt that lies beside what the part shows; None when it shows a part of that."""
+    """Return the config.pbtxt of the folder that the part links to, if it links to all of it."""
     for depth in ("", "*/", "*/*/"):
         for file in sorted(root.glob(depth + CONFIG)):
             folder = file.parent

@@ -25,7 +25,7 @@ _RECONCILE_SECONDS_PER_MODEL = 0.001
 
 
 class Housekeeping:
-    """`lock_of` returns the operation lock of a model."""
+    """Runs the periodic steps. `lock_of` returns the operation lock of a model."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from adapter.telemetry.metrics import Metrics
 
 
 class Learning:
-    """`relearned`: models whose figures have changed since a caller last cleared the set."""
+    """Estimates and learns sizes. `relearned`: models with new figures; its reader clears it."""
 
     def __init__(self, ledger: Ledger, sizes: Sizes, metrics: Metrics) -> None:
         self.relearned: set[ModelId] = set()

@@ -141,8 +141,8 @@ class Loader:
         )
 
     async def _load_one(self, record: ModelRecord, name: TritonName) -> None:
-        """One model. Triton never answers when its python process was killed at the wrong moment
-        (docs/design/triton.md): that is seen here, and the load is given up.
+        """Load one model. Triton never answers if the model's python process is killed at the wrong
+        moment (docs/design/triton.md): that is detected here, and the load is given up.
         """
         load = asyncio.ensure_future(self._triton.load(name, record.id))
         monitor = _StubMonitor({name, *record.placement.along}, self._limits)

@@ -84,7 +84,7 @@ class ModelControl:
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
 
     def _requests(self) -> tuple[int, int]:
-        """Inferences: how many have begun, and how many of them have ended."""
+        """Return how many inferences have begun, and how many of them have ended."""
         return self.leases.begun, self.leases.ended
 
     def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:

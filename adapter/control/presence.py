@@ -24,7 +24,10 @@ class Life:
 
 
 class Presence:
-    """`come_back`: the adapter reloads the models that Triton loses, so nobody else should."""
+    """Compares the present life of Triton with the one that the registry was confirmed for.
+
+    `come_back`: the adapter reloads the models that Triton loses, so callers should not.
+    """
 
     def __init__(self, triton: Triton, server: Server | None, *, loads_again: bool) -> None:
         self.is_restarting = False

@@ -22,8 +22,10 @@ _SETTLED = (ModelState.READY, ModelState.DEAD)
 
 
 class Reconciler:
-    """`load_threads`: how many loads Triton runs at a time. `lock_of` returns the operation lock of
-    a model. `begin_load` does not wait for the load, nor `start` for the work.
+    """Compares the registry with Triton, and forgets, adopts, unloads or reloads models.
+
+    `load_threads`: how many loads Triton runs at a time. `lock_of` returns the operation lock of a
+    model. `begin_load` does not wait for the load, nor `start` for the work.
     """
 
     def __init__(

@@ -16,8 +16,9 @@ _NOTICEABLE_SHARE = 100
 
 
 class MemorySensor:
-    """`samples`: the recent samples, each with its time.monotonic(). `is_shared` returns whether
-    a process takes memory that belongs to no model.
+    """Takes readings, and keeps the recent ones as `samples`, each with its time.monotonic().
+
+    `is_shared` returns whether a process takes memory that belongs to no model.
     """
 
     def __init__(

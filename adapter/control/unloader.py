@@ -25,8 +25,10 @@ _Processes = frozenset[ProcessId]
 
 
 class Unloader:
-    """`stuck`: models whose load does not end, by name. Each keeps one of Triton's few load
-    threads, mostly until Triton is restarted.
+    """Unloads models, and kills processes that outlive their model.
+
+    `stuck`: models whose load does not end, by name. Each keeps one of Triton's few load threads,
+    mostly until Triton is restarted.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class InflightBytes:
 
     @property
     def waiting(self) -> int:
-        """How many bodies wait."""
+        """The number of bodies that wait."""
         return len(self._waiting)
 
     def has_room_for(self, size: int) -> bool:

@@ -24,7 +24,7 @@ class DeviceReading:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """What a memory reader saw. `source` is the reader: nvml, triton or host.
+    """One result of a memory reader. `source` is the reader: nvml, triton or host.
 
     `lag_seconds`: how old the figures may be (Triton's metrics are polled).
     `shm_free_bytes` of /dev/shm, and `oom_kills`, how often the kernel has killed a process of

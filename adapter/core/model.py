@@ -78,7 +78,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """One model of a package: what its folder in Triton's repository is to hold.
+    """One model of a package, with the contents of its folder in Triton's repository.
 
     `own_name` is its name within the package. `config_text` is as the caller wrote it, None when
     Triton is to complete the configuration by itself. `folders` are made empty: Triton wants a

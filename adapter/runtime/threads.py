@@ -74,7 +74,7 @@ class Threads:
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(act())
-                except BaseException as error:  # noqa: BLE001 - it is for who asked
+                except BaseException as error:  # noqa: BLE001 - passed to the caller
                     done.set_exception(error)
             del done, act  # release what they refer to while waiting
 

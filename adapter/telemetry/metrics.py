@@ -1,4 +1,4 @@
-"""Prometheus metrics, on a registry of their own. Names and meanings: docs/metrics.md.
+"""Defines the Prometheus metrics, on a registry of their own. Their meanings: docs/metrics.md.
 
 Labels are bounded: by listener, method, code and outcome, never by model (an endpoint may serve
 thousands).
@@ -45,7 +45,7 @@ class State:
 
 
 class Metrics:
-    """`traffic` counts requests."""
+    """All metrics but those of State. `traffic` counts requests."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -17,7 +17,7 @@ _OK = 200
 
 
 class TritonMetrics:
-    """Works wherever Triton is, and lags: Triton polls DCGM (docs/design/memory.md).
+    """Reads Triton's metrics, wherever Triton is. They lag: it polls DCGM (docs/design/memory.md).
 
     `address` is `host:port`, or gives it; empty while there is none. `why` says why the last
     reading was None. `uuids` are the GPUs of the last page that named any. DCGM counts in MiB.

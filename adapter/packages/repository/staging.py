@@ -230,7 +230,7 @@ class Packages:
     def _is_free(self, own_name: str) -> bool:
         return is_safe(own_name) and not os.path.lexists(self._repository / own_name)
 
-    # -- what is staged ---------------------------------------------------------------------
+    # -- staged packages ---------------------------------------------------------------------
 
     def _confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
