@@ -49,7 +49,7 @@ def start(scale: Scale) -> Json:
 
 @contextmanager
 def external(http: str, grpc: str, *flags: str) -> Iterator[RunningAdapter]:
-    """The adapter before a Triton that runs already; yielded when its doors are open."""
+    """The adapter before a Triton that runs already; yielded when it listens."""
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         repository = Path(folder, "repository")
         repository.mkdir()
@@ -152,21 +152,21 @@ class _Known:
 
     def ask(self) -> dict[str, float]:
         """Medians in seconds, one caller."""
-        with Exchange(self.adapter.http) as door:
+        with Exchange(self.adapter.http) as caller:
             middle = f"m{self.count // 2:05}"
             found = {
-                "list": p50(door.timed("GET", f"/models?limit={_PAGE}", times=_TIMES)),
-                "get": p50(door.timed("GET", f"/models/{middle}", times=_TIMES)),
+                "list": p50(caller.timed("GET", f"/models?limit={_PAGE}", times=_TIMES)),
+                "get": p50(caller.timed("GET", f"/models/{middle}", times=_TIMES)),
                 "invoke": p50(
-                    door.timed("POST", f"/models/{middle}/invoke", infer_body(), times=_TIMES)
+                    caller.timed("POST", f"/models/{middle}/invoke", infer_body(), times=_TIMES)
                 ),
             }
             loads, unloads = [], []
             for _ in range(_LOADS):
                 self.number += 1
                 name = f"new{self.number}"
-                loads += door.timed("POST", "/models", load_body(name))
-                unloads += door.timed("DELETE", f"/models/{name}")
+                loads += caller.timed("POST", "/models", load_body(name))
+                unloads += caller.timed("DELETE", f"/models/{name}")
             return found | {"load": p50(loads), "unload": p50(unloads)}
 
 
@@ -192,6 +192,6 @@ def _filled(count: int) -> Iterator[_Known]:
 
 
 def _load_every(adapter: RunningAdapter, first: int, count: int) -> None:
-    with Exchange(adapter.http) as door:
+    with Exchange(adapter.http) as caller:
         for number in range(first, count, _LOADERS):
-            door.timed("POST", "/models", load_body(f"m{number:05}"))
+            caller.timed("POST", "/models", load_body(f"m{number:05}"))

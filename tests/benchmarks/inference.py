@@ -41,8 +41,8 @@ def _three(
         asked = f"--metadata=grpc://{adapter.grpc_address}"
         own, others = protocols or ("grpc", "grpc")
         with copying(triton) as (proxy, pid):
-            door = adapter.grpc if is_grpc else adapter.http
-            at = {"adapter": (door, own), "copying": (proxy, others), "triton": (triton, others)}
+            ours = adapter.grpc if is_grpc else adapter.http
+            at = {"adapter": (ours, own), "copying": (proxy, others), "triton": (triton, others)}
             pids = {"adapter": adapter.process.pid, "copying": pid}
             yield (
                 adapter,

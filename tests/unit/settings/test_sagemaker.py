@@ -79,7 +79,7 @@ class TestModels:
         assert load(**environ).settings.single_model == model
 
 
-class TestDoors:
+class TestListeners:
     def test_the_safe_range_holds_every_port_but_the_bound_one(self):
         loaded = embedded(
             SAGEMAKER_BIND_TO_PORT="8501",

@@ -44,7 +44,7 @@ def test_the_least_time_of_a_drain_is_part_of_the_whole():
     assert "longer than drain_timeout_seconds, 4" in problem
 
 
-class TestDoor:
+class TestAddress:
     @pytest.mark.parametrize(
         ("text", "listener"),
         [
