@@ -42,7 +42,7 @@ class IndexEntry:
 
 
 class Repository:
-    """`versions` tells which versions of each model Triton's index has ready, by Triton's names.
+    """`versions` returns the ready versions of Triton's index by Triton's names of models.
 
     `parameters` are those of the extension: the contents of a `file:` are bytes from gRPC, base64
     text from HTTP. `log_fields` are added to the log lines.

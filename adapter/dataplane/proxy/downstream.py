@@ -99,8 +99,8 @@ class Downstream(Endpoint[Exchange]):
         if self._shutdown_timer is None and self.is_open:
             loop = asyncio.get_running_loop()
             self._shutdown_timer = loop.call_later(_SHUTDOWN_PING_SECONDS, self._refuse_new_streams)
-            goodbye = frames.goaway(frames.MAX_STREAM, Code.NO_ERROR)
-            self.out += (goodbye, frames.ping(_SHUTDOWN_PING))
+            goaway = frames.goaway(frames.MAX_STREAM, Code.NO_ERROR)
+            self.out += (goaway, frames.ping(_SHUTDOWN_PING))
             self.flush()
 
     def ping_acknowledged(self, payload: bytes) -> None:

@@ -208,7 +208,7 @@ class Requests:
                 scanner.end()
             exchange.direct_call = self._context.policy.admit(name, exchange.call.mesh_id)
         except InvalidRequest:
-            return False  # the fallback server says so
+            return False  # the fallback server answers with the error
         if exchange.direct_call is None:
             return False
         exchange.scanner = scanner

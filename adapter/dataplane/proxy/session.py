@@ -1,4 +1,4 @@
-"""One client's HTTP/2 connection, and the upstream connections that its requests go on to.
+"""One client's HTTP/2 connection, and the upstream connections of its requests.
 
 A request goes to Triton directly when the routing policy admits it, and else to the fallback server
 of this process. Each connection is an HTTP/2 connection in its own right: an upstream that is lost

@@ -152,8 +152,8 @@ class _DirectCall(CountedRequest):
         middleware = self._policy.middleware
         try:
             error = await self._judged(error)
-            if is_over and isinstance(told := self._lease.end(error), AdapterError):
-                error = told
+            if is_over and isinstance(replaced := self._lease.end(error), AdapterError):
+                error = replaced
             code, text = middleware.status_of(_METHOD, error)
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
             code, text = middleware.status_of(_METHOD, bug)

@@ -43,14 +43,14 @@ class Health:
         self, request: pb.HealthCheckRequest, _: Context
     ) -> AsyncIterator[pb.HealthCheckResponse]:
         """Send changes, and end at NOT_SERVING: a server that stops waits for open calls."""
-        told = None
+        sent = None
         while True:
             now = self._now(request.service)
-            if now != told:
+            if now != sent:
                 yield now
-            if told is not None and told.status == pb.HealthCheckResponse.SERVING != now.status:
+            if sent is not None and sent.status == pb.HealthCheckResponse.SERVING != now.status:
                 return
-            told = now
+            sent = now
             await asyncio.sleep(_POLL_SECONDS)
 
     def _now(self, service: str) -> pb.HealthCheckResponse:

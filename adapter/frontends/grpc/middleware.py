@@ -84,7 +84,7 @@ class GrpcMiddleware:
     def note(
         self, method: str, error: AdapterError, log_fields: Mapping[str, str] | None = None
     ) -> None:
-        """Log and count an error that a client is told."""
+        """Log and count an error with which a request is answered."""
         level = logging.INFO if was_refused(error) else logging.WARNING
         fields = {**(log_fields or {}), "method": method, "reason": str(error)[:2000]}
         fields["error"] = type(error).__name__

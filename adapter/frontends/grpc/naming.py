@@ -1,6 +1,6 @@
 """The model that a message names, and its name towards Triton and the client.
 
-A mesh names the model in metadata, everybody else in the message (docs/modelmesh.md).
+ModelMesh names the model in metadata, other clients in the message (docs/modelmesh.md).
 """
 
 from collections.abc import Sequence

@@ -249,7 +249,7 @@ class FlowControl(FrameTransport, Generic[Owner]):
         stream.queued -= size
         self.send_window -= size
         self.glitches -= size >> 13
-        self._make_ready(stream)  # behind the others
+        self._make_ready(stream)  # after the others
         self._add_buffered_for(stream, -size)
         self.sent(stream, size)
         if not queue and stream.tail:
