@@ -1,4 +1,4 @@
-"""What the http door says and notes of a request, be it the lane or the application that serves."""
+"""Headers that are passed on and given back, error bodies, log lines and counts over HTTP."""
 
 import json
 import logging
