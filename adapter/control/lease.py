@@ -136,7 +136,8 @@ class Lease:
         `refuse` is called when the model is unloaded meanwhile, at once if an unload waits already;
         it must do nothing if the lease no longer waits. A later call replaces `refuse`.
         """
-        self._leases.arrives(self, refuse)
+        if self.state is not _ENDED:
+            self._leases.arrives(self, refuse)
 
     def abandon(self) -> None:
         """Note that nobody waits for the answer any more. A no-op unless the lease is held."""

@@ -107,9 +107,17 @@ class Oversize:
         _keep(self._proofs, key, _Proof(needed, _limits(book), now))
 
     def proven(self, key: str, book: LedgerSnapshot, now: float) -> Bytes | None:
-        """Return what the package was measured to take, if that is still above the limit."""
+        """Return what the package was measured to take, if that is still above the limit.
+
+        Alone it took more than is free without models; else something unknown held memory then.
+        """
         proof = self._proofs.get(key)
         if proof is None or proof.limits != _limits(book) or now - proof.at >= _PROOF_SECONDS:
+            return None
+        if all(
+            proof.needed.get(device, 0) + booked.baseline_bytes <= booked.limit_bytes
+            for device, booked in book.devices.items()
+        ):
             return None
         return proof.needed
 

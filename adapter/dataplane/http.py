@@ -76,7 +76,7 @@ class HttpDataPlane:
     """A call whose caller leaves is not taken from Triton: its answer is read for nobody, and its
     model is held until then. Only a request that Triton has not got wholly ends with its caller.
 
-    `forward` is for coroutines; the rest of the methods for callbacks (core/infer.py).
+    `forward` is for coroutines; the rest of the methods for callbacks (core/calls.py).
 
     `max_unpacked_bytes`: of a body that comes compressed.
     """

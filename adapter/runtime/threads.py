@@ -6,7 +6,6 @@ and unloads have threads that never do such work.
 
 import asyncio
 import contextvars
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,14 +22,12 @@ T = TypeVar("T")
 class Threads:
     """A pool of at most `most` threads, started on demand; further work is queued.
 
-    Unlike those of a ThreadPoolExecutor, the threads never keep the process from ending. `nice`:
-    how much they yield the CPU to the event loop.
+    Unlike those of a ThreadPoolExecutor, the threads never keep the process from ending.
     """
 
-    def __init__(self, name: str, most: int, *, nice: int = 0) -> None:
+    def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._nice = nice
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._count = self._free = 0
         self._lock = threading.Lock()
@@ -63,8 +60,6 @@ class Threads:
             self._count += 1
 
     def _serve(self) -> None:
-        if self._nice:
-            os.nice(self._nice)  # of this thread alone, on Linux
         while True:
             with self._lock:
                 self._free += 1
@@ -80,7 +75,7 @@ class Threads:
 
 
 LOOKUPS = Threads("lookups", 8)  # paths in the model roots, on any kind of disk
-WALKS = Threads("walks", 4, nice=10)  # all entries of a package
-UNPACKS = Threads("unpacks", 4, nice=10)  # all bytes of a package
+WALKS = Threads("walks", 4)  # all entries of a package
+UNPACKS = Threads("unpacks", 4)  # all bytes of a package
 REPOSITORY = Threads("repository", 8)  # Triton's repository and its ownership notes
 PROCESSES = Threads("processes", 4)  # /proc

@@ -163,3 +163,12 @@ async def test_a_call_of_an_earlier_model_of_that_name_ends_no_wait_of_the_later
     assert not unload.done()
     new.end()
     await unload
+
+
+async def test_a_lease_that_has_ended_waits_for_its_caller_no_more(house):
+    lease = house.control.lease(M)
+    lease.begin()
+    lease.arrives(lambda: None)
+    lease.end()
+    lease.arrives(lambda: None)
+    assert house.control.leases._arriving == {}

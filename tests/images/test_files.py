@@ -173,3 +173,13 @@ def test_what_deploy_gives_to_compose_is_there():
     ours = {source for source in sources if source.startswith("deploy/")}
     assert len(ours) == 2
     assert {source for source in ours if not (ROOT / source).exists()} == set()
+
+
+def test_the_image_is_built_from_every_package_of_the_wheel():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    taken = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert packages
+    for package in packages:
+        assert f"COPY {package} {package}\n" in DOCKERFILE
+        assert f"!{package}" in taken

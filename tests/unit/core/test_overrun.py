@@ -83,3 +83,11 @@ def test_of_many_packages_the_oldest_is_tried_again():
     for number in range(10_001):
         oversize.tried(str(number))
     assert [oversize.may_try(key) for key in ("0", "1", "10000")] == [True, False, False]
+
+
+def test_what_was_too_large_beside_something_unknown_is_tried_again_when_that_is_gone():
+    oversize = Oversize()
+    oversize.measured("key", {HOST: 60}, book(), 1000.0)
+    assert oversize.proven("key", book(), 1000.0) is None
+    oversize.measured("key", {HOST: 101}, book(), 1000.0)
+    assert oversize.proven("key", book(), 1000.0) == {HOST: 101}

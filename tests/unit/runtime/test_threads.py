@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import os
 import subprocess
 import sys
 import threading
@@ -10,7 +9,7 @@ import threading
 import pytest
 
 from adapter.errors import BackendUnavailable
-from adapter.runtime.threads import LOOKUPS, UNPACKS, WALKS, Threads
+from adapter.runtime.threads import Threads
 
 
 async def test_what_is_run_gives_its_result_or_error():
@@ -81,7 +80,7 @@ async def test_context_variables_go_along():
 def test_a_thread_that_never_ends_does_not_keep_the_process():
     code = (
         "import asyncio, threading\n"
-        "from adapter.runtime.threads import LOOKUPS, UNPACKS, WALKS, Threads\n"
+        "from adapter.runtime.threads import Threads\n"
         "async def main():\n"
         "    begun = threading.Event()\n"
         "    def hang():\n"
@@ -91,13 +90,3 @@ def test_a_thread_that_never_ends_does_not_keep_the_process():
         "asyncio.run(main())\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
-
-
-async def test_work_that_may_wait_gets_less_of_the_cpu_than_the_event_loop():
-    def niceness():
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    here = niceness()
-    assert await UNPACKS.run(niceness) == await WALKS.run(niceness) == here + 10
-    assert await LOOKUPS.run(niceness) == here
-    assert niceness() == here
