@@ -7,6 +7,7 @@ a byte of the next request. Where the body's end is aiohttp's to tell, all furth
 
 import asyncio
 import math
+import re
 import socket
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,6 +21,7 @@ from adapter.frontends.http.head import END, Head, Heads
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
+_CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
 # What a request, or the empty lines before it, may begin with. Anything else is refused at once.
 _METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
 
@@ -173,7 +175,10 @@ class Connection(asyncio.Protocol):
     @guarded
     def _ended(self) -> None:
         if self.state is _HEAD and not self._application.has_more:
-            self.refuse_head("the head of the request broke off")
+            if self._application.is_for_good or self._ahead.strip(b"\r\n"):
+                self.refuse_head("the head of the request broke off")
+            else:
+                self.close()  # after empty lines, which begin no request
         elif self.state not in {_IDLE, _LINGERING, _CLOSING} and not self._is_whole():
             self._fail(InvalidRequest("the body broke off"))
 
@@ -206,6 +211,11 @@ class Connection(asyncio.Protocol):
     # -- requests, one after the other ------------------------------------------------------
 
     def _read_head(self, data: bytes) -> None:
+        if data[0] == _CR and (empty := _EMPTY_LINES.match(data)):  # RFC 9112 section 2.2
+            data, self._ahead = data[empty.end() :], b""
+            if not data:
+                self._enter(_HEAD)
+                return
         end = data.find(END, max(0, len(self._ahead) - 3)) + len(END)
         is_whole = end >= len(END)
         if (end if is_whole else len(data)) > HEAD_BYTES:

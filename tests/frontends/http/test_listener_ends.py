@@ -104,6 +104,16 @@ async def test_a_head_that_breaks_off_is_refused():
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
 
 
+async def test_empty_lines_behind_the_last_request_are_no_request():
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(request(FAST) + b"\r\n\r\n")
+        assert (await caller.answer()).status == 200
+        caller.writer.write_eof()
+        assert await caller.rest() == b""
+        await listener.until_lost()
+
+
 async def test_who_comes_and_says_nothing_may_go():
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
