@@ -96,7 +96,7 @@ def test_every_call_is_answered_by_triton_in_whatever_order_its_data_comes(
 ):
     async def ask_all() -> None:
         for names in MODELS.values():
-            async with h2_to(adapter.proxys[listener]) as client:
+            async with h2_to(adapter.listeners[listener]) as client:
                 play(client, steps, order, names, 1)
                 await check(client, names)
 

@@ -204,7 +204,7 @@ async def test_an_unload_does_not_wait_for_one_who_takes_a_little_now_and_then()
 @pytest.mark.triton
 def test_the_adapter_refuses_what_has_not_wholly_come_when_it_is_told_to_end():
     async def ask(adapter) -> tuple[int, bool]:
-        async with wire_to(adapter.proxys["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
+        async with wire_to(adapter.listeners["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
             wire.greet()
             wire.send(begun(1000), frames.ping(b"all here"))
             while (await wire.until(frames.PING))[2] != b"all here":
