@@ -1,6 +1,9 @@
-# Every target sets up what it needs in .venv. Needs Python 3.11+ (with venv), pip and make.
+# Every target sets up what it needs in .venv. Needs Python 3.11 or 3.12 (with venv) and make;
+# PYTHON=... names the interpreter.
 PYTEST ?= .venv/bin/pytest
 MINUTES ?= 90
+# `make test TRITON=/opt/tritonserver/bin/tritonserver`: on that one, what needs a Triton
+TRITON := $(or $(TRITON),$(TRITON_SERVER))
 # more than two cores: tests of a real Triton mostly wait, the quick ones less
 WORKERS ?= 5
 unit: WORKERS = 3
@@ -13,28 +16,41 @@ GRPC ?= 127.0.0.1:8085
 
 # Compiled code is kept: to compile tests and adapter anew takes each process seconds.
 test unit nightly: export PYTHONDONTWRITEBYTECODE =
+test: export TRITON_SERVER := $(TRITON)
 
-.PHONY: help setup run demo test unit nightly test-gpu e2e bench check fix lock docs clean
+.PHONY: help setup setup-run setup-demo run demo test unit coverage nightly test-gpu e2e fleet pictures bench simulation check fix lock docs site clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup:  ## make .venv with the locked packages (done by every other target)
+setup:  ## make .venv with what development needs (done by every other target)
 	@scripts/setup.sh
 
-run: setup  ## serve on a Triton of our own, with the example models; prints lines to paste
+setup-run:
+	@scripts/setup.sh run
+
+run: setup-run  ## serve on a Triton of our own, with the example models; prints lines to paste
 	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --http=$(HTTP) --admin=$(ADMIN) \
 	  --grpc=$(GRPC) \
 	  --triton-http=127.0.0.1:0 --triton-grpc=127.0.0.1:0 --triton-metrics=127.0.0.1:0 --log-format=text
 
-demo: setup  ## a guided tour: load, invoke, a real out of memory, the eviction that heals it
+setup-demo:
+	@scripts/setup.sh demo
+
+demo: setup-demo  ## a guided tour: out of memory and the eviction that heals it; a bucket, and boto3
 	@exec .venv/bin/triton-adapter demo
 
-test: setup  ## the whole test suite, against a real Triton; a file of tests stays in one process
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not nightly and not gpu and not e2e'
+test: setup  ## what every change must pass, against a real Triton; TRITON=/path/to/tritonserver: on another
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not nightly and not gpu and not e2e' \
+	  $(if $(TRITON),tests/contract tests/journeys)
 
 unit: setup  ## the quick tests, before no Triton
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not triton and not slow and not nightly' $(QUICK)
+	$(PYTEST) -n $(WORKERS) --dist worksteal --hypothesis-profile=few \
+	  -m 'not triton and not slow and not nightly' $(QUICK)
+
+coverage: setup  ## branches of core, control, packages and protocols that the quick tests take: 95 % at least
+	.venv/bin/python -m coverage run -m pytest -q -n 0 -m 'not triton and not slow and not nightly' $(QUICK)
+	.venv/bin/python -m coverage report
 
 nightly: setup  ## the long tests; MINUTES=90 are shared out among PARTS, which are all if not given
 	.venv/bin/python -m tests.nightly --minutes=$(MINUTES) $(PARTS)
@@ -42,13 +58,22 @@ nightly: setup  ## the long tests; MINUTES=90 are shared out among PARTS, which 
 test-gpu:  ## what needs a GPU; needs no .venv: PYTEST='python3 -m pytest' does
 	$(PYTEST) -m gpu tests/gpu
 
+pictures: setup  ## take those of docs/images anew: the page in a Chromium, and `ps --watch`
+	PICTURES=docs/images $(PYTEST) -q -n 0 tests/journeys/page/test_pictures.py
+
+fleet: setup  ## a hundred models on three machines behind Envoy: measure, and write docs/fleet.md's figures
+	FLEET_FIGURES=1 $(PYTEST) -q -n 0 -s -m nightly tests/fleet/test_hundred_models.py
+
 e2e: setup  ## build the images, run compose.yaml and play with it; needs a container engine
 	$(PYTEST) -m e2e tests/e2e
+
+sbom: setup  ## write dist/triton-adapter.cdx.json, what the images have beside their bases (CycloneDX)
+	@scripts/sbom.sh
 
 bench: setup  ## measure against the targets, 20 minutes; BENCH=--quick tries it, 3; BENCH='start churn' some
 	.venv/bin/python -m tests.benchmarks $(BENCH)
 
-check: setup  ## format, lint, types, import layers, docs up to date; writes nothing
+check: setup site  ## format, lint, types, import layers, docs up to date and without a dead link; changes no file
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
@@ -57,13 +82,19 @@ check: setup  ## format, lint, types, import layers, docs up to date; writes not
 	.venv/bin/python scripts/gen_chart_readme.py --check
 	.venv/bin/python scripts/gen_protos.py --check
 
-fix: setup  ## format, and mend what the linter can
+fix: setup  ## format, and fix what the linter can
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
 docs: setup  ## write the generated pages of docs/ anew
 	.venv/bin/python scripts/gen_docs.py
 	.venv/bin/python scripts/gen_chart_readme.py
+
+simulation: setup  ## simulate a fleet: tables, data and plots of docs/fleet.md, a minute or two
+	.venv/bin/python -m scripts.simulation
+
+site: setup  ## write the documentation to dist/site, with search; fails on a dead link or anchor
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 lock: setup  ## pin the newest allowed versions in requirements/ (needs uv)
 	scripts/lock.sh

@@ -1,5 +1,6 @@
 """`python -m adapter`, the same as the command triton-adapter."""
 
+import io
 import os
 import sys
 
@@ -7,6 +8,9 @@ from adapter import cli
 
 
 def main() -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where the descriptor is closed
+            stream.reconfigure(errors="backslashreplace")  # names are of any script, terminals not
     return cli.main(sys.argv[1:], os.environ)
 
 

@@ -1,24 +1,45 @@
 """What can go wrong, in the words of the domain. Status codes are in frontends/status.py alone.
 
     AdapterError
-    ├─ CallerError        the caller can mend it
+    ├─ CallerError        the caller can fix it
     │  ├─ InvalidRequest      body, header, name or path not acceptable
+    │  │  ├─ InvalidCall         a call of the endpoint, judged before its model is asked
+    │  │  │  └─ UnknownOperation    the endpoint has nothing at this path and method
+    │  │  ├─ BrokenBody          the body ends early, stops coming, or is malformed
     │  │  ├─ SlowBody            the body comes too slowly
+    │  │  ├─ IncompleteMessage   a gRPC request ended before its message did
+    │  │  ├─ AlreadyRegistered   Triton has a region of shared memory of this name
+    │  │  ├─ UnknownEncoding     a message of gRPC compressed in a way that is not known
+    │  │  ├─ NotJson             a body that was taken for JSON is none
+    │  │  ├─ UnsupportedMediaType  the model takes no body of this content type
+    │  │  ├─ NotAcceptable       the model's answer cannot be of any type that the caller accepts
     │  │  └─ MethodNotAllowed    the path exists, not with this method
+    │  ├─ Forbidden           sent by a page of another site, to a name that is not ours, unsigned
+    │  │  └─ InvalidSignature    a call of the endpoint is signed wrongly
+    │  ├─ Unauthenticated     a control call without the token, or with another
+    │  ├─ InferenceOnly       the listener is for inference, and this is none
+    │  ├─ InlineFilesOff      a load brings files, and the setting allows none
     │  ├─ NotPassedThrough    a call about the whole of Triton that is not open to callers
     │  ├─ NotStarted          its body was still coming when the model, or the adapter, had to go
     │  ├─ NotTaken            the caller does not read its answers
     │  ├─ PayloadTooLarge     body over the limit
     │  ├─ InvalidModel        the package cannot be served; says what is wrong and where
+    │  │  └─ InvalidArtifact     what the store has of it cannot even be unpacked
     │  ├─ SourceMissing       the path given at load does not exist
     │  ├─ ModelNotFound       not loaded
+    │  ├─ ArtifactNotFound    the store has no model of this key
+    │  ├─ NotRegistered       Triton has no region of shared memory of this name
     │  ├─ AlreadyLoaded       loaded, or being loaded
     │  ├─ ModelNotReady       being loaded
     │  └─ ModelTooLarge       can never fit: larger than the device
-    ├─ CapacityError      the platform can mend it: evict something, then try again
+    ├─ CapacityError      the platform can fix it: evict something, then try again
     │  ├─ InsufficientMemory  does not fit: refused before trying, or undone at the limit
     │  └─ OutOfMemory         tried and failed
     ├─ TooManyConnections a listener has as many as it takes
+    ├─ TooManyWaiting     as many callers wait for models as may
+    ├─ NoRoom             all that could make room, in memory or on disk, is in use
+    ├─ StoreDenied        the store refuses our credentials
+    ├─ StoreUnavailable   the store cannot be reached, or fails
     └─ BackendError       Triton's side
        ├─ BackendUnavailable  cannot be reached
        │  ├─ Overloaded          turns work away: a queue is full
@@ -39,6 +60,10 @@ from dataclasses import dataclass
 
 
 class AdapterError(Exception):
+    """`is_logged`: the line of the load or unload that failed with it has said so at its level."""
+
+    is_logged = False
+
     def __init__(self, message: str, *, model_id: str | None = None) -> None:
         super().__init__(message)
         self.model_id = model_id
@@ -52,7 +77,51 @@ class InvalidRequest(CallerError):
     pass
 
 
+class InvalidCall(InvalidRequest):
+    """The endpoint refuses it, as a platform does before a container has seen the request."""
+
+
+class UnknownOperation(InvalidCall):
+    pass
+
+
+class BrokenBody(InvalidRequest):
+    pass
+
+
 class SlowBody(InvalidRequest):
+    pass
+
+
+class IncompleteMessage(InvalidRequest):
+    """Over gRPC, which has a code of its own for it."""
+
+
+class AlreadyRegistered(InvalidRequest):
+    pass
+
+
+class UnknownEncoding(InvalidRequest):
+    """`accepted`: the encodings that are known, as the header grpc-accept-encoding has them."""
+
+    def __init__(self, message: str, *, accepted: str) -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+
+class NotJson(InvalidRequest):
+    pass
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """`accepted`: the types that are, as the header Accept has them."""
+
+    def __init__(self, message: str, *, accepted: str) -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+
+class NotAcceptable(InvalidRequest):
     pass
 
 
@@ -64,11 +133,57 @@ class MethodNotAllowed(InvalidRequest):
         self.allowed = allowed
 
 
+class Forbidden(CallerError):
+    pass
+
+
+class InvalidSignature(Forbidden):
+    pass
+
+
+class Unauthenticated(CallerError):
+    """`is_wrong`: there was a token, and it is another."""
+
+    def __init__(self, message: str, *, is_wrong: bool) -> None:
+        super().__init__(message)
+        self.is_wrong = is_wrong
+
+
+class InferenceOnly(CallerError):
+    pass
+
+
+class InlineFilesOff(CallerError):
+    pass
+
+
 class NotPassedThrough(CallerError):
     pass
 
 
 class TooManyConnections(AdapterError):
+    pass
+
+
+class TooManyWaiting(AdapterError):
+    """`retry_after_ms`: when the caller had better come again."""
+
+    def __init__(
+        self, message: str, *, model_id: str | None = None, retry_after_ms: int = 1000
+    ) -> None:
+        super().__init__(message, model_id=model_id)
+        self.retry_after_ms = retry_after_ms
+
+
+class NoRoom(AdapterError):
+    pass
+
+
+class StoreDenied(AdapterError):
+    pass
+
+
+class StoreUnavailable(AdapterError):
     pass
 
 
@@ -92,11 +207,23 @@ class InvalidModel(CallerError):
     pass
 
 
+class InvalidArtifact(InvalidModel):
+    """Of the store: no container has seen the model."""
+
+
 class SourceMissing(CallerError):
     pass
 
 
 class ModelNotFound(CallerError):
+    pass
+
+
+class ArtifactNotFound(CallerError):
+    pass
+
+
+class NotRegistered(CallerError):
     pass
 
 
@@ -216,10 +343,22 @@ class StubDied(InferenceFailed):
 
 
 def was_refused(error: AdapterError) -> bool:
-    """Nothing was tried and nothing has failed: callers or the platform mend that by themselves."""
+    """Nothing was tried and nothing has failed: callers or the platform fix that by themselves."""
     if isinstance(error, AboutMemory) and error.was_tried:
         return False
-    return isinstance(error, CallerError | InsufficientMemory)
+    return isinstance(error, CallerError | InsufficientMemory | TooManyWaiting)
+
+
+def was_not_started(error: AdapterError) -> bool:
+    """Return whether Triton surely had nothing of the request, so that another machine may be
+    asked. Not so of TooManyAbandoned, which the model would bring about there as well.
+    """
+    if isinstance(error, BackendUnavailable):
+        return not error.delivered and not isinstance(error, TooManyAbandoned)
+    return isinstance(error, _NOT_STARTED)
+
+
+_NOT_STARTED = (NotStarted, NoRoom, StoreUnavailable, TooManyConnections, TooManyWaiting)
 
 
 class InvalidSettings(Exception):

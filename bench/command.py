@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from bench.arguments import (
 from bench.extra import needed
 from bench.plan import Plan, Protocol
 
+_STDOUT = Path("-")
+_PICTURES = (".png", ".svg", ".pdf")
 _EPILOG = """\
 examples:
   closed loop, 8 connections, for 10 seconds
@@ -42,7 +45,8 @@ examples:
     triton-adapter bench http://127.0.0.1:8080 --model digits --cpu-pid $(pgrep -o triton-adapter)
 
 protocols: sagemaker-json and sagemaker-binary POST /models/NAME/invoke, v2-json and v2-binary
-POST /v2/models/NAME/infer, grpc calls ModelInfer. http: and unix: mean sagemaker-json unless
+POST /v2/models/NAME/infer, endpoint-json POST /endpoints/any/invocations with NAME as
+TargetModel, grpc calls ModelInfer. http: and unix: mean sagemaker-json unless
 --protocol says otherwise, grpc: means grpc.
 
 Ctrl-C ends the run and shows what there is.
@@ -131,12 +135,13 @@ def _add_meanwhile(group: Any) -> None:
     group.add_argument("--cpu-pid", type=whole, action="append", default=[], help=text)
     text = "of the timeline (default: 1)"
     group.add_argument("--interval", type=positive, default=1.0, metavar="SECONDS", help=text)
-    group.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    text = "write the result there; -: to stdout, and the table to stderr"
+    group.add_argument("--json", type=Path, metavar="FILE", help=text)
     text = "draw percentiles and timeline there (needs the extra `bench`)"
     group.add_argument("--plot", type=Path, metavar="FILE.png", help=text)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, _environ: Mapping[str, str] | None = None) -> int:
     """InvalidSettings for bad arguments, AdapterError when nothing can be measured."""
     plan = make_plan(args)
     _check_extra(plan, draws=args.plot is not None)
@@ -151,7 +156,8 @@ def run(args: argparse.Namespace) -> int:
     from bench.results import results  # noqa: PLC0415
 
     result = results(plan, outcome)
-    sys.stdout.write("\n".join(lines(result)) + "\n")
+    table = sys.stderr if args.json == _STDOUT else sys.stdout
+    table.write("\n".join(lines(result)) + "\n")
     _write(args, result)
     return 0 if all(_is_good(target) for target in result["targets"]) else 1
 
@@ -168,8 +174,10 @@ def _check_extra(plan: Plan, *, draws: bool) -> None:
 
 def _touch(args: argparse.Namespace) -> None:
     """Fail before the run where a result file cannot be written."""
+    if args.plot is not None and args.plot.suffix not in _PICTURES:
+        raise InvalidSettings([f"flag --plot: {args.plot} must end in {', '.join(_PICTURES)}"])
     for flag, path in (("--json", args.json), ("--plot", args.plot)):
-        if path is not None:
+        if path is not None and path != _STDOUT:
             try:
                 path.touch()
             except OSError as error:
@@ -177,8 +185,11 @@ def _touch(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(result, indent=2) + "\n"
+    if args.json == _STDOUT:
+        sys.stdout.write(text)
+    elif args.json is not None:
+        args.json.write_text(text, encoding="utf-8")
     if args.plot is not None:
         from bench.plot import draw  # noqa: PLC0415 - matplotlib
 
@@ -188,3 +199,6 @@ def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
 def _is_good(target: dict[str, Any]) -> bool:
     is_churn_good = not any(change["error"] for change in target["churn"])
     return bool(target["answered"]) and not target["errors"] and is_churn_good
+
+
+COMMANDS = {"bench": (add_arguments, run)}

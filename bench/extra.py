@@ -13,5 +13,5 @@ def needed(module: str) -> Any:
     except ImportError as error:
         name = module.partition(".")[0]
         raise InvalidSettings(
-            [f"{name} is not installed: pip install 'triton-adapter[bench]'"]
+            [f"{name} is not installed; in a clone: pip install '.[bench]'"]
         ) from error

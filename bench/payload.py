@@ -12,22 +12,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from adapter.errors import InvalidRequest
+from adapter.protocols.tensors import CODES
 
-# V2's types, and how `struct` packs one element
-_PACKED = {
-    "BOOL": "?",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}
 _FLOATS = {"FP16", "BF16", "FP32", "FP64"}
 _BLOCK = 1024  # values before they repeat
 
@@ -95,7 +81,7 @@ def raw(tensor: Tensor) -> bytes:
     if tensor.datatype == "BF16":  # the upper half of an FP32
         whole = struct.pack(f"<{len(tensor.values)}f", *tensor.values)
         return b"".join(whole[at + 2 : at + 4] for at in range(0, len(whole), 4))
-    return struct.pack(f"<{len(tensor.values)}{_PACKED[tensor.datatype]}", *tensor.values)
+    return struct.pack(f"<{len(tensor.values)}{CODES[tensor.datatype]}", *tensor.values)
 
 
 def from_metadata(metadata: Mapping[str, Any], shape: Shape, seed: int) -> Payload:
@@ -111,7 +97,7 @@ def from_metadata(metadata: Mapping[str, Any], shape: Shape, seed: int) -> Paylo
 def _made_up(given: Mapping[str, Any], shape: Shape, seed: int) -> Tensor:
     name, datatype = str(given["name"]), str(given["datatype"])
     dims = shape.shapes.get(name) or tuple(_dims(given["shape"], shape.batch))
-    if datatype not in {*_PACKED, "BF16", "BYTES"}:
+    if datatype not in {*CODES, "BF16", "BYTES"}:
         raise InvalidRequest(f"input {name!r} is of type {datatype!r}, which V2 does not have")
     count = math.prod(dims)
     block = list(_values(datatype, random.Random(seed)))  # noqa: S311 - test data

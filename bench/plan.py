@@ -19,6 +19,7 @@ class Protocol(Enum):
     SAGEMAKER_BINARY = "sagemaker-binary"
     V2_JSON = "v2-json"
     V2_BINARY = "v2-binary"
+    ENDPOINT_JSON = "endpoint-json"
     GRPC = "grpc"
 
 

@@ -26,12 +26,41 @@ def lines(result: Json) -> Iterator[str]:
     targets = result["targets"]
     if result["interrupted"]:
         yield "stopped early; this is what there is"
+    yield how(result)
     yield from _table([_HEAD, *(_row(target) for target in targets)])
     for part in (_rate_line, _errors, _processes, _churn, _warning):
         for target in targets:
             yield from part(result, target)
     if result["ratios"]:
         yield from _ratio_lines(result)
+
+
+def how(result: Json) -> str:
+    """Return how the load was made, on one line."""
+    given = result["options"]
+    names, models = given["model_names"], given["models"]
+    low, high = (format_size(count) for count in given["payload_bytes"])
+    parts = [
+        names[0] if models == 1 else plural(models, "model"),
+        _loop(given),
+        plural(given["connections"], "connection"),
+        *([f"{given['streams']} calls in flight on each"] if given["streams"] > 1 else []),
+        *([plural(given["count"], "request")] if given["count"] else []),
+        *([f"{given['seconds']:g} s"] if given["seconds"] else []),
+        f"requests of {low if low == high else f'{low} to {high}'} as JSON",
+    ]
+    return ", ".join(parts)
+
+
+def _loop(given: Json) -> str:
+    if given["rate"] is None:
+        return "closed loop"
+    arrivals = "Poisson" if given["poisson"] else "constant"
+    return f"open loop of {given['rate']:,g}/s ({arrivals})"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -93,7 +122,7 @@ def _churn(_result: Json, target: Json) -> Iterator[str]:
         if good:
             middle = good[len(good) // 2]
             yield (
-                f"{_label(target)}: {len(good)} {operation}s,"
+                f"{_label(target)}: {plural(len(good), operation)},"
                 f" median {middle:.3f} s, longest {good[-1]:.3f} s"
             )
         for change in changes:

@@ -9,7 +9,13 @@ from bench.plan import Headers, Protocol, Target, differs, fresh, headers_for
 
 _JOINED_BYTES = 65536  # below, one write of a copy costs less than two writes
 _BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
-_OURS = {"host", "content-length", "content-type", "inference-header-content-length"}
+_TARGET = "X-Amzn-SageMaker-Target-Model"
+_OURS = frozenset(
+    {
+        *("host", "content-length", "content-type", "inference-header-content-length"),
+        _TARGET.lower(),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +39,7 @@ def build(
         is_pattern = any(differs(value) for _, value in own)
         return Request((b"\0" + len(message).to_bytes(4) + message,), own, is_pattern)
     size = None
-    if target.protocol in {Protocol.SAGEMAKER_JSON, Protocol.V2_JSON}:
+    if target.protocol in {Protocol.SAGEMAKER_JSON, Protocol.V2_JSON, Protocol.ENDPOINT_JSON}:
         body = payload.as_json()
     else:
         body, size = payload.as_binary()
@@ -41,6 +47,8 @@ def build(
     ours["Content-Length"] = str(len(body))
     if head and not _has_type(head) and target.protocol is not Protocol.SAGEMAKER_BINARY:
         del ours["Content-Type"]  # which for that protocol has the length of the JSON
+    if target.protocol is Protocol.ENDPOINT_JSON:
+        ours[_TARGET] = model
     pairs = [*_merged(ours, headers_for(head, model)), *headers_for(headers, model)]
     lines = "".join(f"{name}: {value}\r\n" for name, value in pairs)
     path = _path(target.protocol, model)
@@ -67,6 +75,8 @@ def renewed(request: Request) -> Request:
 
 def _path(protocol: Protocol, model: str) -> str:
     name = quote(model, safe="")
+    if protocol is Protocol.ENDPOINT_JSON:
+        return "/endpoints/any/invocations"
     if protocol in {Protocol.SAGEMAKER_JSON, Protocol.SAGEMAKER_BINARY}:
         return f"/models/{name}/invoke"
     return f"/v2/models/{name}/infer"

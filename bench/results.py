@@ -3,10 +3,12 @@
 docs/bench.md describes every member. Times are in seconds, sizes in bytes.
 """
 
+import platform
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 from bench.histogram import Histogram, merged
@@ -16,6 +18,7 @@ from bench.record import Errors, Interval
 from bench.session import Outcome, Slice
 
 SCHEMA = 1
+_MOST_NAMES = 10
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
 # percentages of the plot
 _CURVE = (0, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
@@ -28,6 +31,8 @@ def results(plan: Plan, outcome: Outcome) -> Json:
     return {
         "schema": SCHEMA,
         "started_at": datetime.fromtimestamp(outcome.started_at, UTC).isoformat(),
+        "machine": platform.node(),
+        "version": version("triton-adapter"),
         "interrupted": outcome.is_interrupted,
         "options": _options(plan, outcome),
         "targets": [
@@ -42,6 +47,8 @@ def _options(plan: Plan, outcome: Outcome) -> Json:
     return asdict(plan.pace) | {
         "slices": plan.slices,
         "models": len(outcome.models),
+        "model_names": list(outcome.models[:_MOST_NAMES]),
+        "payload_bytes": list(outcome.payload_bytes),
         "zipf": plan.zipf,
         "churn": asdict(plan.churn) if plan.churn else None,
     }

@@ -43,9 +43,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`started_at` is the time of day, in seconds since 1970."""
+    """`started_at` is the time of day, in seconds since 1970. `payload_bytes` are those of the
+    smallest and of the largest request, as JSON.
+    """
 
     started_at: float
+    payload_bytes: tuple[int, int]
     models: tuple[str, ...]
     slices: tuple[Slice, ...]
     is_interrupted: bool
@@ -81,7 +84,11 @@ class Session:
             stack.callback(gc.unfreeze)
             with self._interruptible():
                 slices = await self._measure(all_measured)
-        return Outcome(started_at, tuple(models), tuple(slices), self._interrupted.is_set())
+        sizes = [len(payload.as_json()) for payload in payloads.values()]
+        is_interrupted = self._interrupted.is_set()
+        return Outcome(
+            started_at, (min(sizes), max(sizes)), tuple(models), tuple(slices), is_interrupted
+        )
 
     async def _models(self) -> tuple[str, ...]:
         plan = self._plan

@@ -17,16 +17,36 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 
 from adapter.settings import Address, Reserve, Settings, as_text
+from adapter.settings.locations import Endpoint, StoreLocation
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "triton-adapter"
 BEGIN, END = "<!-- values: written by scripts/gen_chart_readme.py -->", "<!-- end of values -->"
+# what YAML makes of words without quotes
+READ_AS = {"on": True, "off": False}
 TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
 # What the chart decides: where Triton is, and what both containers must see at one path.
 CHARTS_OWN = {
     "triton", "triton_http", "triton_grpc", "triton_metrics", "tritonserver", "triton_args",
-    "repository", "examples",
+    "repository", "examples", "control_token", "cache_dir",
 }  # fmt: skip
+LINES = {"type": ["array", "string"], "items": {"type": "string"}}
+# NAME: URL and NAME: {models: URL}, or lines of NAME=URL
+ENDPOINTS = {
+    "type": ["object", "array", "string"],
+    "items": {"type": "string"},
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["models"],
+                "properties": {"models": {"type": "string"}},
+            },
+        ]
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +128,7 @@ def _settings_schema() -> dict[str, Any]:
 
 
 def _shape(annotation: Any) -> dict[str, Any]:
-    """What YAML may say for it; the adapter itself checks the rest. YAML makes false of off."""
+    """What YAML may say for it; the adapter itself checks the rest."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _shape(inner[0])
@@ -116,10 +136,16 @@ def _shape(annotation: Any) -> dict[str, Any]:
         given = [kind for kind in inner if kind is not type(None)]
         return _shape(given[0])
     if origin is Literal:
-        return {"enum": [*inner, *([False] if "off" in inner else [])]}
+        return {"enum": [*inner, *(made for text, made in READ_AS.items() if text in inner)]}
     if origin is tuple:
-        return {"type": ["array", "string"], "items": {"type": "string"}}
-    simple = {bool: "boolean", float: "number", Path: "string", str: "string"}
+        return ENDPOINTS if inner[0] is Endpoint else LINES
+    simple = {
+        bool: "boolean",
+        float: "number",
+        Path: "string",
+        str: "string",
+        StoreLocation: "string",
+    }
     if annotation in simple:
         return {"type": simple[annotation]}
     if annotation is Address:

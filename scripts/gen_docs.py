@@ -1,26 +1,36 @@
-"""Write the reference pages of docs/ from the code, or with --check say which are stale."""
+"""Write the reference pages of docs/ from the code, and the OpenAPI document as the listeners serve
+it, or with --check say which are stale.
+"""
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
-from adapter.assembly import about
+from adapter.core.accounts import FOLLOWS as KNOWN
+from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
+from adapter.core.registry import Registry
+from adapter.core.residency import state as residency
 from adapter.core.state import TRANSITIONS, ModelState
 from adapter.dataplane.http_connection import NEXT
 from adapter.dataplane.proxy.exchange import FOLLOWS
 from adapter.frontends.status import GRPC, HTTP
-from adapter.settings import Settings, as_text, flag_of, variable_of
+from adapter.settings import SECRETS, Settings, as_text, flag_of, variable_of
 from adapter.telemetry.log import EVENTS
-from adapter.telemetry.metrics import Metrics, State
+from adapter.telemetry.metrics import Metrics, State, about
+from adapter.telemetry.model_metrics import ModelCollector
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+OPENAPI = ROOT / "adapter" / "frontends" / "openapi.json"  # what the listeners serve
 WRITTEN_BY = "<!-- written by scripts/gen_docs.py: change the code, then run it -->\n\n"
 
 
@@ -35,7 +45,7 @@ def settings_page() -> str:
     rows = [
         [
             f"`{name}`",
-            f"`{flag_of(name)}`",
+            "none" if name in SECRETS else f"`{flag_of(name)}`",
             f"`{variable_of(name)}`",
             as_text(name, field.default),
             str(field.description),
@@ -49,8 +59,9 @@ def settings_page() -> str:
         "the defaults. `triton-adapter check-config` prints every value and where it came from. "
         "An empty variable counts as not given; an unknown `ADAPTER_` variable or key is an "
         "error.\n\n"
-        "Sizes are bytes or a number with KiB, MiB, GiB or TiB. Flags of settings that take "
-        "several values are given once for each; in the file they are lists.\n\n"
+        "Sizes are bytes or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB. Flags of "
+        "settings that take several values are given once for each; in the file they are lists."
+        "\n\n"
         + EXAMPLE
         + table(["setting", "flag", "environment", "default", "meaning"], rows)
         + "\n## Inherited names\n\n"
@@ -108,10 +119,7 @@ INHERITED = [
         )
     ),
     ["`SAGEMAKER_TRITON_ADDITIONAL_ARGS`", "`triton_args`, behind those above"],
-    [
-        "`SAGEMAKER_TRITON_INFERENCE_TYPE`",
-        "nothing: `infer` is what /invocations does, others are refused",
-    ],
+    ["`SAGEMAKER_TRITON_INFERENCE_TYPE`", "`inference_type`"],
     [
         "`SAGEMAKER_TRITON_OVERRIDE_PING_MODE`, `SAGEMAKER_TRITON_PING_MODE`",
         "nothing: ignored with a warning, /ping waits for the single model alone",
@@ -131,8 +139,13 @@ INHERITED = [
         [f"`SAGEMAKER_{name}`", "nothing: ignored with a warning"]
         for name in ("NUM_MODEL_WORKERS", "DEFAULT_INVOCATIONS_ACCEPT", "GUNICORN_...", "TFS_...")
     ),
+    ["`AIP_MODE`", "with `PREDICTION` those below are read, else they are not"],
+    ["`AIP_HTTP_PORT`", "the port of `http`"],
+    ["`AIP_PREDICT_ROUTE`", "`vertex_predict_route`"],
+    ["`AIP_HEALTH_ROUTE`", "`vertex_health_route`"],
+    ["`AIP_STORAGE_URI`", "`model_store`, and `on_demand` is on"],
     ["`RUNTIME_PORT`", "the port of `triton_grpc`"],
-    ["`ADAPTER_PORT`", "the port of `grpc`"],
+    ["`ADAPTER_PORT`", "the port of `grpc`, at `listen_host`"],
     ["`CONTAINER_MEM_REQ_BYTES`", "`modelmesh_memory`"],
     ["`MEM_BUFFER_BYTES`", "`modelmesh_memory_buffer`"],
     ["`LOADING_CONCURRENCY`", "`load_concurrency`"],
@@ -161,11 +174,15 @@ def events_page() -> str:
 ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     errors.InvalidRequest: (
         "body, header, name, path or Triton's check of the inputs; `url` outside `model_roots`",
-        "mend the request; the text says what is wrong",
+        "fix the request; the text says what is wrong",
+    ),
+    errors.IncompleteMessage: (
+        "a gRPC request ended before its message did",
+        "send all of the message; something on the way may have cut it",
     ),
     errors.InvalidModel: (
         "the package cannot be served: no config.pbtxt, no version folder, no model file and so on",
-        "mend the package; the text names the file and the reason",
+        "fix the package; the text names the file and the reason",
     ),
     errors.LoadFailed: (
         "Triton refused the model, or its folder could not be written to the repository",
@@ -174,6 +191,26 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
     errors.ModelNotFound: (
         "the model is not loaded, is being unloaded, or has lost its process",
         "load it; SageMaker and ModelMesh do so by themselves",
+    ),
+    errors.ArtifactNotFound: (
+        "the store has no model of this key",
+        "check the key; what was just put there is seen after 5 s at the latest",
+    ),
+    errors.StoreDenied: (
+        "the store refuses the adapter's credentials",
+        "look at the credentials that the adapter finds, and at what they may read",
+    ),
+    errors.StoreUnavailable: (
+        "the store cannot be reached, fails, or is too slow",
+        "try again; if it lasts, look at the store and the way there",
+    ),
+    errors.NoRoom: (
+        "a model does not fit, and every model or file that could go is in use",
+        "try again; if it lasts, give it more memory or disk, or pin less",
+    ),
+    errors.TooManyWaiting: (
+        "256 callers wait for models that are being fetched and loaded, or 32 for this one",
+        "try again in a while",
     ),
     errors.SourceMissing: (
         "the `url` of a load does not exist",
@@ -221,7 +258,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "read, and open another stream; the answers are lost",
     ),
     errors.NotStarted: (
-        "the body was still coming when the model or the adapter had to go (a header says it too)",
+        "the body was still coming when the model or the adapter had to go",
         "send it again, to another copy, or when the model is loaded: no work had begun",
     ),
     errors.TooManyAbandoned: (
@@ -232,7 +269,43 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "a listener has `max_connections`; `http` says so, at gRPC the connection is just closed",
         "try again in a second (`Retry-After`), over fewer connections; or raise the limit",
     ),
+    errors.AlreadyRegistered: (
+        "gRPC: Triton has a region of shared memory of this name",
+        "take another name, or unregister it",
+    ),
+    errors.NotRegistered: (
+        "Triton has no region of shared memory of this name",
+        "register it first; a restart of Triton forgets all",
+    ),
+    errors.UnknownEncoding: (
+        "gRPC: `grpc-encoding` is another than identity, deflate and gzip",
+        "use one that `grpc-accept-encoding` of the answer names",
+    ),
+    errors.UnsupportedMediaType: (
+        "the model [opted into content types](content-types.md), and not into this one",
+        "send one of those that the text and the header `Accept` name",
+    ),
+    errors.NotAcceptable: (
+        "`Accept` has no type that the answer can be; only models that opted into content types",
+        "accept JSON, or one of the types that the text names",
+    ),
     errors.MethodNotAllowed: ("the path exists, not with this method", "see `Allow`"),
+    errors.Forbidden: (
+        "sent by a page of another site, or on loopback to a host that is unknown; only HTTP",
+        "see [pages in a browser](security.md#pages-in-a-browser), and `allowed_hosts`",
+    ),
+    errors.Unauthenticated: (
+        "`control_token` is set, and a load, an unload, a drain or a call of the mesh had none",
+        "send `Authorization: Bearer TOKEN`, over gRPC as metadata `authorization`",
+    ),
+    errors.InferenceOnly: (
+        "`http_data` serves inference alone; this was a load, an unload, a list or the like",
+        "send it to `http`",
+    ),
+    errors.InlineFilesOff: (
+        "a load has `file:` parameters, and `inline_files` is off",
+        "put the files below a model root and load the folder, or set `inline_files: on`",
+    ),
     errors.NotPassedThrough: (
         "a call about the whole of Triton that the setting `passthrough` does not open",
         "set it, if the callers may do that",
@@ -270,6 +343,11 @@ def errors_page() -> str:
         "gRPC turns what is longer into RESOURCE_EXHAUSTED. Within a stream it is the "
         "`error_message` of a message, not cut. What ModelMesh does with each code is in "
         "[modelmesh.md](modelmesh.md#what-a-mesh-does-with-a-code).\n\n"
+        f"`{NOT_STARTED}: 1`, over gRPC the trailing metadata `{RPC_NOT_STARTED}: 1`, is on each "
+        "answer of 503 of which Triton had nothing, so that the request may be sent again, to "
+        "another machine too: with `NotStarted`, `NoRoom`, `StoreUnavailable`, `TooManyWaiting`, "
+        "`TooManyConnections`, and `BackendUnavailable` where Triton could not be reached or the "
+        "adapter starts or stops.\n\n"
         "The class is what the adapter's own code raises (`adapter/errors.py`); "
         "`StubDied` is a kind of `InferenceFailed`.\n\n"
         + table(
@@ -289,9 +367,11 @@ def error_row(kind: type[BaseException]) -> list[str]:
 def metrics_page() -> str:
     return (
         "# Metrics\n\n"
-        "`/metrics` of the `admin` listener has these, in Prometheus's text format. Labels never "
-        "name a model. A counter or a histogram with labels appears with its first event. "
-        "Histograms have the usual `_bucket`, `_count` and `_sum`.\n\n"
+        "`/metrics` of the listener `admin`, or `metrics` where that is open, has these, as "
+        "OpenMetrics for who asks for it, else in Prometheus's text format, and packed by gzip "
+        "where that is accepted. Only the labels of `triton_adapter_model_...` name models. A "
+        "counter or a histogram with labels appears with its first event. Histograms have the "
+        "usual `_bucket`, `_count` and `_sum`.\n\n"
         + table(["metric", "type", "labels", "meaning"], metric_rows())
         + "\n## What ModelMesh's metrics ask, of one pod\n\n"
         "A mesh has metrics of its own ([modelmesh-serving](https://github.com/kserve/modelmesh-serving"
@@ -302,35 +382,35 @@ def metrics_page() -> str:
 
 
 OF_MODELMESH = [
-    ["`api_request_milliseconds`", "`adapter_request_seconds`"],
-    ["`invoke_model_milliseconds`", "`adapter_upstream_seconds`"],
+    ["`api_request_milliseconds`", "`triton_adapter_request_seconds`"],
+    ["`invoke_model_milliseconds`", "`triton_adapter_upstream_seconds`"],
     ["`request_size_bytes`, `response_size_bytes`", "-"],
-    ["`cache_miss_milliseconds`", "`adapter_operation_seconds` of loads: the wait for one"],
-    ["`loadmodel_milliseconds`", "`adapter_operation_seconds` of loads"],
-    ["`loadmodel_failure`", "`adapter_operations_total` of loads, by `outcome`"],
-    ["`unloadmodel_milliseconds`", "`adapter_operation_seconds` of unloads"],
+    ["`cache_miss_milliseconds`", "`triton_adapter_operation_seconds` of loads: the wait for one"],
+    ["`loadmodel_milliseconds`", "`triton_adapter_operation_seconds` of loads"],
+    ["`loadmodel_failure`", "`triton_adapter_operations_total` of loads, by `outcome`"],
+    ["`unloadmodel_milliseconds`", "`triton_adapter_operation_seconds` of unloads"],
     [
         "`unloadmodel_failure`, `unloadmodel_attempt_failure`",
-        "`adapter_operations_total` of unloads, by `outcome`",
+        "`triton_adapter_operations_total` of unloads, by `outcome`",
     ],
     ["`req_queue_delay_milliseconds`", "Triton's `nv_inference_queue_duration_us`"],
-    ["`loading_queue_delay_milliseconds`", "`adapter_load_wait_seconds`"],
+    ["`loading_queue_delay_milliseconds`", "`triton_adapter_load_wait_seconds`"],
     ["`model_sizing_milliseconds`", "-, part of the load"],
     [
         "`age_at_eviction_milliseconds`",
-        "`adapter_least_recently_used_seconds` at that time",
+        "`triton_adapter_least_recently_used_seconds` at that time",
     ],
-    ["`loaded_model_size_bytes`", "`adapter_loaded_model_bytes`"],
-    ["`models_loaded_total`, `instance_models_total`", "`adapter_models`"],
+    ["`loaded_model_size_bytes`", "`triton_adapter_loaded_model_bytes`"],
+    ["`models_loaded_total`, `instance_models_total`", "`triton_adapter_models`"],
     ["`models_with_failure_total`, `models_managed_total`", "-, of the deployment"],
     [
         "`instance_lru_seconds`, `instance_lru_age_seconds`",
-        "`adapter_least_recently_used_seconds`",
+        "`triton_adapter_least_recently_used_seconds`",
     ],
-    ["`instance_capacity_bytes`", '`adapter_memory_bytes{kind="limit"}`'],
+    ["`instance_capacity_bytes`", "`triton_adapter_memory_limit_bytes`"],
     [
         "`instance_used_bytes`, `instance_used_bps`",
-        '`adapter_memory_bytes{kind="held"}` and `kind="used"`, over `limit`',
+        "`triton_adapter_memory_held_bytes` and `triton_adapter_memory_used_bytes`, over the limit",
     ],
 ]
 
@@ -350,9 +430,11 @@ def metric_rows() -> list[list[str]]:
             triton_live=lambda: True,
             ready=lambda: True,
             lost_lines=lambda: 0,
+            wanted=dict[str, int],
             idle_seconds=lambda: 1.0,
-            about=dict.fromkeys(about(Settings()), ""),
-        )
+            about=dict.fromkeys(about(""), ""),
+        ),
+        ModelCollector(Registry(), lambda _: {}, most=0),
     )
     rows = []
     for family in metrics.registry.collect():
@@ -382,6 +464,10 @@ def states_page() -> str:
         f"{before.value if before else '[*]'} --> {after.value if after else '[*]'}: {event.value}"
         for (before, event), after in TRANSITIONS.items()
     ]
+    on_demand = [
+        f"{before.name} --> {after.name}: {event.value}"
+        for (before, event), after in residency.TRANSITIONS.items()
+    ]
     connection = [
         f"{before.name} --> {after.name}: {event.name}" for (before, event), after in NEXT.items()
     ]
@@ -390,6 +476,7 @@ def states_page() -> str:
         for stage, stages in FOLLOWS.items()
         for after in sorted(stages - {stage}, key=list(FOLLOWS).index)
     ]
+    memory = [f"{one.name} --> {after.name}" for one in KNOWN for after in KNOWN[one]]
     return (
         "# States\n\n"
         "## A model\n\n"
@@ -405,8 +492,21 @@ def states_page() -> str:
                 ["READY", "yes", "served", "409", "begins"],
                 ["DEAD", "no", "404", "takes down what is left, then begins", "begins"],
                 ["UNLOADING", "no", "404", "waits for the unload, then begins", "waits, then 404"],
+                ["RETURNING", "no", "503", "409", "the model does not come back"],
+                ["STUCK", "no", "404", "begins, under another name in Triton", "404"],
             ],
         )
+        + "\n## A model that is loaded on demand\n\n"
+        "What becomes of an artifact that callers ask for (`adapter/core/residency/state.py`). "
+        "ABSENT is an artifact that nobody asks for; its files may be in the disk cache all the "
+        "same, and a fetch finds them there. While it is LOADING, RESIDENT or UNLOADING, the "
+        "model of its name has the states above.\n\n"
+        + drawing(on_demand)
+        + "\n## The memory of a model\n\n"
+        "How far it is known what a model takes (`adapter/core/accounts.py`). A model of an "
+        "earlier run begins as SETTLED, with the bytes that were noted.\n\n"
+        + drawing(memory)
+        + table(["stage", "meaning"], [[stage.name, stage.value] for stage in KNOWN])
         + "\n## A connection to Triton's HTTP port\n\n"
         "A connection serves a call at a time (`adapter/dataplane/http_connection.py`). Any state "
         "becomes BROKEN, and the connection is closed, when Triton sends bytes that nobody asked "
@@ -432,25 +532,32 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def stale(name: str, wanted: str) -> str:
+def openapi_json() -> str:
+    """Return docs/openapi.yaml as JSON: nothing parses YAML when a caller asks for it."""
+    found = yaml.safe_load((DOCS / "openapi.yaml").read_text(encoding="utf-8"))
+    return json.dumps(found, indent=1) + "\n"
+
+
+def stale(path: Path, wanted: str) -> str:
     """A diff from the file to what it should be; empty when they are the same."""
-    path = DOCS / name
+    name = path.relative_to(ROOT)
     found = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = found.splitlines(keepends=True), wanted.splitlines(keepends=True)
-    return "".join(difflib.unified_diff(*lines, f"docs/{name}", "as it should be"))
+    return "".join(difflib.unified_diff(*lines, str(name), "as it should be"))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
     is_check = parser.parse_args().check
-    pages = {name: WRITTEN_BY + page() for name, page in PAGES.items()}
-    diffs = [diff for name, text in pages.items() if (diff := stale(name, text))]
+    files = {DOCS / name: WRITTEN_BY + page() for name, page in PAGES.items()}
+    files[OPENAPI] = openapi_json()
+    diffs = [diff for path, text in files.items() if (diff := stale(path, text))]
     if is_check:
         print("".join(diffs), end="")
         return 1 if diffs else 0
-    for name, text in pages.items():
-        (DOCS / name).write_text(text, encoding="utf-8")
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

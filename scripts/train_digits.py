@@ -64,7 +64,8 @@ def write_sample(images: np.ndarray, labels: np.ndarray) -> None:
         "shape": list(images.shape),
         "data": [row.astype(int).tolist() for row in images],
     }
-    text = json.dumps({"labels": labels.tolist(), "inputs": [tensor]})
+    wanted = [{"name": "LABEL"}]
+    text = json.dumps({"labels": labels.tolist(), "outputs": wanted, "inputs": [tensor]})
     (MODEL / "sample.json").write_text(text + "\n")
 
 

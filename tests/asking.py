@@ -1,5 +1,7 @@
 """How these tests ask: raw bytes on a socket, binary bodies, work in the background."""
 
+import json
+import select
 import socket
 import struct
 import time
@@ -127,6 +129,12 @@ class RawConnection:
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
+    def post(self, path: str, body: object) -> None:
+        """Send a request with JSON; `read_answer` reads its answer."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        self.send(head.encode() + data)
+
     def read_head(self) -> bytes:
         """Up to the empty line, which ends a status line with its headers."""
         head = b""
@@ -136,12 +144,25 @@ class RawConnection:
             head += byte
         return head
 
+    def is_answered(self) -> bool:
+        """Some of an answer has come, or the connection has ended."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def end(self) -> None:
+        """Say that nothing more will come."""
+        self._socket.shutdown(socket.SHUT_WR)
+
     def read_answer(self) -> tuple[int, bytes]:
         """Status and body of an answer that has a Content-Length."""
+        head, body = self.read_whole()
+        return int(head.split()[1]), body
+
+    def read_whole(self) -> tuple[bytes, bytes]:
+        """Head and body of such an answer."""
         head = self.read_head()
         fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
         length = next(int(v) for k, v in fields.items() if k.lower() == b"content-length")
         body = b""
         while len(body) < length and (chunk := self._socket.recv(length - len(body))):
             body += chunk
-        return int(head.split()[1]), body
+        return head, body

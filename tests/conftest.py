@@ -1,20 +1,39 @@
 """Fixtures only. Servers are real, on free ports, and checked to leave nothing behind."""
 
 import asyncio
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
+from tests.asking import Gate
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 
-pytest_plugins = ["tests.outcomes"]
+pytest_plugins = ["tests.outcomes", "tests.another_triton"]
 asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the adapter runs on
+# No example is a fault for the time it takes: others use the machine, too. `make unit` takes `few`:
+# it is run often, with other examples each time.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("untimed"), max_examples=25)
+settings.load_profile("untimed")
 # The two differ in when they write and what they close; asyncio's is what a reader debugs with.
 _BOTH_LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """All that collecting makes stays: to look for garbage in it takes each process seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_asyncio_loop_factories(item):
@@ -69,3 +88,11 @@ def package(model_root: Path, request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def identity(package: Path) -> Path:
     return write_python_model(package)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Open at the end, whatever happened: nothing hangs after a test that failed."""
+    gate = Gate(tmp_path / "gate.open")
+    yield gate
+    gate.open()

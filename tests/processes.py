@@ -50,7 +50,9 @@ def arguments(pid: int) -> list[str]:
 def tritonserver(adapter: RunningAdapter) -> int:
     """Below its keeper."""
     keepers = children(adapter.process.pid)
-    (pid,) = [pid for k in keepers for pid in children(k) if "tritonserver" in arguments(pid)[0]]
+    (pid,) = [
+        pid for k in keepers for pid in children(k) if "tritonserver" in "".join(arguments(pid)[:1])
+    ]
     return pid
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "models"
-START_SECONDS = 60
+START_SECONDS = 100
 
 # the gRPC listener at any free port, unless the flags behind say otherwise
 SERVE = ("serve", "--log-format=json", "--grpc=127.0.0.1:0", "--grpc-data=off")
@@ -36,7 +36,7 @@ class Client:
     """One kept HTTP connection; bodies that are no bytes go as JSON."""
 
     address: str
-    timeout: float = 60
+    timeout: float = 100
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
 
     def request(
@@ -85,6 +85,7 @@ class RunningAdapter:
         environ: Mapping[str, str] | None = None,
         descriptors: int | None = None,
         module: str = "adapter",
+        own_session: bool = False,
     ) -> None:
         """`descriptors`: its limit of open files, as of `ulimit -n`. `module`: what is started."""
         command = [sys.executable, "-m", module, *SERVE, *flags]
@@ -102,6 +103,7 @@ class RunningAdapter:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **(environ or {})},
+            start_new_session=own_session,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -114,7 +116,7 @@ class RunningAdapter:
             with self._news:
                 self.lines.append(line)
                 if line["event"] == "adapter.listening":
-                    self.listeners[line["door"]] = line["address"]
+                    self.listeners[line["listener"]] = line["address"]
                 if line["event"] == "adapter.started":
                     self.started = line
                 self._news.notify_all()
@@ -150,6 +152,9 @@ class RunningAdapter:
         return found[0]
 
     def events(self, event: str) -> list[dict[str, Any]]:
+        """Those that were read so far; all of them once the process has ended."""
+        if self.process.poll() is not None:
+            self._reader.join(10)
         return [line for line in list(self.lines) if line["event"] == event]
 
     @property
@@ -177,7 +182,7 @@ class RunningAdapter:
     def repository(self) -> Path:
         return Path(self.started["repository"])
 
-    def client(self, timeout: float = 60) -> Client:
+    def client(self, timeout: float = 100) -> Client:
         return Client(self.http, timeout)
 
     def state(self) -> dict[str, Any]:
@@ -224,10 +229,15 @@ def embedded_adapter(
     environ: Mapping[str, str] | None = None,
     descriptors: int | None = None,
     module: str = "adapter",
+    own_session: bool = False,
 ) -> Iterator[RunningAdapter]:
     """An adapter with a Triton of its own, ready for work; checked to end cleanly."""
     adapter = RunningAdapter(
-        *EMBEDDED, *flags, environ=environ, descriptors=descriptors, module=module
+        *(*EMBEDDED, *flags),
+        environ=environ,
+        descriptors=descriptors,
+        module=module,
+        own_session=own_session,
     )
     try:
         adapter.wait_for("adapter.started")
@@ -247,8 +257,12 @@ def unload_all(adapter: RunningAdapter) -> None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Bounded poll, for what no event tells."""
-    done, end = threading.Event(), time.monotonic() + seconds
+    """Bounded poll, for what no event tells. It looks once more when the time is up: a process
+    that was stopped meanwhile has not looked at all.
+    """
+    pause, end = threading.Event(), time.monotonic() + seconds
+    is_over = False
     while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        done.wait(0.02)
+        assert not is_over, f"not within {seconds} s: {what}"
+        pause.wait(0.02)
+        is_over = time.monotonic() > end

@@ -23,7 +23,7 @@ NUMBERED = re.compile(
     r"|\b(?:[Ss]ection|[Rr]ow|[Pp]olicy|[Ff]ault)s? \d[^.]{0,40}?\.md\b"
 )
 CITED_TEST = re.compile(r"(?<![\w/'\"])tests/[\w/]+\.py\b")
-MACHINE = re.compile(r"(?<![\w.])/(?:work|tmp|home|root|Users|mnt|private)/")
+MACHINE = re.compile(r"(?<![\w.])/(?:work|tmp|home|root|Users|mnt(?!/models)|private)/")
 
 
 def links(page: Path) -> list[str]:

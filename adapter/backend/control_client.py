@@ -1,10 +1,24 @@
-"""Extends tritonclient by channel options for control calls and an unparsed repository index."""
+"""The client of Triton's control calls: tritonclient with channel options of its own, an unparsed
+repository index, and a retry policy for calls that never reached Triton.
+"""
+
+from collections.abc import Callable, Mapping
 
 import grpc
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from adapter.core.calls import ChannelOptions, keepalive
+from adapter.errors import BackendUnavailable
 
 _CHANNEL = [
     # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata
@@ -18,6 +32,8 @@ _CHANNEL = [
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+
+_ATTEMPTS = 6
 
 # Triton is asked twice a second on it whether it is live, so that no ping is sent while it answers.
 _KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
@@ -35,3 +51,46 @@ class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclien
             return bytes(await ask(b"", timeout=client_timeout))
         except grpc.aio.AioRpcError as error:
             raise InferenceServerException(error.details(), str(error.code())) from error
+
+    async def infer_once(
+        self,
+        request: pb.ModelInferRequest,
+        client_timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send the inference, and leave its answer unparsed: nobody needs it."""
+        ask = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        sent, metadata = request.SerializeToString(), tuple((headers or {}).items())
+        try:
+            await ask(sent, timeout=client_timeout, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise InferenceServerException(error.details(), str(error.code())) from error
+
+
+def never_arrived(error: BaseException) -> bool:
+    """Return whether the call never reached Triton; one that did may be what killed it."""
+    return isinstance(error, BackendUnavailable) and not error.delivered
+
+
+def control_retries(
+    on_retry: Callable[[], None],
+    *,
+    seconds: float = 6.0,
+    wait_seconds: float = 0.2,
+) -> AsyncRetrying:
+    """Return a policy that outlasts a restart of Triton, which takes about a second.
+
+    Loading a loaded model and unloading an absent one are no-ops in Triton, so each control call
+    may be repeated. `on_retry` is called before each further attempt.
+    """
+
+    def count(_: RetryCallState) -> None:
+        on_retry()
+
+    return AsyncRetrying(
+        retry=retry_if_exception(never_arrived),
+        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(seconds),
+        wait=wait_random_exponential(multiplier=wait_seconds, max=2.0),
+        before_sleep=count,
+        reraise=True,
+    )

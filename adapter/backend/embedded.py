@@ -10,9 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from adapter.backend import processes
+from adapter.backend import processes, regions
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
 from adapter.backend.stubs import ModelProcesses, Stub
@@ -34,13 +34,16 @@ _BACKOFF_SECONDS = (0.5, 30.0)
 _STEADY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
+_Seen = TypeVar("_Seen", ProcessId, str)
+
 
 class EmbeddedTriton:
     """One life: start() once, then stop().
 
     `http`, `grpc` and `metrics` are host and port; port 0 means any free one, kept over restarts.
     `restarts` counts the servers that have replaced a dead one; `on_restart` is awaited after each.
-    `on_dropped` is told how many lines of the output are not logged, in a thread.
+    `on_dropped` is told how many lines of the output are not logged, in a thread, `on_exit` why a
+    server has ended. `withheld` are variables that neither Triton nor its models are to read.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class EmbeddedTriton:
         start_timeout_seconds: float,
         on_restart: Callable[[], Awaitable[None]] | None,
         on_dropped: Callable[[int], None] = lambda _: None,
+        on_exit: Callable[[str], None] = lambda _: None,
+        withheld: Collection[str] = (),
     ) -> None:
         self._binary = tritonserver
         self._wanted = {"http": http, "grpc": grpc, "metrics": metrics}
@@ -62,6 +67,8 @@ class EmbeddedTriton:
         self._start_timeout_seconds = start_timeout_seconds
         self._on_restart = on_restart
         self._on_dropped = on_dropped
+        self._on_exit = on_exit
+        self._withheld = withheld
         self._folder = RunFolder()
         self.repository = (repository or self._folder.path / "repository").absolute()
         self.http_address = self.grpc_address = self.metrics_address = ""
@@ -192,9 +199,7 @@ class EmbeddedTriton:
         """What models have started that have no Python process any more; otherwise as above."""
         return await self._see(ModelProcesses.abandoned)
 
-    async def _see(
-        self, act: Callable[[ModelProcesses], frozenset[ProcessId]]
-    ) -> frozenset[ProcessId]:
+    async def _see(self, act: Callable[[ModelProcesses], frozenset[_Seen]]) -> frozenset[_Seen]:
         if (running := self._running) is None:
             return frozenset()
         try:
@@ -212,14 +217,31 @@ class EmbeddedTriton:
         """End them at once, and what they have started."""
         await PROCESSES.run(processes.kill, known)
 
+    async def free_regions(self, names: Collection[TritonName]) -> int:
+        """Free the shared memory of these models, which Triton has let go of, whose processes have
+        died; return the bytes. Triton keeps it until it ends (docs/design/triton.md).
+        """
+        left = await self._see(lambda running: running.take_regions(names))
+        own = [regions.SHARED_MEMORY / each for each in left if self._is_own_region(each)]
+        freed = 0
+        for region in own:
+            try:
+                freed += await PROCESSES.run(regions.free, region)
+            except OSError as error:
+                _log.warning("triton.region_left", extra={"reason": str(error)})
+        return freed
+
+    def _is_own_region(self, name: str) -> bool:
+        return name.startswith(self._folder.path.name) and "/" not in name
+
     def _prepare(self) -> None:
         launch = prepare(self._binary, self._folder.path)
         self.repository.mkdir(mode=0o755, parents=True, exist_ok=True)
         arguments = []
-        for door, (host, port) in self._wanted.items():
-            taken = take_port(self._ports, door, host, port)
-            arguments += [f"--{door}-address={host}", f"--{door}-port={taken}"]
-            setattr(self, f"{door}_address", f"{host}:{taken}")
+        for name, (host, port) in self._wanted.items():
+            taken = take_port(self._ports, name, host, port)
+            arguments += [f"--{name}-address={host}", f"--{name}-port={taken}"]
+            setattr(self, f"{name}_address", f"{host}:{taken}")
         self._command = (
             str(launch.binary),
             f"--model-repository={self.repository}",
@@ -231,7 +253,8 @@ class EmbeddedTriton:
             *launch.arguments,
             *self._extra_args,
         )
-        self._environment = os.environ | launch.environment
+        kept = {name: text for name, text in os.environ.items() if name not in self._withheld}
+        self._environment = {**kept, **launch.environment}
 
     async def _launch(self) -> ServerProcess:
         self._server = server = await ServerProcess.spawn(
@@ -263,7 +286,9 @@ class EmbeddedTriton:
         """From a server that runs to the next one. Called again and again."""
         server = self._server
         assert server is not None  # noqa: S101 - start() comes first
-        _log.warning("triton.exited", extra={"reason": await server.ended()})
+        reason = await server.ended()
+        _log.warning("triton.exited", extra={"reason": reason})
+        self._on_exit(reason)
         if time.monotonic() - server.started_at > _STEADY_SECONDS:
             self._delay = _BACKOFF_SECONDS[0]
         is_replaced = False

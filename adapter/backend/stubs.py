@@ -1,8 +1,8 @@
 """Attributes the processes below a tritonserver to models.
 
 Triton runs each instance of a python model in a process of its own, a stub. The path of model.py is
-among its arguments, followed by the name of the instance (`m_0_1`); a stub that only completes the
-configuration has the model's name there.
+among its arguments, followed by its region of shared memory and, later, by the name of the instance
+(`m_0_1`); a stub that only completes the configuration has the model's name there.
 """
 
 import threading
@@ -16,11 +16,14 @@ from adapter.core.model import ProcessId, TritonName
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """A stub of `model`. `instance`: None for a stub that completes the configuration."""
+    """A stub of `model`. `instance`: None for a stub that completes the configuration. `region`: a
+    file name in /dev/shm.
+    """
 
     pid: int
     model: str
     instance: str | None
+    region: str = ""
 
 
 def stub_at(pid: int, repository: Path) -> Stub | None:
@@ -32,7 +35,7 @@ def stub_at(pid: int, repository: Path) -> Stub | None:
             model = argument.removeprefix(mark).split(b"/")[0].decode(errors="replace")
             later = [each.decode(errors="replace") for each in arguments[place + 1 :]]
             named = [each for each in later if each.startswith(f"{model}_")]
-            return Stub(pid, model, named[-1] if named else None)
+            return Stub(pid, model, named[-1] if named else None, later[0] if later else "")
     return None
 
 
@@ -54,6 +57,7 @@ class ModelProcesses:
         self._repository = repository
         self._lock = threading.RLock()
         self._known: dict[ProcessId, _Process] = {}
+        self._regions: dict[str, str] = {}  # of all stubs ever seen, with their models
         self._since: dict[str, int] = {}  # the models then, and when their first process began
 
     def owners(self) -> Mapping[int, str | None]:
@@ -67,6 +71,15 @@ class ModelProcesses:
         """Return the stubs of one model that Triton started, without forked copies of them."""
         found = [each.stub for each in self._scan().values() if each.is_stub]
         return [stub for stub in found if stub is not None and stub.model == model]
+
+    def take_regions(self, models: Collection[TritonName]) -> frozenset[str]:
+        """Return the regions of these models' stubs that no living process has, and forget them."""
+        with self._lock:
+            found = self._scan().values()
+            used = {each.stub.region for each in found if each.stub is not None}
+            mine = {region for region, model in self._regions.items() if model in models}
+            self._regions = {r: m for r, m in self._regions.items() if r not in mine - used}
+        return frozenset(mine - used)
 
     def of_unloaded(self, models: Collection[TritonName]) -> frozenset[ProcessId]:
         """Return the processes of models that are being unloaded. A process that may also belong to
@@ -103,6 +116,8 @@ class ModelProcesses:
                 found[member.id.pid] = self._attributed(member, found.get(member.parent), unknown)
             self._since = since
             self._known = {each.id: each for each in found.values()}
+            stubs = [each.stub for each in found.values() if each.stub is not None]
+            self._regions |= {stub.region: stub.model for stub in stubs if stub.region}
             return self._known
 
     def _split(self, members: Iterable[Member]) -> tuple[list[Member], list[Member]]:
@@ -123,12 +138,14 @@ class ModelProcesses:
     ) -> "_Process":
         """Attribute one process. `unknown`: the possible models of an unidentified orphan."""
         stub = stub_at(member.id.pid, self._repository)
+        known = self._known.get(member.id)
         if stub is not None:
             models = frozenset([stub.model])
+        elif known is not None and (known.models or parent is None):
+            # so too a stub that is about to end: it has lost its arguments, perhaps no memory yet
+            models = known.models
         elif parent is not None:
             models = parent.models
-        elif member.id in self._known:
-            models = self._known[member.id].models
         else:
             models = unknown or frozenset()
         is_orphan = unknown is not None

@@ -6,6 +6,7 @@ it takes, and each gRPC load gets a thread of its own (docs/design/triton.md, Lo
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -13,10 +14,9 @@ from typing import Any, NoReturn
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from adapter.backend.control_client import ControlClient
-from adapter.backend.index import in_state
-from adapter.backend.outage import Outage
-from adapter.backend.retry import control_retries
+from adapter.backend.control_client import ControlClient, control_retries
+from adapter.backend.index import SharedIndex, in_state
+from adapter.backend.warm_up import why_not, zeros
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.errors import (
@@ -39,6 +39,7 @@ _SPANS = {
     for method, name in {
         "load_model": "inference.GRPCInferenceService/RepositoryModelLoad",
         "unload_model": "inference.GRPCInferenceService/RepositoryModelUnload",
+        "infer_once": "inference.GRPCInferenceService/ModelInfer",
     }.items()
 }
 _READY = frozenset({"READY"})
@@ -47,6 +48,7 @@ _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _PROBE_SECONDS = 0.5
 _LAST_SECONDS = 4.0  # for unloading uploaded models at the stop
 _INDEX_ATTEMPTS = 8
+_WAITING_LINE_SECONDS = 5.0
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 
 
@@ -54,7 +56,8 @@ class TritonControl:
     """Triton's control calls. Every call has a time limit; every failure is an AdapterError.
 
     `live` is the result of the last probe; `monitor` updates it within a second. `answers` counts
-    the probes that Triton answered, `lives` how often it became live.
+    the probes that Triton answered, `lives` how often it became live. `on_live` is called when it
+    does not answer any more (False), and when it does again (True).
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
     folders. Such models are in no index (seen on 2.51), so they are queried one by one, and a model
@@ -68,6 +71,7 @@ class TritonControl:
         load_timeout_seconds: float,
         call_timeout_seconds: float,
         on_retry: Callable[[str], None] = lambda _: None,
+        on_live: Callable[[bool], None] = lambda _: None,
         payload: Callable[[TritonName], Payload] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
@@ -79,11 +83,16 @@ class TritonControl:
         self._load_timeout = load_timeout_seconds
         self._timeout = call_timeout_seconds
         self._on_retry = on_retry
+        self._on_live = on_live
         self._tracing = tracing
         self._client: ControlClient | None = None
+        self._listing = SharedIndex(self._ask_index)
+        self._address = ""
+        self._why_not_live = ""
 
     def connect(self, address: str) -> None:
         """Set the address, `host:port` or `unix:/path`. grpc connects at the first call."""
+        self._address = address
         self._client = ControlClient(address)
 
     async def close(self) -> None:
@@ -105,6 +114,23 @@ class TritonControl:
         await self._call(
             "load_model", name, timeout=self._load_timeout, about=(name, model_id), **carried
         )
+
+    async def warm_up(self, name: TritonName, model_id: ModelId, seconds: float) -> str | None:
+        """Have the model compute zeros once; return why it was not asked to, None where it was.
+
+        Raises as an inference does, and InvalidRequest where no zeros can be made of its inputs.
+        """
+        about = (name, model_id)
+        config = await self._call("get_model_config", name, timeout=self._timeout, about=about)
+        if (reason := why_not(config)) is not None:
+            return reason
+        asked = await self._call("get_model_metadata", name, timeout=self._timeout, about=about)
+        try:
+            request = zeros(name, asked, config)
+        except ValueError as error:
+            raise InvalidRequest(f"no zeros can be made: {error}", model_id=model_id) from error
+        await self._call("infer_once", request, timeout=seconds, about=about)
+        return None
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
         """Begin to unload the model; `wait_gone` waits for the end.
@@ -174,7 +200,7 @@ class TritonControl:
     async def _left(self, names: Collection[str]) -> set[str]:
         if self._payload is not None:
             return await self._still_ready(names)
-        listed = await self._listed()
+        listed = await self._listing.read()
         if not in_state(listed, names, _PRESENT):
             return set()
         return await self._names(listed, _PRESENT) & set(names)
@@ -202,7 +228,7 @@ class TritonControl:
                 )
 
     async def _in_state(self, states: frozenset[str]) -> set[str]:
-        return await self._names(await self._listed(), states)
+        return await self._names(await self._listing.read(), states)
 
     async def _names(self, listed: bytes, states: frozenset[str]) -> set[str]:
         """Return the models with a version in one of `states`. Yields to the event loop."""
@@ -216,11 +242,11 @@ class TritonControl:
     async def _index(self) -> dict[str, dict[str, str]]:
         """Return the states by name and version; the version of a never loaded model is empty."""
         index: dict[str, dict[str, str]] = {}
-        for model in pb.RepositoryIndexResponse.FromString(await self._listed()).models:
+        for model in pb.RepositoryIndexResponse.FromString(await self._listing.read()).models:
             index.setdefault(model.name, {})[model.version] = model.state
         return index
 
-    async def _listed(self) -> bytes:
+    async def _ask_index(self) -> bytes:
         """Return an unparsed RepositoryIndexResponse.
 
         Triton reads its repository for the index, and fails when a folder is removed meanwhile
@@ -235,26 +261,43 @@ class TritonControl:
         raise BackendError(f"Triton does not list its models: {failure}") from failure
 
     async def wait_live(self, seconds: float) -> None:
+        """Poll until Triton is live; log what is waited for at once and every few seconds.
+
+        BackendUnavailable with the last reason after `seconds`.
+        """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
+        begun = next_line = loop.time()
         while not await self._probe():
-            if loop.time() > deadline:
+            where, waited = f"gRPC {self._address}", loop.time() - begun
+            if waited > seconds:
                 raise BackendUnavailable(
-                    f"Triton was not live within {seconds:g} s", delivered=False
+                    f"Triton was not live within {seconds:g} s, {where}: {self._why_not_live}",
+                    delivered=False,
                 )
+            if loop.time() >= next_line:
+                next_line += _WAITING_LINE_SECONDS
+                fields = {"for": where, "seconds": round(waited, 1), "limit_seconds": seconds}
+                log.info("triton.awaited", extra={**fields, "reason": self._why_not_live})
             await asyncio.sleep(0.1)
 
     async def monitor(self, on_back: Callable[[], Awaitable[None]]) -> NoReturn:
         """Probe for ever, and update `live`. Each time that Triton came back, call `on_back` until
         it succeeds.
         """
-        is_handled, outage = self.live, Outage()
+        is_handled, silent_since = self.live, 0.0
 
         async def tick() -> None:
-            nonlocal is_handled
+            nonlocal is_handled, silent_since
             was = self.live
             is_handled = await self._probe() and is_handled
-            outage.update(was_live=was, is_live=self.live)
+            if was and not self.live:
+                silent_since = time.monotonic()
+                log.warning("triton.unreachable")
+                self._on_live(False)  # noqa: FBT003 - the one thing that it tells
+            elif silent_since and self.live:
+                seconds, silent_since = time.monotonic() - silent_since, 0.0
+                log.info("triton.reachable", extra={"seconds": round(seconds, 3)})
+                self._on_live(True)  # noqa: FBT003
             if self.live and not is_handled:
                 await on_back()
                 is_handled = True
@@ -262,10 +305,12 @@ class TritonControl:
         await background.forever(tick, seconds=_PROBE_SECONDS)
 
     async def _probe(self) -> bool:
-        is_live = False
-        with suppress(InferenceServerException):
+        is_live, self._why_not_live = False, "it says that it is not live"
+        try:
             assert self._client is not None  # noqa: S101 - connect() comes first
             is_live = bool(await self._client.is_server_live(client_timeout=2.0))
+        except InferenceServerException as error:
+            self._why_not_live = error.message() or "no answer"
         self.lives += is_live and not self.live
         self.live = is_live
         self.answers += is_live
@@ -279,22 +324,37 @@ class TritonControl:
         about: tuple[TritonName, ModelId] | None = None,
         **kwargs: Any,
     ) -> Any:
-        name, model_id = about or (None, None)
+        model_id = about[1] if about else None
 
         async def once() -> Any:
             if self._client is None:
                 raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
+            begun, code = time.monotonic(), "OK"
             try:
                 call = getattr(self._client, method)
                 return await call(*args, client_timeout=timeout, **kwargs)
             except InferenceServerException as error:
                 code = (error.status() or "UNKNOWN").removeprefix("StatusCode.")
                 text = error.message() or ""
-                raise self._faults.of_control(code, text, name=name, model_id=model_id) from error
+                raise self._failure(method, code, text, about) from error
+            finally:
+                seconds = round(time.monotonic() - begun, 4)
+                fields = {"method": method, "code": code, "seconds": seconds}
+                if model_id is not None:
+                    fields["model_id"] = model_id
+                log.debug("triton.called", extra=fields)
 
         retried = control_retries(lambda: self._on_retry(method))
-        if self._tracing is None or model_id is None:
+        if self._tracing is None or model_id is None or method not in _SPANS:
             return await retried(once)
         with self._tracing.client(*_SPANS[method], model_id):
             kwargs["headers"] = self._tracing.passed_on({})
             return await retried(once)
+
+    def _failure(
+        self, method: str, code: str, text: str, about: tuple[TritonName, ModelId] | None
+    ) -> AdapterError:
+        name, model_id = about or (None, None)
+        if method == "infer_once" and about is not None:
+            return self._faults.of_grpc_inference(code, text, name=about[0], model_id=about[1])
+        return self._faults.of_control(code, text, name=name, model_id=model_id)

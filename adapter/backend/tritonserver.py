@@ -23,7 +23,7 @@ from pathlib import Path
 
 from adapter.errors import BackendUnavailable
 
-_INSTALL = "install it with: pip install 'triton-adapter[embedded]'"
+_INSTALL = "install it from a clone of the adapter's repository: pip install '.[embedded]'"
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 LIBPYTHON = f"libpython{_VERSION}.so.1.0"
 
@@ -101,7 +101,8 @@ def take_port(ports: ExitStack, listener: str, host: str, port: int) -> int:
             taken.bind((host, port))
     except OSError as error:
         raise BackendUnavailable(
-            f"{host}:{port}, Triton's {listener} address, cannot be had: {error.strerror}",
+            f"{host}:{port}, Triton's {listener} address, cannot be had: {error.strerror};"
+            f" say another by --triton-{listener}={host}:PORT, where port 0 is any free one",
             delivered=False,
         ) from error
     return int(taken.getsockname()[1])
@@ -116,11 +117,11 @@ class RunFolder:
     """
 
     _PREFIX = "triton-adapter-"
-    _LOCK = "adapter.lock"
+    LOCK = "adapter.lock"
 
     def __init__(self) -> None:
         made = Path(tempfile.mkdtemp(prefix=f".{self._PREFIX}"))
-        self._lock: int | None = os.open(made / self._LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        self._lock: int | None = os.open(made / self.LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = made.rename(made.with_name(made.name[1:]))
 
@@ -135,7 +136,7 @@ class RunFolder:
         """Remove what a killed adapter of the same user left behind."""
         for path in Path(tempfile.gettempdir()).glob(f"{cls._PREFIX}????????"):
             with suppress(OSError):  # locked by its owner, or another sweep was faster
-                lock = os.open(path / cls._LOCK, os.O_RDWR | os.O_NOFOLLOW)
+                lock = os.open(path / cls.LOCK, os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if path.lstat().st_uid == os.getuid():
@@ -147,7 +148,15 @@ class RunFolder:
 def _clear(folder: Path) -> None:
     for region in Path("/dev/shm").glob(f"{folder.name}*"):  # noqa: S108 - where Triton puts them
         region.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    lock = folder / RunFolder.LOCK
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path != lock:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # the lock last: by it the next start finds what could not be removed
+        if [*folder.iterdir()] == [lock]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _find(setting: Path | None, wheel: Path | None) -> Path:

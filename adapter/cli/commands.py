@@ -1,46 +1,172 @@
-"""The texts of --help for each command."""
+"""Every command: what it does, examples of its use, and the module that has its code.
 
-# What each command does, then lines that show how it is used.
-COMMANDS = {
-    "serve": (
-        "run the sidecar",
-        "triton-adapter serve --triton-grpc=triton:8001 --model-roots=/opt/ml/models",
-        "triton-adapter serve --triton=embedded --triton-args=--log-verbose=1 --memory-limit=8GiB",
-        "ADAPTER_HTTP=unix:/run/adapter.sock triton-adapter serve --config adapter.yaml",
+A module has `COMMANDS`, which maps the names of its commands to a function that adds the options to
+a parser, and one that runs the command and returns the exit code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    summary: str
+    module: str
+    examples: tuple[str, ...]
+
+
+SERVE = {
+    "serve": Command(
+        "run the adapter",
+        "adapter.cli.serve",
+        (
+            "triton-adapter serve --triton-grpc=triton:8001 --model-roots=/opt/ml/models",
+            "triton-adapter serve --triton=embedded --memory-limit=8GiB --examples",
+            "ADAPTER_HTTP=unix:/run/adapter.sock triton-adapter serve --config adapter.yaml",
+        ),
     ),
-    "demo": (
+    "demo": Command(
         "a guided tour on a Triton of its own",
-        "triton-adapter demo",
-        "triton-adapter demo --log-level=debug",
+        "adapter.cli.serve",
+        (
+            "triton-adapter demo",
+            "triton-adapter demo --log-level=debug",
+            "NO_COLOR=1 triton-adapter demo",
+        ),
     ),
-    "inspect": (
+}
+MODELS = {
+    "ps": Command(
+        "list the models of a running adapter, and what they take",
+        "adapter.cli.client.models",
+        (
+            "triton-adapter ps",
+            "triton-adapter ps digits --watch",
+            "triton-adapter ps --json --url=http://10.0.0.7:8081",
+        ),
+    ),
+    "load": Command(
+        "load a model",
+        "adapter.cli.client.models",
+        (
+            "triton-adapter load digits examples/models/digits",
+            "triton-adapter load fraud /models/fraud.tar.gz --model-type=onnx",
+        ),
+    ),
+    "unload": Command(
+        "unload one or several models",
+        "adapter.cli.client.models",
+        ("triton-adapter unload digits", "triton-adapter unload digits fraud --json"),
+    ),
+    "invoke": Command(
+        "send one inference request to a model, and print the answer",
+        "adapter.cli.client.invoke",
+        (
+            "triton-adapter invoke digits examples/models/digits/sample.json",
+            "triton-adapter invoke digits examples/models/digits/sample.json --output=LABEL",
+            "triton-adapter invoke digits - < examples/models/digits/sample.json",
+        ),
+    ),
+    "memory": Command(
+        "show the memory of each device: in use, held by models, free",
+        "adapter.cli.client.memory",
+        ("triton-adapter memory", "triton-adapter memory --watch=5"),
+    ),
+}
+HEALTH = {
+    "wait": Command(
+        "block until the adapter is ready",
+        "adapter.cli.probe",
+        (
+            "triton-adapter wait --timeout=60",
+            "triton-adapter wait --url=http://127.0.0.1:8081/startup",
+        ),
+    ),
+    "healthcheck": Command(
+        "ask once whether the adapter is ready",
+        "adapter.cli.probe",
+        (
+            "triton-adapter healthcheck",
+            "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
+            "triton-adapter healthcheck --admin=unix:/run/adapter-admin.sock",
+        ),
+    ),
+    "drain": Command(
+        "have the adapter take no more work, and block until all of it is answered",
+        "adapter.cli.probe",
+        (
+            "triton-adapter drain --timeout=25",
+            "triton-adapter drain --url=unix:/run/adapter-admin.sock",
+        ),
+    ),
+}
+TOOLS = {
+    "inspect": Command(
         "say what a load would make of a package, or what is wrong with it",
-        "triton-adapter inspect examples/models/digits",
-        "triton-adapter inspect model.tar.gz --name=fraud-v2",
-        "triton-adapter inspect shop --entry=pipeline --json",
-        "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
+        "adapter.cli.inspect",
+        (
+            "triton-adapter inspect examples/models/digits",
+            "triton-adapter inspect model.tar.gz --name=fraud-v2",
+            "triton-adapter inspect shop --entry=pipeline --json",
+            "triton-adapter inspect net.bin --model-type=pytorch --schema=net.json",
+        ),
     ),
-    "bench": ("load test any listener of the adapter, or Triton itself",),
-    "wait": (
-        "block until the sidecar is ready",
-        "triton-adapter wait --timeout=60",
-        "triton-adapter wait --url=http://127.0.0.1:8081/startup",
+    "bench": Command(
+        "load test any listener of the adapter, or Triton itself", "bench.command", ()
     ),
-    "healthcheck": (
-        "ask once whether the sidecar is ready",
-        "triton-adapter healthcheck",
-        "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
-        "triton-adapter healthcheck --url=unix:/run/adapter-admin.sock",
-    ),
-    "drain": (
-        "have the sidecar take no more work, and block until all of it is answered",
-        "triton-adapter drain --timeout=25",
-        "triton-adapter drain --url=unix:/run/adapter-admin.sock",
-    ),
-    "check-config": (
+    "check-config": Command(
         "print every setting, its value and where it came from",
-        "triton-adapter check-config --config adapter.yaml",
-        "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",
+        "adapter.cli.config",
+        (
+            "triton-adapter check-config --config adapter.yaml",
+            "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",
+        ),
     ),
-    "version": ("print the version", "triton-adapter version", "triton-adapter version --all"),
+    "completion": Command(
+        "print a script that has a shell complete commands and flags",
+        "adapter.cli.about",
+        (
+            'eval "$(triton-adapter completion bash)"',
+            "triton-adapter completion zsh > ~/.zfunc/_triton-adapter",
+        ),
+    ),
+    "version": Command(
+        "print the version",
+        "adapter.cli.about",
+        ("triton-adapter version", "triton-adapter version --all --json"),
+    ),
+    "help": Command(
+        "print the help of a command",
+        "adapter.cli.about",
+        ("triton-adapter help", "triton-adapter help serve"),
+    ),
+}
+GROUPS: Mapping[str, Mapping[str, Command]] = {
+    "serve": SERVE,
+    "models of a running adapter": MODELS,
+    "health of a running adapter": HEALTH,
+    "tools": TOOLS,
+}
+# What other tools call it.
+OTHER_WORDS: Mapping[str, str] = {
+    "list": "ps",
+    "ls": "ps",
+    "models": "ps",
+    "status": "ps",
+    "run": "load or invoke",
+    "add": "load",
+    "pull": "load",
+    "start": "serve",
+    "up": "serve",
+    "stop": "unload",
+    "rm": "unload",
+    "remove": "unload",
+    "delete": "unload",
+    "infer": "invoke",
+    "predict": "invoke",
+    "health": "healthcheck",
+    "config": "check-config",
+}
+COMMANDS: Mapping[str, Command] = {
+    name: command for group in GROUPS.values() for name, command in group.items()
 }

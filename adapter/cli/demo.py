@@ -1,15 +1,19 @@
 """Runs a guided tour on a terminal: an adapter and its own Triton, with real models."""
 
 import asyncio
+import importlib.util
 import json
 import shutil
+import signal
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import grpc
@@ -18,16 +22,22 @@ from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as mesh
 from adapter.app import Adapter
+from adapter.cli.telling import PLAIN_COLUMNS, StepFailed, check, detail, say, title
+from adapter.cli.text import DIM, GREEN, RED, coloured, width
+from adapter.cli.tour_endpoint import LACKING, EndpointTour, bucket, lacks_bucket
+from adapter.cli.tour_memory import State, bar, shown_meanwhile
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError
-from adapter.settings import load_settings
-from adapter.settings.examples import examples_folder
+from adapter.settings import examples_folder, load_settings
 from adapter.telemetry.log import setup_logging
 
-_COLOURS = ("\033[1m", "\033[32m", "\033[31m", "\033[2m", "\033[0m")
-_BOLD, _GREEN, _RED, _DIM, _END = _COLOURS if sys.stdout.isatty() else ("",) * len(_COLOURS)
-
-# The example models pretend to share a device of 2 GiB; the ledger gets the same limit.
+_LACKING = (
+    "its model digits needs onnxruntime, which is not installed: pip install onnxruntime "
+    "'numpy<2'; in a clone, pip install '.[embedded,examples]'"
+)
+_SERVE = "triton-adapter serve --triton=embedded --examples"
+# The example models pretend to share a device of 2 GiB; the ledger gets the same limit. What they
+# take is host memory, so that is read on machines with GPUs as well.
 _SETTINGS: dict[str, object] = {
     "triton": "embedded",
     "http": "127.0.0.1:0",
@@ -36,14 +46,11 @@ _SETTINGS: dict[str, object] = {
     "triton_http": "127.0.0.1:0",
     "triton_grpc": "127.0.0.1:0",
     "triton_metrics": "127.0.0.1:0",
+    "memory_source": "host",
     "memory_limit": "2GiB",
     "memory_reserve": "0",
     "examples": True,
 }
-
-
-class StepFailed(Exception):
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class Tour:
     ) -> None:
         self._session = session
         self._base = f"http://{addresses['http']}"
+        self._admin = f"http://{addresses['admin']}"
         self._grpc = addresses["grpc"]
         self._scratch = scratch
 
@@ -106,69 +114,76 @@ class Tour:
         await self._unload_everything()
 
     async def _serve_a_model(self) -> None:
-        _title("A trained model: handwritten digits")
+        title("A trained model: handwritten digits")
+        say("(the bar is the memory: a model's part has its first letter, + is not counted yet)")
         await self._load("digits", examples_folder() / "digits")
         listed = await self._call("GET", "/models", expect=200)
         names = [model["modelName"] for model in listed.body["models"]]
-        _check(names == ["digits"], f"GET /models lists {names}")
+        check(names == ["digits"], f"GET /models lists {names}")
         sample = json.loads((examples_folder() / "digits" / "sample.json").read_text())
         answer = await self._call("POST", "/models/digits/invoke", sample, expect=200)
         labels = next(o["data"] for o in answer.body["outputs"] if o["name"] == "LABEL")
-        _check(labels == sample["labels"], f"it reads {labels}; the truth is {sample['labels']}")
+        check(labels == sample["labels"], f"it reads {labels}; the truth is {sample['labels']}")
 
     async def _run_out_of_memory(self) -> None:
-        _title("Out of memory at load, for real: 700 MiB a model, 2 GiB in all")
+        title("Out of memory at load: models of 700, 700 and 750 MiB, a device of 2 GiB")
+        say(
+            "(the models take real memory of this machine; there is no GPU in it: what is more "
+            "than 2 GiB the model itself refuses, with the error that a GPU's allocator raises)"
+        )
         for name in ("alpha", "beta"):
             await self._load(name, self._copy(name))
         # The size of a new package is unknown, so Triton tries to load it, and fails.
         gamma = self._copy("gamma", "750MiB")
         refused = await self._try_load("gamma", gamma, expect=507)
-        _check(refused.body["code"] == "OutOfMemory", "Triton tried and failed")
+        check(refused.body["code"] == "OutOfMemory", "Triton tried and failed")
         _show_figures(refused.body)
-        _say("so the platform evicts a model that it does not need now, and tries again:")
+        say("so the platform evicts a model that it does not need now, and tries again:")
         await self._unload("alpha")
         await self._load("gamma", gamma)
+        say("it fits")
 
     async def _refuse_in_advance(self) -> None:
-        _title("A size once measured: refused before anybody tries")
+        title("A size once measured: refused before anybody tries")
         refused = await self._try_load("alpha", self._scratch / "alpha", expect=507)
-        _check(refused.body["code"] == "InsufficientMemory", "refused at once, nothing was tried")
+        check(refused.body["code"] == "InsufficientMemory", "refused at once, nothing was tried")
         _show_figures(refused.body)
         await self._unload("beta")
         await self._load("alpha", self._scratch / "alpha")
+        say("it fits")
 
     async def _run_out_of_memory_while_invoked(self) -> None:
-        _title("Out of memory while a model computes")
+        title("Out of memory while a model computes")
         await self._load("hungry_infer", examples_folder() / "hungry_infer")
         body = {"inputs": [{"name": "MIB", "datatype": "INT64", "shape": [1], "data": [1000]}]}
         path = "/models/hungry_infer/invoke"
-        failed = await self._call("POST", path, body, expect=507)
+        failed = await self._call("POST", path, body, expect=507, is_drawn=True)
         _show_figures(failed.body)
-        _say("evict, and the same request is answered:")
+        say("evict, and the same request is answered:")
         await self._unload("alpha")
-        await self._call("POST", path, body, expect=200)
+        await self._call("POST", path, body, expect=200, is_drawn=True)
 
     async def _use_the_same_model_as_a_mesh_does(self) -> None:
-        _title("The same model through ModelMesh, over gRPC")
+        title("The same model through ModelMesh, over gRPC")
         sample = json.loads((examples_folder() / "digits" / "sample.json").read_text())
         async with grpc.aio.insecure_channel(self._grpc) as channel:
             calls = MeshCalls(channel)
             size = await calls.load("digits", examples_folder() / "digits")
-            _check(size > 0, f"loadModel digits: loaded already, and takes {format_size(size)}")
+            check(size > 0, f"loadModel digits: loaded already, and takes {format_size(size)}")
             labels = await calls.labels("digits", sample)
-            _check(labels == sample["labels"], f"ModelInfer by the header mm-model-id: {labels}")
+            check(labels == sample["labels"], f"ModelInfer by the header mm-model-id: {labels}")
             await calls.unload("digits")
         listed = await self._call("GET", "/models", expect=200)
         names = [model["modelName"] for model in listed.body["models"]]
-        _check("digits" not in names, f"unloadModel digits: GET /models lists {names}")
+        check("digits" not in names, f"unloadModel digits: GET /models lists {names}")
 
     async def _unload_everything(self) -> None:
-        _title("Everything goes")
+        title("The rest is unloaded")
         listed = await self._call("GET", "/models", expect=200)
         for model in listed.body["models"]:
             await self._unload(model["modelName"])
         left = await self._call("GET", "/models", expect=200)
-        _check(left.body["models"] == [], "nothing is loaded any more")
+        check(left.body["models"] == [], "nothing is loaded any more")
 
     def _copy(self, name: str, size: str = "700MiB") -> Path:
         package = Path(shutil.copytree(examples_folder() / "hungry", self._scratch / name))
@@ -181,58 +196,115 @@ class Tour:
 
     async def _try_load(self, name: str, url: Path, *, expect: int) -> Answer:
         body = {"model_name": name, "url": str(url)}
-        return await self._call("POST", "/models", body, expect=expect, note=name)
+        return await self._call("POST", "/models", body, expect=expect, note=name, is_drawn=True)
 
     async def _unload(self, name: str) -> None:
-        await self._call("DELETE", f"/models/{name}", expect=200)
+        await self._call("DELETE", f"/models/{name}", expect=200, is_drawn=True)
+
+    async def _state(self) -> State:
+        async with self._session.get(f"{self._admin}/debug/state") as response:
+            return cast("State", await response.json())
 
     async def _call(
-        self, method: str, path: str, body: Any = None, *, expect: int, note: str = ""
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        expect: int,
+        note: str = "",
+        is_drawn: bool = False,
     ) -> Answer:
+        """With `is_drawn` the memory is shown, while it changes and as it is then."""
         begun = time.monotonic()
-        async with self._session.request(method, self._base + path, json=body) as response:
+        async with (
+            shown_meanwhile(self._state) if is_drawn else nullcontext(),
+            self._session.request(method, self._base + path, json=body) as response,
+        ):
             answer = Answer(response.status, await response.json(content_type=None))
         seconds = time.monotonic() - begun
         line = f"{method} {path} {note}".strip()
-        _check(
+        check(
             answer.status == expect,
-            f"{line:<38} {answer.status}   {_DIM}{seconds:6.2f} s{_END}",
-            detail=json.dumps(answer.body),
+            f"{line:<38} {answer.status}   {coloured(f'{seconds:6.2f} s', DIM)}",
+            more=json.dumps(answer.body),
         )
+        if is_drawn:
+            detail(bar(await self._state()))
         return answer
 
 
 def run_demo(flags: Mapping[str, object]) -> int:
-    """Run the tour; return 0 only if every step did what it says."""
+    """Run the tour; return 0 only if every step did what it says.
+
+    SIGTERM ends it as Ctrl-C does: what it has started and written is gone then.
+    """
+    if "tritonserver" not in flags and lacks_onnxruntime():
+        sys.stderr.write(f"triton-adapter demo: {_LACKING}\n")
+        return 1
     with tempfile.TemporaryDirectory(prefix="triton-adapter-demo-") as scratch:
-        given = {**_SETTINGS, "model_roots": [scratch], **flags}
-        loaded = load_settings(given, {}, None)
+        loaded = load_settings({**_SETTINGS, "model_roots": [scratch], **flags}, {}, None)
         log = Path(scratch) / "log"
         with log.open("w") as stream:
             setup_logging(loaded.settings.log_level, "text", stream)
-            code = asyncio.run(_demo(Adapter(loaded), Path(scratch)))
-        if code != 0:
-            _say("The end of the log:\n" + "\n".join(log.read_text().splitlines()[-30:]))
-        return code
+            code = asyncio.run(_until_signal(_demo(Adapter(loaded), flags, Path(scratch))))
+        if code is None:
+            say("stopped by a signal; nothing is left running")
+        elif code != 0:
+            say("The end of the log:\n" + "\n".join(log.read_text().splitlines()[-30:]))
+        return 1 if code is None else code
 
 
-async def _demo(adapter: Adapter, scratch: Path) -> int:
+def lacks_onnxruntime() -> bool:
+    """Whether the wheel's tritonserver would be run, in whose environment it is missing."""
+    is_of_wheel = shutil.which("tritonserver") is None
+    return is_of_wheel and importlib.util.find_spec("onnxruntime") is None
+
+
+async def _until_signal(touring: Coroutine[Any, Any, int]) -> int | None:
+    """Return the exit code of the tours, or None if a signal has ended them."""
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    tour, stopping = asyncio.create_task(touring), asyncio.create_task(asked.wait())
+    await asyncio.wait([tour, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not tour.done():  # cancelled once: another signal must not break off its end
+        say("stopping: Triton and what was written go")
+        tour.cancel()
+        await asyncio.wait([tour])
+    return None if tour.cancelled() else tour.result()
+
+
+async def _demo(adapter: Adapter, flags: Mapping[str, object], scratch: Path) -> int:
     begun = time.monotonic()
     try:
-        _title("An adapter and a stock Triton")
-        await adapter.start()
-        _check(is_met=True, text=f"both are up after {time.monotonic() - begun:.1f} s")
-        async with aiohttp.ClientSession() as session:
-            await Tour(session, adapter.addresses, scratch).run()
+        await _tour_container(adapter, scratch)
+        if lacks_bucket():
+            say(f"(the tour of a multi-model endpoint is left out: {LACKING})")
+        else:
+            with bucket(scratch):
+                await EndpointTour({**_SETTINGS, **flags}, scratch).run()
     except StepFailed:
         return 1
     except (AdapterError, grpc.aio.AioRpcError) as error:
-        _say(f"{_RED}{error}{_END}")
+        say(coloured(str(error), RED))
         return 1
+    done = coloured("Every step did what it says", GREEN)
+    print(f"\n{done} ({time.monotonic() - begun:.0f} s).\nNext: make run, or {_SERVE}")
+    return 0
+
+
+async def _tour_container(adapter: Adapter, scratch: Path) -> None:
+    begun = time.monotonic()
+    try:
+        title("An adapter and a stock Triton")
+        await adapter.start()
+        check(is_met=True, text=f"both are up after {time.monotonic() - begun:.1f} s")
+        async with aiohttp.ClientSession() as session:
+            await Tour(session, adapter.addresses, scratch).run()
     finally:
         await adapter.stop()
-    print(f"\n{_GREEN}Every step did what it says{_END} ({time.monotonic() - begun:.0f} s).")
-    return 0
 
 
 def welcome(adapter: Adapter) -> None:
@@ -242,39 +314,30 @@ def welcome(adapter: Adapter) -> None:
         f"  {name:<9} {'' if name.startswith('grpc') else 'http://'}{at}"
         for name, at in adapter.addresses.items()
     )
+    note = f"\nBut {_LACKING}\n" if lacks_onnxruntime() else ""
+    admin = adapter.addresses.get("admin", "/")
+    page = "" if "/" in admin else f"\nWatch it in a browser: http://{admin}/\n"
     load = json.dumps({"model_name": "digits", "url": str(folder / "digits")})
     sys.stderr.write(
         f"\nReady. Listeners:\n{listeners}\n\nTry, in another terminal:\n\n"
         f"  curl -s -X POST {base}/models -d '{load}'\n"
-        f"  curl -s -X POST {base}/models/digits/invoke --data @{folder / 'digits/sample.json'}\n"
-        f"  curl -s -X DELETE {base}/models/digits\n\nCtrl-C stops everything.\n\n"
+        f"  curl -s -w '\\n' -X POST {base}/models/digits/invoke"
+        f" --data @{folder / 'digits/sample.json'}\n"
+        f"  curl -s -X DELETE {base}/models/digits\n{page}{note}\nCtrl-C stops everything.\n\n"
     )
 
 
-def _title(text: str) -> None:
-    print(f"\n{_BOLD}{text}{_END}")
-
-
-def _say(text: str) -> None:
-    print(f"  {text}")
-
-
-def _check(is_met: bool, text: str, detail: str = "") -> None:
-    print(f"  {_GREEN}ok{_END}    {text}" if is_met else f"  {_RED}FAIL{_END}  {text}\n  {detail}")
-    if not is_met:
-        raise StepFailed(text)
-
-
 def _show_figures(body: dict[str, Any]) -> None:
-    """The error text, and the bytes as the platform's operator would want them."""
-    first_line = body["error"].splitlines()[0]
-    print(f"  {_DIM}      {first_line[:150]}{_END}")
+    """The whole error text, and the bytes as the platform's operator would want them."""
+    text = body["error"].splitlines()[0]
+    for line in textwrap.wrap(text, (width() or PLAIN_COLUMNS) - 10, break_long_words=False):
+        detail(coloured(line, DIM))
     figures = [
         f"{kind} {format_size(body[f'{kind}_bytes'])}"
         for kind in ("needed", "free", "limit")
         if body[f"{kind}_bytes"] is not None
     ]
-    matched = f"   matched: {body['matched']}" if body["matched"] else ""
-    print(f"  {_DIM}      {', '.join(figures)}{matched}{_END}")
+    matched = f"; known by the words {body['matched']!r}" if body["matched"] else ""
+    detail(coloured(f"{', '.join(figures)}{matched}", DIM))
     if len(figures) < len(("needed", "free", "limit")):
         raise StepFailed("an out-of-memory answer without all its figures")

@@ -7,11 +7,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
+from adapter.cli.load_checks import check
+from adapter.cli.text import printable
 from adapter.core.model import (
     ModelId,
     ModelPart,
@@ -29,9 +32,9 @@ from adapter.frontends.status import HTTP, lookup
 from adapter.packages.config.check import parse, read_config
 from adapter.packages.repository.staging import Packages
 from adapter.packages.source.backends import MARKER, backend_of, is_ensemble, is_version
-from adapter.packages.source.contents import Contents, is_within, shown
+from adapter.packages.source.contents import CONFIG, Contents, is_within, shown
 from adapter.packages.source.formats import layout
-from adapter.packages.source.inspection import CONFIG, SCHEMA
+from adapter.packages.source.inspection import SCHEMA
 
 Origin = Literal["file", "changed", "made", "triton"]
 _ORIGINS: dict[Origin, str] = {
@@ -45,6 +48,10 @@ _ROLES = {
     "step": "step: Triton loads it along with the ensemble",
     "helper": "helper: loaded before the entry",
 }
+
+_EXIT_CODES = """\
+exit codes: 0 it would be staged as shown; 1 the load would be refused; 2 bad arguments; 3 with
+--strict, there are warnings"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +80,14 @@ class Report:
     is_archive: bool
     size_bytes: int
     declared_bytes: int | None
+    content_types: tuple[str, ...]
     backends: tuple[str, ...]
     warnings: tuple[str, ...]
     models: tuple[Model, ...]
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("path", type=Path, metavar="PATH", help="folder, model file or archive")
+    command.add_argument("path", metavar="PATH", help="folder, model file or archive")
     command.add_argument("--model-type", metavar="TYPE", help="as in the load: onnx, pytorch ...")
     command.add_argument(
         "--entry", metavar="NAME", help="which of several models answers, as in the load"
@@ -98,14 +106,21 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="where the package and what it links to must lie, as in serve; repeatable"
         " (default: the folders that hold PATH and FILE)",
     )
-    command.add_argument("--json", action="store_true", help="for programs")
+    command.add_argument("--json", action="store_true", help="as one JSON object")
+    text = "fail for warnings, too: exit code 3"
+    command.add_argument("--strict", action="store_true", help=text)
+    command.epilog = f"{command.epilog or ''}\n{_EXIT_CODES}"
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command; return 1 if the load would be refused, else 0. PATH is not changed."""
-    path = args.path.absolute()
+def run(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Run the command; return 1 if the load would be refused, 3 if --strict is given and there are
+    warnings, else 0. PATH is not changed.
+    """
+    is_file_url = args.path.startswith("file:///")
+    path = Path(unquote(args.path[len("file://") :]) if is_file_url else args.path).absolute()
+    is_other_url = "://" in args.path and not is_file_url
     source = ModelSource(
-        path.as_uri(),  # holds any bytes, as paths may
+        args.path if is_other_url else path.as_uri(),  # which holds any bytes, as paths may
         args.model_type,
         str(args.schema.absolute()) if args.schema else None,
         args.entry,
@@ -123,8 +138,8 @@ def run(args: argparse.Namespace) -> int:
             text = json.dumps(failure) if args.json else f"triton-adapter: {error}"
             code, out = 1, sys.stdout if args.json else sys.stderr
         else:
-            text = json.dumps(asdict(report), indent=2) if args.json else "\n".join(_lines(report))
-            code, out = 0, sys.stdout
+            text = json.dumps(asdict(report), indent=2) if args.json else _text(report)
+            code, out = 3 if args.strict and report.warnings else 0, sys.stdout
     out.write(text.replace(f"{repository}/", "") + "\n")  # the folder is gone
     return code
 
@@ -142,18 +157,18 @@ async def _inspect(
     name = triton_name(model_id)
     package = await packages.prepare(name, model_id, source)
     placement = await packages.place(name, model_id, package)
+    named = [(repository / given, part) for given, part in _named(placement, package.parts)]
+    warnings = check(package, [folder for folder, _ in named], path)
     return Report(
         path=shown(path),
         model_name=model_id,
         is_archive=is_within(package.root, str(repository)),
         size_bytes=package.size_bytes,
         declared_bytes=package.declared_bytes,
+        content_types=package.content_types.types if package.content_types else (),
         backends=tuple(sorted(package.backends)),
-        warnings=package.warnings,
-        models=tuple(
-            _model(repository / given, part, package)
-            for given, part in _named(placement, package.parts)
-        ),
+        warnings=(*package.warnings, *warnings),
+        models=tuple(_model(folder, part, package) for folder, part in named),
     )
 
 
@@ -239,6 +254,11 @@ def _callers_config(part: ModelPart, root: Path) -> Path | None:
     return None
 
 
+def _text(report: Report) -> str:
+    """Names may hold any character: those that would break a line are escaped."""
+    return "\n".join(printable(line.expandtabs()) for line in _lines(report))
+
+
 def _lines(report: Report) -> Iterator[str]:
     declared = report.declared_bytes
     yield f"package   {report.path}{' (archive, unpacked)' if report.is_archive else ''}"
@@ -246,6 +266,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"disk      {format_size(report.size_bytes)}"
     yield f"declared  {'no size' if declared is None else format_size(declared)}"
     yield f"backends  {', '.join(report.backends) or 'not known'}"
+    if report.content_types:
+        yield f"accepts   {', '.join(report.content_types)}, besides JSON"
     for warning in report.warnings:
         yield f"warning   {warning}"
     for model in report.models:
@@ -270,3 +292,6 @@ def _model_lines(model: Model) -> Iterator[str]:
     made = (model.config_text or "").splitlines() if model.config_from == "made" else ()
     for line in (*model.config_diff, *made):
         yield f"  | {line}"
+
+
+COMMANDS = {"inspect": (add_options, run)}

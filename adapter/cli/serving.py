@@ -10,12 +10,12 @@ from collections.abc import Callable
 import uvloop
 
 from adapter.app import Adapter
-from adapter.assembly import own_version
 from adapter.errors import AdapterError
 from adapter.runtime import tuning
 from adapter.settings import Loaded
-from adapter.telemetry.log import setup_logging
+from adapter.telemetry.log import is_text, setup_logging
 from adapter.telemetry.log_stream import LogStream
+from adapter.telemetry.metrics import own_version
 from adapter.telemetry.tracing import tracing_of
 
 log = logging.getLogger(__name__)
@@ -28,12 +28,39 @@ def run(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> 
     stream = LogStream(sys.stdout.fileno(), is_terminal=sys.stdout.isatty())
     setup_logging(loaded.settings.log_level, loaded.settings.log_format, stream)
     for warning in loaded.warnings:
-        log.warning("settings.ignored", extra={"reason": warning})
+        log.warning("settings.odd", extra={"reason": warning})
+    _tell_roots(loaded)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(loaded, on_started))
     finally:
         stream.drain(_LAST_LINES_SECONDS)
+
+
+def _tell_roots(loaded: Loaded) -> None:
+    """Say what a misspelt root would hide. The defaults need not be there, nor those of a mesh."""
+    origin = loaded.origins["model_roots"]
+    is_asked = origin.startswith(("flag", "file", "environment ADAPTER_"))
+    for root in loaded.settings.model_roots if is_asked else ():
+        fields = {"root": str(root), "path": os.path.realpath(root), "origin": origin}
+        if not root.is_dir():
+            log.warning("adapter.root_missing", extra=fields)
+        elif not root.is_absolute():
+            log.info("adapter.root_relative", extra=fields)
+
+
+def _is_told(loaded: Loaded) -> bool:
+    """Return whether who reads stderr has read the reason in the log already."""
+    is_read = sys.stdout.isatty() or os.path.sameopenfile(1, 2)
+    return is_text(loaded.settings.log_format, sys.stdout) and is_read
+
+
+def _of_make(error: Exception, loaded: Loaded) -> str:
+    """The end of a sentence about a port that is taken, for those who typed `make run`."""
+    is_taken = isinstance(error, OSError) and "already in use" in str(error)
+    if not (is_taken and loaded.settings.examples):
+        return ""
+    return "; make run takes others: HTTP=127.0.0.1:9080 ADMIN=127.0.0.1:9081 GRPC=127.0.0.1:9085"
 
 
 async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
@@ -59,8 +86,10 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
                 on_started(adapter)
         await stopping
     except (AdapterError, OSError) as error:
-        log.error("adapter.failed", extra={"reason": str(error)})  # noqa: TRY400 - no bug
-        sys.stderr.write(f"triton-adapter: {error}\n")
+        reason = f"{error}{_of_make(error, loaded)}"
+        log.error("adapter.failed", extra={"reason": reason})  # noqa: TRY400 - no bug
+        if not _is_told(loaded):
+            sys.stderr.write(f"triton-adapter: {reason}\n")
         return 1
     finally:
         stopping.cancel()

@@ -3,8 +3,7 @@
 import time
 
 from adapter.control.memory import Memory
-from adapter.core.doubt import Doubt
-from adapter.core.evidence import MemorySample, corroborated, view_of, view_of_shm
+from adapter.core.evidence import Doubt, MemorySample, corroborated, view_of, view_of_shm
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, CapacityError, MemoryFigures, ModelFailed, OutOfMemory
@@ -47,7 +46,7 @@ class Diagnosis:
     def _believed(
         self, error: OutOfMemory, model_id: ModelId, reading: MemoryReading | None
     ) -> AdapterError:
-        """Check an inference that claims by its text to have run out of memory (core/doubt.py)."""
+        """Check the text of an inference that claims to have run out of memory."""
         book = self._memory.ledger.snapshot()
         devices = reading.devices if reading and not reading.lag_seconds else {}
         free = {d: max(0, book.devices[d].limit_bytes - r.used_bytes) for d, r in devices.items()}

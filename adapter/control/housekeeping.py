@@ -64,14 +64,14 @@ class Housekeeping:
 
     async def save(self) -> None:
         """Save the learned sizes for the next run, and update the notes of the models concerned."""
-        learning = self._memory.learning
-        learned, learning.relearned = learning.relearned, set()
+        memory = self._memory
+        learned, memory.relearned = memory.relearned, set()
         self._unnoted |= learned
         if learned and self._store is not None:
             try:
-                await self._store.save(self._memory.sizes.as_dict())
+                await self._store.save(memory.sizes.as_dict())
             except AdapterError:
-                learning.relearned |= learned
+                memory.relearned |= learned
                 raise
         for model_id in [*self._unnoted]:
             await self._note(model_id)

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from time import monotonic
 from types import TracebackType
+from typing import TypeAlias
 
+from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import TooManyAbandoned
 
@@ -41,9 +43,10 @@ class Leases:
         self.abandoned = 0
         self.begun = self.ended = 0  # leases, ever
         self.failed = failed
+        self.became_idle = asyncio.Event()  # set when a model has no lease any more
         self._max_abandoned = max_abandoned
         self._drained: dict[ModelRecord, asyncio.Event] = {}
-        self._arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
+        self.arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = {}
 
     def of(self, record: ModelRecord) -> "Lease":
         """Return a new lease; raise TooManyAbandoned if too many of the model are abandoned."""
@@ -54,14 +57,27 @@ class Leases:
                 model_id=record.id,
                 delivered=False,
             )
-        return Lease(record, self)
+        lease = Lease()
+        lease.record, lease.state, lease._leases = record, _NEW, self  # noqa: SLF001
+        return lease
+
+    def lose(self, record: ModelRecord) -> None:
+        """End the leases of a model that Triton has unloaded and whose processes have ended: its
+        requests can never be answered. Their connections stay open (docs/design/triton.md).
+        """
+        count, record.lost, record.in_flight = record.in_flight, record.in_flight, 0
+        if not count:
+            return
+        self.ended += count
+        log.warning("model.requests_lost", extra={"model_id": record.id, "requests": count})
+        self.was_last(record)
 
     async def drained(self, record: ModelRecord, seconds: float) -> bool:
         """Wait until no lease of this model is left, for `seconds` at most; False if some are.
 
         Requests that have not arrived completely are refused and not waited for.
         """
-        for refuse in list(self._arriving.get(record, {}).values()):
+        for refuse in list(self.arriving.get(record, {}).values()):
             refuse()
         if record.in_flight == 0:
             return True
@@ -76,18 +92,19 @@ class Leases:
         return True
 
     def arrives(self, lease: "Lease", refuse: Callable[[], None]) -> None:
-        self._arriving.setdefault(lease.record, {})[lease] = refuse
+        self.arriving.setdefault(lease.record, {})[lease] = refuse
         if lease.record in self._drained:
             refuse()
 
     def has_ended(self, lease: "Lease") -> None:
-        if (arriving := self._arriving.get(lease.record)) is not None:
+        if (arriving := self.arriving.get(lease.record)) is not None:
             arriving.pop(lease, None)
             if not arriving:
-                del self._arriving[lease.record]
+                del self.arriving[lease.record]
 
     def was_last(self, record: ModelRecord) -> None:
         """Note that the last lease of this model has ended; there may be others later."""
+        self.became_idle.set()
         if (event := self._drained.get(record)) is not None:
             event.set()
 
@@ -115,20 +132,29 @@ class Lease:
     A class with __enter__ costs a sixth of a @contextmanager, and this is on the hot path.
     """
 
-    __slots__ = ("_leases", "record", "state")
+    __slots__ = ("_begun", "_leases", "record", "state")
 
-    def __init__(self, record: ModelRecord, leases: Leases) -> None:
-        self.record = record
-        self.state = _NEW
-        self._leases = leases
+    # set by Leases.of: a call of __init__ takes as long as all the rest of it
+    record: ModelRecord
+    state: LeaseState
+    _begun: float
+    _leases: Leases
 
-    def begin(self) -> None:
-        """Begin the lease, once, and before anything is awaited: an unload may run meanwhile."""
+    @property
+    def is_lost(self) -> bool:
+        """The request can never be answered, and does not hold the model any more."""
+        return self.record.lost > 0 and self.state in {_HELD, _ABANDONED}
+
+    def begin(self, now: float | None = None) -> None:
+        """Begin the lease, once, and before anything is awaited: an unload may run meanwhile.
+        `now`: time.monotonic, where the caller has just read it.
+        """
+        record = self.record
         self.state = _HELD
         self._leases.begun += 1
-        self.record.in_flight += 1
-        self.record.served += 1
-        self.record.used_at = monotonic()
+        record.in_flight += 1
+        record.served += 1
+        self._begun = record.used_at = monotonic() if now is None else now
 
     def arrives(self, refuse: Callable[[], None]) -> None:
         """Mark the lease as waiting for its caller, to send the request or to take the answer.
@@ -146,22 +172,32 @@ class Lease:
             self.record.abandoned += 1
             self._leases.abandoned += 1
 
-    def end(self, error: BaseException | None = None) -> BaseException | None:
+    def end(
+        self, error: BaseException | None = None, now: float | None = None
+    ) -> BaseException | None:
         """End the lease: Triton is done with the request. Returns the error for the caller, if the
-        request failed with `error`. A no-op if the lease has ended already.
+        request failed with `error`. A no-op if the lease has ended already. `now`: as in `begin`.
         """
-        if self.state is _ABANDONED:
-            self.record.abandoned -= 1
-            self._leases.abandoned -= 1
-        elif self.state is not _HELD:
-            return error
+        record, leases = self.record, self._leases
+        if self.state is not _HELD:
+            if self.state is not _ABANDONED:
+                return error
+            record.abandoned -= 1
+            leases.abandoned -= 1
         self.state = _ENDED
-        self._leases.ended += 1
-        self.record.in_flight -= 1
-        self._leases.has_ended(self)
-        if self.record.in_flight == 0:
-            self._leases.was_last(self.record)
-        return None if error is None else self._leases.failed(self.record, error)
+        if leases.arriving:
+            leases.has_ended(self)
+        if record.lost:  # all leases of the model were ended by `lose`
+            record.lost -= 1
+            return error
+        leases.ended += 1
+        record.in_flight -= 1
+        if record.in_flight == 0:
+            leases.was_last(record)
+        if error is None:
+            record.latencies.append((monotonic() if now is None else now) - self._begun)
+            return None
+        return leases.failed(record, error)
 
     def __enter__(self) -> ModelRecord:
         self.begin()
@@ -174,3 +210,7 @@ class Lease:
             answer = self.end(error)
             if answer is not None and answer is not error:
                 raise answer
+
+
+# Returns a lease of a model; waits so many seconds for a load of it that is under way.
+Serving: TypeAlias = Callable[[ModelId, float], Awaitable[Lease]]

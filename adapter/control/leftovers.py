@@ -31,13 +31,14 @@ class Leftovers:
         """Return whether an ownerless process runs below Triton; True if that cannot be seen."""
         if self._server is None:
             return bool(self._unended)
-        owned = self._owned()
-        try:
-            found = await self._server.running_models()
-        except (OSError, AdapterError):
-            return True
+        with self._registry.disowned() as unloaded:
+            try:
+                found = await self._server.running_models()
+            except (OSError, AdapterError):
+                return True
         # a model that was loaded or unloaded meanwhile owns its processes
-        self._found(found - owned - self._owned())
+        left = (name for name in found - unloaded if not self._registry.is_owned(name))
+        self._found(frozenset(left))
         return bool(self._ownerless or self._unended)
 
     async def end_abandoned(self) -> None:
@@ -50,12 +51,15 @@ class Leftovers:
             return
         found = await self._server.abandoned()
         again, self._abandoned = found & self._abandoned, found
-        if not again:
-            return
-        pids = sorted(process.pid for process in again)
-        log.warning("model.processes_killed", extra={"processes": pids})
+        if again:
+            await self.kill(again)
+
+    async def kill(self, processes: Collection[ProcessId], **log_fields: str) -> None:
+        pids = sorted(process.pid for process in processes)
+        log.warning("model.processes_killed", extra={**log_fields, "processes": pids})
         self._metrics.processes_killed.inc(len(pids))
-        await self._server.kill(again)
+        if self._server is not None:
+            await self._server.kill(processes)
 
     @contextmanager
     def unended(self, record: ModelRecord, processes: Collection[ProcessId]) -> Iterator[None]:
@@ -70,9 +74,6 @@ class Leftovers:
         finally:
             self._unended.discard(record.id)
             self._count()
-
-    def _owned(self) -> set[TritonName]:
-        return {name for r in self._registry.records() for name in r.placement.names}
 
     def _found(self, names: frozenset[TritonName]) -> None:
         new, self._ownerless = names - self._ownerless, names

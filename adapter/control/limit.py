@@ -1,9 +1,8 @@
 """Detects loads that take more memory than the limit, during the load and at its end."""
 
 import time
-from collections.abc import Collection
 
-from adapter.core.accounts import Accounts
+from adapter.core.accounts import Accounts, Stage
 from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, Bytes, MemoryReading
 from adapter.core.model import ModelId
@@ -45,16 +44,15 @@ class Limit:
         """Return what the package was measured to take, if that is above the limit."""
         return self._oversize.proven(key, self._ledger.snapshot(), time.monotonic())
 
-    def less_reserved(
-        self, reading: MemoryReading | None, loading: Collection[ModelId]
-    ) -> MemoryReading | None:
+    def less_reserved(self, reading: MemoryReading | None) -> MemoryReading | None:
         """Return `reading` less what loads under way have taken: their reservations cover it."""
         if reading is None:
             return None
         found = 0
-        for model_id in loading:
-            own = self._accounts.in_processes(model_id, reading)
-            found += min(own, self._ledger.of(model_id).get(HOST, 0))
+        for load in self._accounts.loads:
+            if load.stage is Stage.LOADING:
+                own = self._accounts.in_processes(load.model_id, reading)
+                found += min(own, self._ledger.of(load.model_id).get(HOST, 0))
         return reading.less({HOST: found}) if found else reading
 
     # -- during and after it ----------------------------------------------------------------

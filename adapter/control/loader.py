@@ -1,4 +1,6 @@
-"""Loads a staged model into Triton, within time limits, and retries once memory is free."""
+"""Loads a staged model into Triton, within time limits, warms it up, and retries once memory is
+free.
+"""
 
 import asyncio
 import logging
@@ -8,18 +10,32 @@ from collections.abc import Collection
 from adapter.control.diagnosis import Diagnosis
 from adapter.control.memory import Memory
 from adapter.control.ports import Server, TimeLimits, Triton
+from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.unloader import Unloader
 from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Estimate
-from adapter.errors import AdapterError, InsufficientMemory, LoadFailed, ModelTooLarge, OutOfMemory
+from adapter.core.state import ModelState, WaitsFor
+from adapter.errors import (
+    AdapterError,
+    BackendUnavailable,
+    CapacityError,
+    InsufficientMemory,
+    LoadFailed,
+    ModelTooLarge,
+    OutOfMemory,
+    Overloaded,
+    StubDied,
+)
 from adapter.runtime.threads import PROCESSES
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+# What Triton says to a model that it could not read, whatever the reason.
+_SAYS_NOTHING = "failed to poll from model repository"
 _POLL_SECONDS = 0.25
 # Polls more often at first: a process that fails at its start lives for tenths of a second.
 _FIRST_POLL_SECONDS, _FIRST_SECONDS = 0.1, 3.0
@@ -60,11 +76,13 @@ class Loader:
         """
         ended, before = self._memory.ended_unloads, await self._memory.read()
         error = await self._try(record, estimate)
-        if isinstance(error, OutOfMemory) and record.name not in self._unloader.stuck:
+        if isinstance(error, OutOfMemory) and record.state is not ModelState.STUCK:
+            step(record, WaitsFor.MEMORY)
             await self._unloader.unload(record)
             if await self._reclaim.is_worth_a_retry(before, ended):
                 self._metrics.load_retries.inc()
                 log.info("model.load_retried", extra={"model_id": record.id, "reason": str(error)})
+                step(record, WaitsFor.TRITON)
                 error = await self._try(record, estimate)
         if error is not None:
             raise self._final_error(error, package) from error.__cause__
@@ -87,7 +105,7 @@ class Loader:
     def _exceeded(self, record: ModelRecord, refusal: AdapterError) -> AdapterError:
         held, booked = self._memory.ledger.of(record.id), self._memory.ledger.snapshot()
         apart = self._memory.accounts.apart(record.id)
-        self._undone[record.id] = Unloaded(held, self._memory.last, booked, apart)
+        self._undone[record.id] = Unloaded(held, held, self._memory.last, booked, apart)
         return refusal
 
     async def _instances(self, record: ModelRecord) -> frozenset[str]:
@@ -104,6 +122,8 @@ class Loader:
         try:
             for name in record.placement.load:
                 await self._load_one(record, name)
+            if self._limits.warm_up is not None:
+                await self._warm_up(record, estimate, self._limits.warm_up)
         except (InsufficientMemory, ModelTooLarge) as refusal:
             return refusal
         except AdapterError as error:
@@ -119,8 +139,10 @@ class Loader:
         """Return the final error: a model that can never fit must not evict all others for ever."""
         if isinstance(error, LoadFailed) and package.warnings:
             # Triton names neither file nor line: a warning of the inspection may be the reason
-            found = "; ".join([str(error), *package.warnings])
-            return LoadFailed(found, model_id=error.model_id)
+            says_nothing = _SAYS_NOTHING in str(error)
+            found = "perhaps because" if says_nothing else "what else is odd about the package:"
+            text = f"{error}; {found} {'; '.join(package.warnings)}"
+            return LoadFailed(text, model_id=error.model_id)
         if not isinstance(error, OutOfMemory):
             return error
         hopeless = self._breaker.out_of_memory(
@@ -165,6 +187,52 @@ class Loader:
             await load
         finally:
             load.cancel()
+
+    async def _warm_up(self, record: ModelRecord, estimate: Estimate, seconds: float) -> None:
+        """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else
+        is only logged, as zeros may be nothing that the model is made for.
+        """
+        begun = time.monotonic()
+        try:
+            skipped = await self._watched_warm_up(record, seconds)
+        except (CapacityError, ModelTooLarge):
+            raise
+        except StubDied as error:
+            raise LoadFailed(
+                f"a python process of the model ended during its warm-up: {error}",
+                model_id=record.id,
+                suspected="python process ended",
+            ) from error
+        except AdapterError as error:
+            if isinstance(error, BackendUnavailable) and not isinstance(error, Overloaded):
+                raise  # Triton is gone, or cannot be reached
+            judged = await self._diagnosis.judged(
+                error, record.id, since=begun, predicted=estimate.needs
+            )
+            if isinstance(judged, CapacityError):
+                raise judged from error
+            log.warning("model.warm_up_failed", extra={"model_id": record.id, "reason": str(error)})
+            return
+        if skipped is not None:
+            log.info("model.warm_up_skipped", extra={"model_id": record.id, "reason": skipped})
+            return
+        taken = round(time.monotonic() - begun, 3)
+        log.info("model.warmed_up", extra={"model_id": record.id, "seconds": taken})
+
+    async def _watched_warm_up(self, record: ModelRecord, seconds: float) -> str | None:
+        """Return why there was no warm-up; None where there was one."""
+        call = asyncio.ensure_future(self._triton.warm_up(record.name, record.id, seconds))
+        begun, refusal = time.monotonic(), None
+        try:
+            while not (await asyncio.wait({call}, timeout=_pause(begun)))[0]:
+                if self._server is not None:
+                    refusal = refusal or await self._end_overrun(record, self._server)
+            if refusal is not None:
+                call.exception()  # of processes that were killed
+                raise refusal
+            return await call
+        finally:
+            call.cancel()
 
     async def _end_overrun(self, record: ModelRecord, server: Server) -> AdapterError | None:
         """End a load that exceeds the limit by more than the reserve: if it took still more, the

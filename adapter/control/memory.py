@@ -10,32 +10,34 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
-from adapter.control.admission_queue import AdmissionQueue
-from adapter.control.learning import Learning
 from adapter.control.limit import Limit
-from adapter.control.ports import MemoryReader, TimeLimits
+from adapter.control.ports import MemoryReader, Room, TimeLimits
+from adapter.control.progress import Admission
 from adapter.control.sensor import MemorySensor
-from adapter.core.accounts import Accounts
+from adapter.core.accounts import Account, Accounts, Stage
 from adapter.core.admission import Answer, Outlook, decide, waits_its_turn
 from adapter.core.ledger import Ledger
 from adapter.core.measuring import Measured
-from adapter.core.memory import Bytes, MemoryReading
+from adapter.core.memory import Bytes, MemoryReading, total
 from adapter.core.model import ModelId, Package
-from adapter.core.sizing import Basis, Estimate, Sizes
+from adapter.core.registry import ModelRecord
+from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes
+from adapter.core.state import WaitsFor
+from adapter.errors import CapacityError, InsufficientMemory
 from adapter.telemetry.metrics import Metrics
 
 # How often a load that waits polls memory when no operation reports a change.
 _POLL_SECONDS = 0.25
 _EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
-_KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
 
 class Memory:
     """The only writer of `ledger` and `sizes`.
 
     `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
-    a process runs below Triton that belongs to no model. `samples`: the recent samples, each
-    with its time.monotonic().
+    a process runs below Triton that belongs to no model. `room` makes room for loads, if anything.
+    `samples`: the recent samples, each with its time.monotonic(). `relearned`: models with new
+    figures; its reader clears it.
     """
 
     def __init__(
@@ -51,22 +53,21 @@ class Memory:
     ) -> None:
         self.ledger = ledger
         self.sizes = sizes
-        self.learning = Learning(ledger, sizes, metrics)
         self._sensor = MemorySensor(reader, ledger, is_shared)
         self.samples = self._sensor.samples
         self.ended_unloads = 0
-        self.unloads: set[ModelId] = set()
+        # when Triton was asked for each unload under way; None while requests are waited for
+        self.unloads: dict[ModelId, float | None] = {}
+        self.relearned: set[ModelId] = set()
+        self._metrics = metrics
         self._limits = limits
-        self._queue = AdmissionQueue(limits.alone, metrics)
+        self._admitting = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._loads: dict[ModelId, Estimate] = {}  # admitted, and not measured yet
-        # loaded on a guessed size and unmeasured: their removal need not show in a reading
-        self._supposed: set[ModelId] = set()
         self._operations = 0
-        self._since: dict[ModelId, float] = {}  # when each operation under way got to Triton
         self.accounts = Accounts()
         self.limit = Limit(ledger, sizes, self.accounts)
         self._requests = requests
+        self.room: Room | None = None
         self._is_behind = False  # a load ended, and something else was still going on
         self._measurements: set[asyncio.Task[None]] = set()
 
@@ -86,69 +87,97 @@ class Memory:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._loads or self.unloads)
+        return bool(self.accounts.loads or self.unloads)
 
     @property
     def loads(self) -> int:
-        return len(self._loads)  # under way, or not measured yet
+        return len(self.accounts.loads)  # under way, or being measured
 
     def is_measured(self, model_id: ModelId) -> bool:
         """Return whether what the ledger holds is final, except for growth under traffic."""
-        return model_id not in self._loads and self.accounts.is_measured(model_id)
+        return self.accounts.is_measured(model_id)
 
     # -- loads ------------------------------------------------------------------------------
 
-    async def admit(self, model_id: ModelId, package: Package) -> Estimate:
+    async def admit(
+        self, record: ModelRecord, package: Package, *, evicts: bool = True
+    ) -> Estimate:
         """Reserve what the model is expected to take, or raise a refusal.
 
         Waits for earlier loads, for loads of unknown footprint, and for memory that is about to be
-        freed; each for a bounded time.
+        freed; each for a bounded time. `evicts`: makes room where it can be made.
         """
+        model_id, told = record.id, Admission(record)
         begun, short_since = time.monotonic(), 0.0
-        async with self._queue.slot():
+        async with self._turn():
             while True:
                 reading = await self.read()
                 now = time.monotonic()
-                estimate = self.learning.estimate(package)
+                books = self.ledger.snapshot().devices
+                estimate = self.sizes.estimate(package, {d: b.index for d, b in books.items()})
                 outlook = self._outlook(
                     package.content_key,
                     reading,
                     waits_for_others=now - begun < self._limits.alone,
                     may_wait=not short_since or now - short_since < self._limits.recovery,
+                    can_evict=evicts and self.room is not None and self.room.can_be_made,
                 )
-                if decide(model_id, estimate, outlook) is Answer.ADMIT:
-                    break
-                if not waits_its_turn(estimate, outlook):
-                    short_since = short_since or now
+                try:
+                    if decide(model_id, estimate, outlook) is Answer.ADMIT:
+                        break
+                except InsufficientMemory as error:
+                    if not outlook.can_evict:
+                        raise
+                    told.waits(WaitsFor.MEMORY, estimate, outlook.book, reading)
+                    evicts, short_since = await self.make_room(error), 0.0
+                    continue
+                is_turn = waits_its_turn(estimate, outlook)
+                why = WaitsFor.TURN if is_turn else WaitsFor.MEMORY
+                told.waits(why, estimate, outlook.book, reading)
+                short_since = short_since or (0.0 if is_turn else now)
                 await self._wait_for_change()
-            self._begin(reading, unloads=0)
-            self._since[model_id] = now
-            self.ledger.reserve(model_id, estimate.needs)
-            self._loads[model_id] = estimate
-            self.accounts.add(model_id, package.content_key)
-            self.limit.tries(package.content_key, estimate)
+            self._reserve(record, package, estimate, reading, now)
+            told.admitted(estimate, outlook.book, reading)
         return estimate
+
+    def _reserve(
+        self,
+        record: ModelRecord,
+        package: Package,
+        estimate: Estimate,
+        reading: MemoryReading | None,
+        now: float,
+    ) -> None:
+        self._begin(reading, unloads=0)
+        self.ledger.reserve(record.id, estimate.needs)
+        self.accounts.add(Account(record.id, package.content_key, estimate, now))
+        self.limit.tries(package.content_key, estimate)
+
+    async def make_room(self, error: CapacityError) -> bool:
+        """Evict what `error` needs; return False when nothing could go."""
+        return self.room is not None and await self.room.make(error)
+
+    def placed(self, model_id: ModelId, names: Collection[str]) -> None:
+        """Note the model's names in Triton, and those of its helpers and steps."""
+        self.accounts.models[model_id].names = frozenset(names)
 
     async def loaded(self, model_id: ModelId) -> None:
         """Note that Triton serves the model, and measure it: now or, with a sensor that lags, a
         little later; until then the ledger holds the estimate.
         """
-        estimate, since = self._loads[model_id], self._since.pop(model_id)
+        account = self.accounts.models[model_id]
         held = self.ledger.settle(model_id, None)
         self._sensor.changed()
-        if estimate.basis in _KNOWN:
-            self._sensor.must_show(held, since)
-        else:
-            self._supposed.add(model_id)
-        key = self.accounts.key_of(model_id)
-        known = estimate.basis is Basis.LEARNED and self.sizes.is_exact(key)
+        if not account.is_guessed:
+            self._sensor.must_show(held, account.begun)
+        known = account.basis is Basis.LEARNED and self.sizes.is_exact(account.package_key)
         # models that readings do not tell apart are measured at the next quiet moment
         told_apart = self.last is not None and self.last.of_models is not None
         reading = await self.read() if told_apart else self.last
-        measured = self.accounts.loaded(model_id, estimate.needs, reading, known=known)
+        measured = self.accounts.loaded(account, reading, known=known)
         if measured is not None:
-            self._learn(measured)
-        task = asyncio.create_task(self._measure(model_id, estimate, self.lag_seconds))
+            self._learn(measured, account.estimate)
+        task = asyncio.create_task(self._measure(account, self.lag_seconds))
         self._measurements.add(task)
         task.add_done_callback(self._measurements.discard)
         if self.lag_seconds == 0 or self.limit.is_below_the_device(reading):
@@ -169,13 +198,12 @@ class Memory:
     @asynccontextmanager
     async def unloading(self, model_id: ModelId) -> AsyncIterator[None]:
         """Mark an unload as in progress: loads that do not fit wait for it for a moment."""
-        self.unloads.add(model_id)
+        self.unloads[model_id] = None
         try:
             yield
             await self._catch_up(model_id)
         finally:
-            self.unloads.discard(model_id)
-            self._since.pop(model_id, None)
+            del self.unloads[model_id]
             self.ended_unloads += 1
             self._changed.set()
 
@@ -184,21 +212,35 @@ class Memory:
         reading = await self.read()
         self._begin(reading, unloads=1)
         # an unload that still drains asks later: too early a time only clears a reader too soon
-        for model_id in self.unloads:
-            self._since.setdefault(model_id, time.monotonic())
+        now = time.monotonic()
+        self.unloads = {model_id: at or now for model_id, at in self.unloads.items()}
         return reading
+
+    def exchange(self, model_id: ModelId, other: ModelId) -> None:
+        """Let two loaded models change their ids."""
+        self.ledger.exchange(model_id, other)
+        self.accounts.exchange(model_id, other)
+        names = {model_id: other, other: model_id}
+        self.relearned = {names.get(each, each) for each in self.relearned}
 
     def unloaded(self, model_id: ModelId) -> Bytes:
         """Note that Triton has unloaded the model; return the bytes that it held."""
-        held = self.ledger.of(model_id)
+        held, account = self.ledger.of(model_id), self.accounts.models.get(model_id)
         self.accounts.released(model_id, held)
         self._sensor.changed()
-        since = self._since.get(model_id)  # None when the model vanished at an unknown time
-        if since is not None and model_id not in self._supposed:
+        since = self.unloads.get(model_id)  # None when the model vanished at an unknown time
+        if since is not None and account is not None and not account.is_guessed:
             self._sensor.must_show(held, since)
         self._forget(model_id)
         self._changed.set()
         return held
+
+    def taken(self, model_id: ModelId) -> Bytes:
+        """Return what of the bytes in the ledger the model takes now, as far as that was measured:
+        the ledger keeps what its package took at most.
+        """
+        held, measured = self.ledger.of(model_id), self.accounts.taken(model_id)
+        return {d: min(count, measured.get(d, count)) for d, count in held.items()}
 
     # -- in between -------------------------------------------------------------------------
 
@@ -212,11 +254,12 @@ class Memory:
             settled = None if self.is_busy else self._sensor.settled(reading)
             baseline = self.ledger.snapshot().baseline
             for measured in self.accounts.tick(reading, settled, active, baseline):
-                self._learn(measured)
+                self._learn(measured, self._estimate_of(measured.model_id))
 
     def adopt(self, model_id: ModelId, held: Bytes) -> None:
         """Add a model of an earlier run that Triton still serves."""
-        self.accounts.add(model_id, "")
+        known = Estimate(held, Basis.LEARNED)
+        self.accounts.add(Account(model_id, "", known, stage=Stage.SETTLED))
         self.ledger.hold(model_id, held)
 
     async def rebase(self) -> None:
@@ -231,7 +274,7 @@ class Memory:
         If no other is in progress, this is a quiet moment, and the next measurement starts from
         `reading`; nothing is measured if the reading is not recent enough.
         """
-        if not self._loads and len(self.unloads) == unloads:
+        if not self.accounts.loads and len(self.unloads) == unloads:
             settled = self._sensor.settled(reading)
             if self.ledger.snapshot().models == 0:
                 self.ledger.rebase(settled and settled.shared)
@@ -241,48 +284,72 @@ class Memory:
         self._operations += 1
 
     def _outlook(
-        self, key: str, reading: MemoryReading | None, *, waits_for_others: bool, may_wait: bool
+        self,
+        key: str,
+        reading: MemoryReading | None,
+        *,
+        waits_for_others: bool,
+        may_wait: bool,
+        can_evict: bool,
     ) -> Outlook:
         """`waits_for_others` is False once a load has waited for others for too long."""
-        loads = [e.basis for e in self._loads.values()] if waits_for_others else []
-        book = self.ledger.snapshot()
+        loads = self.accounts.loads if waits_for_others else []
         return Outlook(
-            book=book,
-            reading=self.limit.less_reserved(reading, self._since.keys() & self._loads.keys()),
+            book=self.ledger.snapshot(),
+            reading=self.limit.less_reserved(reading),
             loads=len(loads),
-            unknown_loads=sum(basis not in _KNOWN for basis in loads),
+            unknown_loads=sum(each.estimate.basis not in KNOWN for each in loads),
             unloads=len(self.unloads),
             is_settling=self._sensor.is_settling(reading),
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,
             may_be_wrong=self.limit.may_try(key),
             proven=self.limit.proven(key),
+            can_evict=can_evict,
         )
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Admit loads one after the other: one that waits for memory is not overtaken, but blocks
+        those behind it for `alone` seconds at most.
+        """
+        held = False
+        with self._metrics.waiting_load("memory"):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.alone):
+                    await self._admitting.acquire()
+                held = True
+            try:
+                yield
+            finally:
+                if held:
+                    self._admitting.release()
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), _POLL_SECONDS)
+            async with asyncio.timeout(_POLL_SECONDS):
+                await self._changed.wait()
 
-    async def _measure(self, model_id: ModelId, estimate: Estimate, lag_seconds: float) -> None:
+    async def _measure(self, account: Account, lag_seconds: float) -> None:
         if lag_seconds:
             await asyncio.sleep(lag_seconds + _EARLY_SECONDS)
-        if self._loads.get(model_id) is not estimate:
+        if account.stage is not Stage.LOADED:
             return  # unloaded meanwhile, and maybe being loaded again
         self._is_behind = True
         try:
-            if model_id not in self.unloads:
-                await self._catch_up(model_id)
+            if account.model_id not in self.unloads:
+                await self._catch_up(account.model_id)
         finally:
-            if self._loads.get(model_id) is estimate:
-                del self._loads[model_id]
+            self.accounts.load_ended(account, self.last)
             self._changed.set()
 
     async def _catch_up(self, model_id: ModelId) -> None:
         """Measure what was loaded, if no operation on another model is in progress. Otherwise the
         last of them measures at its own end.
         """
-        if not self._is_behind or not self._loads.keys() | self.unloads <= {model_id}:
+        expected = {each.model_id: each.estimate for each in self.accounts.loads}
+        if not self._is_behind or not expected.keys() | self.unloads.keys() <= {model_id}:
             return
         operations, reading = self._operations, await self.read()
         if operations == self._operations:
@@ -290,18 +357,34 @@ class Memory:
             requests, _ = self._requests()
             for measured in self.accounts.close(self._sensor.settled(reading), requests):
                 if not self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
-                    self._learn(measured)
+                    self._learn(measured, expected.get(measured.model_id))
 
-    def _learn(self, measured: Measured) -> None:
-        expected = self._loads.get(measured.model_id)
-        was_wrong = expected is not None and self.limit.is_below(expected)
-        self.learning.learn(measured, expected, was_wrong=was_wrong)
-        self._supposed.discard(measured.model_id)
+    def _estimate_of(self, model_id: ModelId) -> Estimate | None:
+        """Return the estimate of a load that is under way, or being measured; else None."""
+        return next((a.estimate for a in self.accounts.loads if a.model_id == model_id), None)
+
+    def _learn(self, measured: Measured, expected: Estimate | None) -> None:
+        """Hold the most that the package was ever measured to take: it may grow to that again.
+
+        `expected` is the estimate, where the measurement ends a load.
+        """
+        key, model_id = measured.package_key, measured.model_id
+        if measured.exact and expected is not None:
+            if expected.basis is not Basis.DEFAULT:
+                ratio = total(expected.needs) / max(1, total(measured.bytes))
+                self._metrics.prediction_ratio.labels(expected.basis.value).observe(ratio)
+            if self.limit.is_below(expected):
+                self.sizes.forget(key)
+        self.sizes.learn(key, measured.bytes, exact=measured.exact)
+        self.ledger.hold(model_id, self.sizes.learned(key) or {})
+        self.accounts.models[model_id].basis = Basis.LEARNED
+        self.relearned.add(model_id)
 
     def _forget(self, model_id: ModelId) -> None:
         self.ledger.release(model_id)
-        self._supposed.discard(model_id)
-        self._loads.pop(model_id, None)
-        self._since.pop(model_id, None)
-        key, most = self.accounts.key_of(model_id), self.accounts.forget(model_id)
-        self.learning.ended(model_id, key, most)
+        self.relearned.discard(model_id)
+        account = self.accounts.forget(model_id)
+        if account is None or account.most is None:
+            return
+        if self.sizes.lived(account.package_key, account.most):
+            self.relearned.add(model_id)

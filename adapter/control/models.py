@@ -6,40 +6,59 @@ time, in order of arrival; models wait for each other only for memory (core/admi
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import NoReturn
 
 from adapter.control.diagnosis import Diagnosis
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.leftovers import Leftovers
+from adapter.control.load_limit import LoadLimit
 from adapter.control.loader import Loader
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
 from adapter.control.presence import Presence
+from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.reconciler import Reconciler
+from adapter.control.returns import Returns
 from adapter.control.unloader import Unloader
 from adapter.core.ledger import Ledger
-from adapter.core.memory import total
-from adapter.core.model import ModelId, ModelSource
+from adapter.core.memory import NO_BYTES, Bytes, total
+from adapter.core.model import ModelId, ModelSource, Package
 from adapter.core.registry import ModelRecord, Registry, not_loaded
+from adapter.core.residency.renewal import can_be_doubled
+from adapter.core.residency.terms import Terms
+from adapter.core.residency.wanted import Wants
 from adapter.core.sizing import Sizes
-from adapter.core.state import ModelState
+from adapter.core.state import ModelEvent, ModelState, WaitsFor
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
-    BackendTimeout,
     BackendUnavailable,
+    CapacityError,
     ModelNotFound,
+    StubDied,
 )
 from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.traffic import leave_out
 
 log = logging.getLogger(__name__)
+
+_THERE = {ModelState.READY: "loaded already", ModelState.RETURNING: "being loaded again"}
+
+
+_Act = Callable[[], object]
+_Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+_LOADED = (ModelState.READY, ModelState.DEAD)
+# Of the 30 s from SIGTERM to SIGKILL the drain and Triton's stop take up to 22.
+_UNDO_SECONDS = 4.0
 
 
 class ModelControl:
@@ -61,31 +80,35 @@ class ModelControl:
         max_abandoned: int = 64,
     ) -> None:
         """`loads_again`: models that Triton has lost are reloaded. `load_threads`: Triton's.
-
         `max_abandoned`: see Leases.
         """
-        self.registry = registry
-        self.is_open = False
+        self.registry, self.is_open = registry, False
+        self.wants = Wants(lambda m: log.info("adapter.wanted_no_more", extra={"model_id": m}))
         left = Leftovers(registry, server, metrics)
         books = (ledger, sizes, memory, metrics, limits)
         self.memory = Memory(*books, requests=self._requests, is_shared=left.are_there)
         self.diagnosis = Diagnosis(self.memory)
         self._reclaim = Reclaim(self.memory, metrics, limits)
-        self._packages = packages
-        self._limits = limits
-        self.operations = Operations(metrics, lambda model_id: total(ledger.of(model_id)))
-        self._unloader = Unloader(triton, server, limits, left, metrics)
+        self._packages, self._limits = packages, limits
+        self.operations = Operations(metrics)
+        self._load_limit = LoadLimit(limits.load)
+        self._unloader = Unloader(registry, triton, server, limits, left, lose_requests=self._lose)
         self._loader = self._make_loader(triton, server, metrics)
         self.presence = Presence(triton, server, loads_again=loads_again)
+        self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
+        self._terms: dict[ModelId, Terms] = {}  # of the same loads
+        self._returns = self._make_returns(load_threads)
         self._reconciler = self._make_reconciler(triton, server, load_threads)
         self.leases = Leases(max_abandoned, self._reconciler.call_failed)
         parts = (registry, self.memory, left, packages, self._reconciler)
         self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
-        self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
 
     def _requests(self) -> tuple[int, int]:
         """Return how many inferences have begun, and how many of them have ended."""
         return self.leases.begun, self.leases.ended
+
+    def _lose(self, record: ModelRecord) -> None:
+        self.leases.lose(record)
 
     def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
         return Loader(
@@ -99,6 +122,16 @@ class ModelControl:
             limits=self._limits,
         )
 
+    def _make_returns(self, load_threads: int) -> Returns:
+        return Returns(
+            self.registry,
+            self.presence,
+            begin_load=lambda record: self._begin_load(record.id, record.source, record, Terms()),
+            is_open=lambda: self.is_open,
+            loads_in_flight=lambda: len(self._loading),
+            most=load_threads,
+        )
+
     def _make_reconciler(
         self, triton: Triton, server: Server | None, load_threads: int
     ) -> Reconciler:
@@ -110,9 +143,10 @@ class ModelControl:
             packages=self._packages,
             unloader=self._unloader,
             lock_of=self.operations.lock,
-            begin_load=self._begin_load,
+            returns=self._returns,
             start=self.operations.start,
             presence=self.presence,
+            history=self.operations.history,
             load_threads=load_threads,
         )
 
@@ -122,57 +156,106 @@ class ModelControl:
         try:
             return self.leases.of(self.registry.serving(model_id))
         except ModelNotFound:
-            self._refuse_unless_open()  # the registry is not complete before `open`
-            self._reconciler.refuse_returning(model_id)
+            self.refuse_unless_open()  # the registry is not complete before `open`
             raise
 
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
         """Return a lease; wait for a load of this model in progress, for `wait_seconds` at most."""
         if (task := self._loading.get(model_id)) is not None:
+            leave_out()
             await asyncio.wait({task}, timeout=wait_seconds)
         return self.lease(model_id)
 
-    async def load(self, model_id: ModelId, source: ModelSource, **log_fields: str) -> ModelRecord:
+    async def load(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        terms: Terms | None = None,
+        /,
+        **log_fields: str,
+    ) -> ModelRecord:
         """Load the model. `log_fields` go into the log line: request ids and the like.
 
-        Raises AlreadyLoaded at once, also while the same load is still in progress.
+        Raises AlreadyLoaded at once, also while the same load is still in progress. A model that
+        was loaded on demand is not evicted any more once somebody else has asked for its load.
         """
-        self._refuse_unless_open()
+        self.refuse_unless_open()
+        terms = terms or Terms()
+        if model_id in self.registry:
+            await self._reconciler.catch_up()
         known = self.registry.get(model_id)
-        if model_id in self._loading or (known and known.state is ModelState.READY):
-            doing = "being loaded" if model_id in self._loading else "loaded already"
+        there = "being loaded" if model_id in self._loading else None
+        if doing := there or (known and _THERE.get(known.state)):
+            if not terms.is_on_demand:
+                self._keep(model_id)
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
         self.operations.refuse_when_full(model_id)
-        return await self._outcome(model_id, self._begin_load(model_id, source, **log_fields))
+        task = self._begin_load(model_id, source, None, terms, **log_fields)
+        return await self._load_limit.outcome(model_id, task)
+
+    def _keep(self, model_id: ModelId) -> None:
+        """Have no call evict the model any more, however often its load in progress is tried."""
+        if (known := self.registry.get(model_id)) is not None:
+            known.is_on_demand = False
+        if (terms := self._terms.get(model_id)) is not None:
+            terms.is_on_demand = False
 
     async def loaded(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a loaded model, or the outcome of its load in progress."""
         if (task := self._loading.get(model_id)) is not None:
-            return await self._outcome(model_id, task)
+            return await self._load_limit.outcome(model_id, task)
         return self.registry.serving(model_id)
 
-    async def _outcome(self, model_id: ModelId, task: asyncio.Task[ModelRecord]) -> ModelRecord:
-        done, _ = await asyncio.wait({task}, timeout=self._limits.load + 1)
-        if not done:
-            raise BackendTimeout(
-                f"model {model_id!r} did not load within {self._limits.load:g} s; "
-                "what there is of it is being taken down",
-                model_id=model_id,
-            )
-        return task.result()
-
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
-        """Unload the model; return when Triton no longer has it and its memory is free."""
-        self._refuse_unless_open()
+        """Unload the model, which is wanted no more. Return when it and its memory are gone."""
+        self.refuse_unless_open()
+        with self.wants.no_more(model_id) as begun:
+            await self.make_way(model_id, begun, **log_fields)
+
+    async def make_way(self, model_id: ModelId, begun: _Act = bool, /, **log_fields: str) -> None:
+        """Unload the model as `unload` does, but to load it again: it is wanted as before."""
+        self.refuse_unless_open()
         if model_id not in self.registry and model_id not in self._loading:
             raise not_loaded(model_id)
-        work = self.operations.logged("unload", model_id, self._unload(model_id), log_fields)
-        task = self.operations.start("unload", model_id, work)
-        done, _ = await asyncio.wait({task}, timeout=self._limits.unload + 1)
-        if not done:
-            why = f"was not gone within {self._limits.unload:g} s; its unload goes on"
-            raise BackendTimeout(f"model {model_id!r} {why}", model_id=model_id)
-        task.result()
+        known = self.registry.get(model_id)
+        work = self.operations.logged(
+            *("unload", model_id, self._unload(model_id, begun), total),
+            log_fields=log_fields,
+            in_flight=known.in_flight if known else 0,
+        )
+        await self._unloader.outcome(model_id, self.operations.start("unload", model_id, work))
+
+    async def evict(
+        self, model_id: ModelId, may_go: Callable[[ModelRecord], bool], **log_fields: str
+    ) -> bool:
+        """Unload the model if it has no request in flight, and `may_go` agrees at that moment;
+        return whether it was unloaded. Raises as `unload` does.
+        """
+        work = self._evict(model_id, may_go, log_fields)
+        return await asyncio.shield(self.operations.start("unload", model_id, work))
+
+    async def _evict(
+        self,
+        model_id: ModelId,
+        may_go: Callable[[ModelRecord], bool],
+        log_fields: Mapping[str, str],
+    ) -> bool:
+        async with self.operations.lock(model_id):
+            known = self.registry.get(model_id)
+            is_idle = known is not None and known.state in _LOADED and known.in_flight == 0
+            if not self.is_open or known is None or not is_idle or not may_go(known):
+                return False
+            # its requests are refused before anything is awaited
+            work = self._unload_model(model_id)
+            await self.operations.logged("unload", model_id, work, total, log_fields=log_fields)
+            return True
+
+    async def has_changed(self, record: ModelRecord) -> bool:
+        """Return whether the model's files are others than those that were loaded; False where that
+        cannot be told. Raises as a load does when the files can no longer be served.
+        """
+        since = record.begun_at or time.time()
+        return await self._packages.has_changed(record.source, record.package_key, since)
 
     def why_stuck(self) -> str | None:
         """Return why no load can succeed until Triton is restarted; None while loads can."""
@@ -201,99 +284,217 @@ class ModelControl:
         self.is_open = False
 
     async def drain(self, seconds: float) -> None:
-        """Close, and wait for the operations in progress."""
+        """Close, and wait for the operations in progress; then end the loads that still are."""
         self.close()
         await self.operations.drain(seconds)
+        self._load_limit.stop()
         with suppress(AdapterError):  # a disk error must not keep the adapter from stopping
             await self._housekeeping.save()
+
+    async def undone(self) -> None:
+        """Wait, for a bounded time, until what `drain` has ended is undone."""
+        await self.operations.drain(_UNDO_SECONDS)
 
     async def judged(self, error: AdapterError, model_id: ModelId) -> AdapterError:
         """Return the error for the caller of an inference that failed with `error`."""
         await self._reconciler.confirm_death(error, model_id)
-        return await self.diagnosis.judged(error, model_id)
+        judged = await self.diagnosis.judged(error, model_id)
+        if isinstance(judged, CapacityError | StubDied):
+            self.operations.history.failed("infer", model_id, judged)
+        record = self.registry.get(model_id)
+        if isinstance(judged, StubDied) and record and record.state is ModelState.DEAD:
+            said = str(judged).rstrip(".")  # Triton's words, which do not tell what to do
+            why = f"{said}. A python process of the model has ended: load it again, or unload it"
+            return StubDied(why, model_id=model_id, suspected=judged.suspected)
+        return judged
 
     # -- operations -------------------------------------------------------------------------
 
     def _begin_load(
-        self, model_id: ModelId, source: ModelSource, **log_fields: str
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        lost: ModelRecord | None,
+        terms: Terms,
+        /,
+        **log_fields: str,
     ) -> asyncio.Task[ModelRecord]:
-        work = self.operations.logged("load", model_id, self._load(model_id, source), log_fields)
+        """Begin a load; `lost`: the model that it is to bring back."""
+        self._returns.load_begun()
+        work = self.operations.logged(
+            *("load", model_id, self._load(model_id, source, lost, terms), self._size_of),
+            log_fields=log_fields,
+            url=source.url,
+        )
+        self._terms[model_id] = terms
         self._loading[model_id] = task = self.operations.start("load", model_id, work)
         task.add_done_callback(partial(self._load_ended, model_id))
         return task
 
+    def _size_of(self, record: ModelRecord) -> int:
+        return total(self.memory.ledger.of(record.id))
+
     def _load_ended(self, model_id: ModelId, task: asyncio.Task[ModelRecord]) -> None:
         if self._loading.get(model_id) is task:
-            del self._loading[model_id]
+            del self._loading[model_id], self._terms[model_id]
 
-    async def _load(self, model_id: ModelId, source: ModelSource) -> ModelRecord:
-        async with self.operations.lock(model_id), AsyncExitStack() as undo:
-            known = self.registry.get(model_id)
-            if known is not None and known.state is ModelState.DEAD:
-                await self._unload_model(model_id)
-            record = self.registry.begin_load(model_id, self._unloader.free_name(model_id), source)
-            undo.callback(self.registry.abort_load, record)
+    async def _load(
+        self, model_id: ModelId, source: ModelSource, lost: ModelRecord | None, terms: Terms
+    ) -> ModelRecord:
+        """Load, and again each time that room could be made after it ran out of memory."""
+        begun = asyncio.get_running_loop().time()
+        async with AsyncExitStack() as turn:
+            async with self._load_limit.of(model_id, begun):
+                await turn.enter_async_context(self.operations.lock(model_id))
+            while True:
+                try:
+                    return await self._load_once(model_id, source, lost, terms, begun)
+                except CapacityError as error:
+                    may_evict = terms.evicts and lost is None
+                    if not may_evict or not await self.memory.make_room(error):
+                        raise
+
+    async def _load_once(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        lost: ModelRecord | None,
+        terms: Terms,
+        begun: float,
+    ) -> ModelRecord:
+        async with (
+            AsyncExitStack() as undo,
+            self._load_limit.of(model_id, begun),  # ends the load, not its undo
+        ):
+            record = await self._begin_record(model_id, source, lost, terms)
+            record.is_on_demand, record.begun_at = terms.is_on_demand, time.time()
+            undo.push(partial(self._load_failed, record, lost))
             # pushed before each act: one that failed or was given up may still have done its work
             undo.push_async_callback(self._undo, record, lambda: self._remove(record))
-            package = await self._packages.prepare(record.name, model_id, source)
-            if package.warnings:
-                fields = {"model_id": model_id, "warnings": package.warnings}
-                log.warning("model.package_odd", extra=fields)
-            record.package_key = package.content_key
-            record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
-            self.memory.sizes.known_at(source.url, package)
-            self.memory.sizes.known_as(model_id, package)
-            estimate = await self.memory.admit(model_id, package)
+            step(record, WaitsFor.PACKAGE)
+            if lost is not None:
+                await self._reconciler.clear_away(lost)
+            package = await self._prepared(record, source)
+            estimate = await self.memory.admit(record, package, evicts=terms.evicts)
             undo.push_async_callback(self._loader.load_undone, record)
-            record.placement = await self._packages.place(record.name, model_id, package)
-            self.memory.accounts.placed(model_id, record.placement.names)
+            step(record, WaitsFor.FILES)
+            placement = await self._packages.place(record.name, model_id, package)
+            self.registry.place(record, placement)
+            self.memory.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._unloader.unload(record))
+            step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(model_id)
             await self._packages.confirm(record.name, source, package.content_key, held)
             self.presence.refuse_ended(process, model_id)  # `reconcile` would not notice
+            await self._serve(record, source, terms)
             undo.pop_all()
-            record.source, record.can_load_again = replace(source, files=()), not source.files
-            self.registry.finish_load(record)
+            self.wants.loaded(record.id, source)
             return record
 
-    async def _unload(self, model_id: ModelId) -> None:
-        async with self.operations.lock(model_id):
-            await self._unload_model(model_id)
+    async def _serve(self, record: ModelRecord, source: ModelSource, terms: Terms) -> None:
+        """Let the model that was loaded have calls; those of another if it is to take its place."""
+        async with AsyncExitStack() as turn:
+            if (old := terms.takes_over) is not None:
+                await turn.enter_async_context(self.operations.lock(old.asked_for))
+                self.registry.refuse_unless_evictable(old)
+            record.source = replace(source, files=())
+            # what is loaded on demand is loaded again by the next call for it
+            record.can_load_again = not source.files and not terms.is_on_demand
+            self.registry.apply(record, ModelEvent.LOADED)
+            if old is None:
+                return
+            self.registry.exchange(record, old)
+            self.memory.exchange(record.id, old.id)
 
-    async def _unload_model(self, model_id: ModelId) -> None:
+    async def _begin_record(
+        self, model_id: ModelId, source: ModelSource, lost: ModelRecord | None, terms: Terms
+    ) -> ModelRecord:
+        known = self.registry.get(model_id)
+        if lost is not None and known is not lost:  # it was unloaded meanwhile
+            raise not_loaded(model_id)
+        if known is not None and known.state is ModelState.DEAD:
+            await self._unload_model(model_id)
+        elif known is not None and lost is None and not terms.is_on_demand:
+            known.is_on_demand = False  # an unload has failed: this load is refused, and keeps it
+        asked_for = terms.takes_over.asked_for if terms.takes_over else model_id
+        name = self.registry.free_name(asked_for, model_id, replaced=lost)
+        return self.registry.begin_load(model_id, name, source, asked_for)
+
+    def _load_failed(
+        self, record: ModelRecord, lost: ModelRecord | None, *raised: *_Raised
+    ) -> None:
+        event = ModelEvent.LOAD_FAILED
+        if lost is not None and record.state is ModelState.LOADING:
+            event = self._returns.after(record.id, raised[1])
+        self.registry.apply(record, event)
+
+    async def _prepared(self, record: ModelRecord, source: ModelSource) -> Package:
+        package = await self._packages.prepare(record.name, record.id, source)
+        if package.warnings:
+            fields = {"model_id": record.id, "warnings": package.warnings}
+            log.warning("model.package_odd", extra=fields)
+        record.package_key = package.content_key
+        record.can_be_doubled = can_be_doubled(package)
+        record.content_types = package.content_types
+        record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
+        self.memory.sizes.known_at(source.url, package)
+        self.memory.sizes.known_as(record.id, package)
+        return package
+
+    async def _unload(self, model_id: ModelId, begun: _Act) -> Bytes:
+        async with self.operations.lock(model_id):
+            begun()
+            known = self.registry.get(model_id)
+            if known is None or known.state is not ModelState.RETURNING:
+                return await self._unload_model(model_id)
+            self.registry.apply(known, ModelEvent.VANISHED)
+            await self._reconciler.clear_away(known)
+            return NO_BYTES
+
+    async def _unload_model(self, model_id: ModelId) -> Bytes:
+        """Unload the model; return what it held."""
         known = self.registry.get(model_id)
         is_dead = known is not None and known.state is ModelState.DEAD
         record = self.registry.begin_unload(model_id)  # from here on new requests get a 404
         async with self.memory.unloading(model_id):
             try:
+                step(record, WaitsFor.REQUESTS)
                 if not await self.leases.drained(record, self._limits.unload / 2):
                     log.warning("model.drain_timed_out", extra={"model_id": record.id})
+                step(record, WaitsFor.TRITON)
                 before, booked = await self.memory.begin_unload(), self.memory.ledger.snapshot()
                 await self._unloader.unload(record, is_dead=is_dead, to_the_end=True)
             except BaseException:
-                self.registry.unload_failed(record, was_dead=is_dead)
+                failed = ModelEvent.DEAD_UNLOAD_FAILED if is_dead else ModelEvent.UNLOAD_FAILED
+                self.registry.apply(record, failed)
                 raise
             try:
                 await self._remove(record)
             finally:  # Triton has unloaded the model, even if the folders stay
                 apart = self.memory.accounts.apart(model_id)
+                ended = is_dead and len(record.placement.names) == 1  # with all that it held
+                taken = NO_BYTES if ended else self.memory.taken(model_id)
                 held = self.memory.unloaded(model_id)
-                self.registry.finish_unload(record)
-            await self._reclaim.wait(Unloaded(held, before, booked, apart))
+                self.registry.apply(record, ModelEvent.UNLOADED)
+            if is_dead:
+                await self.memory.read()  # what its processes left was free only after `before`
+            await self._reclaim.wait(Unloaded(held, taken, before, booked, apart))
+            return held
 
     async def _remove(self, record: ModelRecord) -> None:
         """Remove the folders, unless Triton is stuck with the model: it may still read them."""
-        if record.name not in self._unloader.stuck:
+        if record.state is not ModelState.STUCK:
             await self._packages.remove(record.name)
 
-    async def _undo(self, record: ModelRecord, step: Callable[[], Awaitable[None]]) -> None:
+    async def _undo(self, record: ModelRecord, act: Callable[[], Awaitable[None]]) -> None:
+        step(record, WaitsFor.UNDOING)
         try:
-            await step()
+            await act()
         except AdapterError as error:
             # nothing more can be done, and the failure of the load itself is raised
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
 
-    def _refuse_unless_open(self) -> None:
+    def refuse_unless_open(self) -> None:
         if not self.is_open:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -26,9 +26,9 @@ _MAX_OPERATIONS = 1000
 
 
 class Operations:
-    def __init__(self, metrics: Metrics, size_of: Callable[[ModelId], int]) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._size_of = size_of
+        self.history = metrics.history
         self._tasks: set[asyncio.Task[Any]] = set()
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
 
@@ -69,41 +69,64 @@ class Operations:
         operation: str,
         model_id: ModelId,
         work: Coroutine[Any, Any, T],
-        log_fields: dict[str, str],
+        size_of: Callable[[T], int],
+        *,
+        log_fields: Mapping[str, str],
+        **begun_fields: object,
     ) -> T:
-        """Await `work`, then write its log line and update the metrics."""
-        begun = time.monotonic()
-        outcome, level, event = "ok", logging.INFO, f"model.{operation}ed"
-        fields: dict[str, Any] = dict(log_fields)
+        """Await `work`; write a log line when it begins and when it ends, and update the metrics.
+
+        `size_of`: the bytes that the outcome has taken, or freed. `log_fields` are for both lines,
+        `begun_fields` for the first.
+        """
+        begun, outcome, level = time.monotonic(), "ok", logging.INFO
+        event, fields = f"model.{operation}ed", {"model_id": model_id, **log_fields}
+        ending: dict[str, Any] = dict(fields)
+        log.info(f"model.{operation}ing", extra=fields | begun_fields)  # noqa: G004 - its name
         try:
             with self._metrics.operations_in_flight.labels(operation).track_inprogress():
-                return await work
+                result = await work
         except AdapterError as error:
             outcome = type(error).__name__
-            refused = was_refused(error)
-            event = f"model.{operation}_{'refused' if refused else 'failed'}"
-            level = logging.INFO if refused else logging.WARNING
-            fields["reason"] = str(error)
-            self._count_out_of_memory(error)
+            event, level = self._failed(operation, model_id, error, begun)
+            ending |= {"reason": str(error), "error": outcome}
             raise
         except BaseException:
             outcome, event = "bug", f"model.{operation}_failed"
             raise
-        finally:
-            seconds = time.monotonic() - begun
-            self._metrics.operations.labels(operation, outcome).inc()
-            self._metrics.operation_seconds.labels(operation).observe(seconds)
-            fields |= {"model_id": model_id, "seconds": round(seconds, 3)}
-            fields["bytes"] = size = self._size_of(model_id)
-            if event == "model.loaded":
+        else:
+            ending["bytes"] = size = size_of(result)
+            if operation == "load":
                 self._metrics.loaded_bytes.observe(size)
-            log.log(level, event, extra=fields)
+            seconds, why = time.monotonic() - begun, log_fields.get("evicted")
+            self.history.done(operation, model_id, seconds, size, why)
+            return result
+        finally:
+            ending["seconds"] = round(self._measured(operation, outcome, begun), 3)
+            log.log(level, event, extra=ending)
+
+    def _measured(self, operation: str, outcome: str, begun: float) -> float:
+        """Count an operation that has ended; return how many seconds it took."""
+        seconds = time.monotonic() - begun
+        self._metrics.operations.labels(operation, outcome).inc()
+        self._metrics.operation_seconds.labels(operation).observe(seconds)
+        return seconds
+
+    def _failed(
+        self, operation: str, model_id: ModelId, error: AdapterError, begun: float
+    ) -> tuple[str, int]:
+        """Note a failure; return the event that tells it, and the level of its line."""
+        self.history.failed(operation, model_id, error, time.monotonic() - begun)
+        self._count_out_of_memory(error)
+        error.is_logged = True
+        is_refused = was_refused(error)
+        event = f"model.{operation}_{'refused' if is_refused else 'failed'}"
+        return event, logging.INFO if is_refused else logging.WARNING
 
     def _count_out_of_memory(self, error: AdapterError) -> None:
-        if isinstance(error, InsufficientMemory):
-            self._metrics.out_of_memory.labels("refused", "").inc()
-        elif isinstance(error, OutOfMemory | ModelTooLarge):
-            self._metrics.out_of_memory.labels("load", error.pattern or "").inc()
+        if isinstance(error, InsufficientMemory | OutOfMemory | ModelTooLarge):
+            phase = "refused" if was_refused(error) else "load"
+            self._metrics.out_of_memory.labels(phase, error.pattern or "").inc()
 
     def _ended(self, operation: str, model_id: ModelId | None, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

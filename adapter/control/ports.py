@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
 from adapter.core.memory import Bytes, MemoryReading
 from adapter.core.model import (
     ModelId,
@@ -14,6 +15,7 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
+from adapter.errors import CapacityError
 
 
 class Triton(Protocol):
@@ -26,6 +28,12 @@ class Triton(Protocol):
         """How many times Triton became live."""
 
     async def load(self, name: TritonName, model_id: ModelId) -> None: ...
+    async def warm_up(self, name: TritonName, model_id: ModelId, seconds: float) -> str | None:
+        """Have the model compute zeros once; return why it was not asked to, None where it was.
+
+        Raises as an inference does.
+        """
+
     async def unload(self, name: TritonName, model_id: ModelId) -> None: ...
     async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]: ...
     async def ready(self) -> set[str]: ...
@@ -70,6 +78,11 @@ class Server(Protocol):
     async def kill(self, known: Collection[ProcessId]) -> None:
         """Kill these processes and all that they started."""
 
+    async def free_regions(self, names: Collection[TritonName]) -> int:
+        """Free the shared memory that Triton keeps of python processes that have died; return the
+        bytes. To be called only once Triton has let go of these models.
+        """
+
     async def restart(self, reason: str) -> None: ...
 
 
@@ -77,6 +90,11 @@ class Packages(Protocol):
     async def prepare(
         self, name: TritonName, model_id: ModelId, source: ModelSource
     ) -> Package: ...
+    async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
+        """Return whether the files are others than those of `content_key`; those of an archive
+        since then (time.time). Raises as `prepare` does.
+        """
+
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement: ...
     async def confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
@@ -101,6 +119,62 @@ class SizeStore(Protocol):
     async def save(self, data: object) -> None: ...
 
 
+class Room(Protocol):
+    """Makes room for what does not fit: evicts models that were loaded on demand."""
+
+    @property
+    def can_be_made(self) -> bool: ...
+    async def make(self, error: CapacityError) -> bool:
+        """Evict what `error` needs, at least one model; return False when nothing could go."""
+
+
+class DiskRoom(Protocol):
+    """Lets models go whose files keep others from the disk."""
+
+    async def unload_least_used(self) -> bool:
+        """Unload the least recently used model that may go, so that its files may leave; False
+        when none may now.
+        """
+
+    @property
+    def may_unload(self) -> bool:
+        """Whether one will do so sooner or later that does not now."""
+
+    def bytes_that_stay(self) -> int:
+        """Return what the files of those take on disk that are never unloaded for others."""
+
+
+class Artifacts(Protocol):
+    """The stores, and the disk cache in front of them."""
+
+    def ask_for_room(self, models: DiskRoom) -> None:
+        """Have `models` asked when nothing may leave the disk as all of it is loaded."""
+
+    async def fetch(
+        self, key: ArtifactKey, progress: FetchProgress, *, unloads: bool = True
+    ) -> tuple[Artifact, CacheUse]:
+        """Return the artifact from disk (DISK) or from the store (MISS), in the version that the
+        store has now. The artifact stays on disk until `release`, one for each fetch. `unloads`:
+        idle models may be unloaded for its room on disk.
+
+        Raises ArtifactNotFound, InvalidModel, NoRoom, StoreDenied, StoreUnavailable.
+        """
+
+    def release(self, artifact: Artifact) -> None:
+        """Note that it is no longer loaded, and may leave the disk."""
+
+    def unused(self) -> tuple[int, int]:
+        """Return how many artifacts on disk await no `release`, and their bytes."""
+
+    async def is_current(self, artifact: Artifact) -> bool:
+        """Return whether the store still has this version. Raises as `fetch` does."""
+
+    async def find(self, key: ArtifactKey) -> ArtifactKey | None:
+        """Return the key that the store has: `key` itself, or with .tar.gz, .tgz, .tar or .zip
+        behind it; None where it has none. Raises as `fetch` does.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
     """Time limits in seconds.
@@ -109,7 +183,8 @@ class TimeLimits:
     how long to wait for memory that is about to be freed. `alone`: how long a load of unknown size
     waits to run without others. `stub_gone`: how long a load goes on without its python process
     before it is given up; `stub_unseen`: the same if none was ever seen. `linger`: how long
-    processes started by a model may outlive it; `killed`: how long a killed process may.
+    processes started by a model may outlive it; `killed`: how long a killed process may. `warm_up`:
+    how long the inference may take that warms a model up; None: there is none.
     """
 
     load: float = 350.0
@@ -121,3 +196,4 @@ class TimeLimits:
     stub_unseen: float = 60.0
     linger: float = 3.0
     killed: float = 5.0
+    warm_up: float | None = None

@@ -22,10 +22,13 @@ class Unloaded:
     """A model that Triton was told to unload: the bytes that it held, and the reading and the
     ledger from before the unload.
 
-    `apart` are its names in Triton where all that it held is in processes of its own.
+    `taken`: what of `held` it had at the end, as far as is known: the ledger keeps its peak, and
+    the memory of a process that died was back before. `apart` are its names in Triton where all
+    that it held is in processes of its own.
     """
 
     held: Bytes
+    taken: Bytes
     before: MemoryReading | None
     booked: LedgerSnapshot
     apart: frozenset[str]
@@ -61,34 +64,35 @@ class Reclaim:
 
     async def wait(self, unloaded: Unloaded) -> None:
         """Wait until readings show most of the model's memory free, for five seconds at most."""
-        worth = {d: count for d, count in unloaded.held.items() if count >= _WORTH_WAITING_BYTES}
-        before, booked = unloaded.before, unloaded.booked
-        if before is None or not worth:
+        before = unloaded.before
+        if before is None or not _worth(unloaded.taken):
             return
         begun = time.monotonic()
         while time.monotonic() - begun < self._limits.recovery:
             reading = await self._memory.read()
             if reading is None or _has_ended(unloaded.apart, reading):
                 break
-            if self._is_back(worth, before, reading, booked):
+            if self._is_back(unloaded, before, reading):
                 break
             await asyncio.sleep(_POLL_SECONDS)
         self._metrics.recovery_seconds.observe(time.monotonic() - begun)
 
-    def _is_back(
-        self, held: Bytes, before: MemoryReading, now: MemoryReading, booked: LedgerSnapshot
-    ) -> bool:
-        """Return whether most of `held` is free, allowing for what other loads took meanwhile."""
-        books = self._memory.ledger.snapshot().devices
+    def _is_back(self, unloaded: Unloaded, before: MemoryReading, now: MemoryReading) -> bool:
+        """Return whether most of it is free, allowing for what other loads took meanwhile."""
+        books, booked = self._memory.ledger.snapshot().devices, unloaded.booked.devices
         return all(
             now.used.get(device, 0)
             <= before.used.get(device, 0)
             - _BACK_SHARE * count
-            + _loaded_since(books[device], booked.devices[device], count)
-            for device, count in held.items()
+            + _loaded_since(books[device], booked[device], unloaded.held.get(device, 0))
+            for device, count in _worth(unloaded.taken).items()
             # the ledger drops a placeholder device once a reading names the real ones
-            if device in booked.devices and device in books
+            if device in booked and device in books
         )
+
+
+def _worth(taken: Bytes) -> Bytes:
+    return {device: count for device, count in taken.items() if count >= _WORTH_WAITING_BYTES}
 
 
 def _has_ended(apart: frozenset[str], now: MemoryReading) -> bool:

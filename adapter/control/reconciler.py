@@ -3,29 +3,32 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from adapter.control.memory import Memory
 from adapter.control.ports import Packages, Server, Triton
 from adapter.control.presence import Presence
+from adapter.control.returns import Returns
 from adapter.control.unloader import Unloader
 from adapter.core.model import ModelId, ModelSource, StagedModel
 from adapter.core.registry import ModelRecord, Registry
-from adapter.core.state import ModelState
+from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import AdapterError, BackendTimeout, ModelNotFound, ModelNotReady, StubDied
 from adapter.runtime.threads import PROCESSES
+from adapter.telemetry.history import History
 
 log = logging.getLogger(__name__)
 
 _SETTLED = (ModelState.READY, ModelState.DEAD)
+_MOST_NAMED = 5
 
 
 class Reconciler:
-    """Compares the registry with Triton, and forgets, adopts, unloads or reloads models.
+    """Compares the registry with Triton, and forgets, adopts or unloads models, or has them return.
 
     `load_threads`: how many loads Triton runs at a time. `lock_of` returns the operation lock of a
-    model. `begin_load` does not wait for the load, nor `start` for the work.
+    model. `start` does not wait for the work.
     """
 
     def __init__(
@@ -38,9 +41,10 @@ class Reconciler:
         packages: Packages,
         unloader: Unloader,
         lock_of: Callable[[ModelId], asyncio.Lock],
-        begin_load: Callable[[ModelId, ModelSource], object],
+        returns: Returns,
         start: Callable[[str, ModelId | None, Coroutine[Any, Any, None]], asyncio.Task[None]],
         presence: Presence,
+        history: History,
         load_threads: int,
     ) -> None:
         self._registry = registry
@@ -50,13 +54,13 @@ class Reconciler:
         self._packages = packages
         self._unloader = unloader
         self._lock_of = lock_of
-        self._begin_load = begin_load
+        self._returns = returns
         self._start = start
         self._presence = presence
+        self._history = history
         self._load_threads = load_threads
         self._suspects: dict[ModelRecord, asyncio.Task[None]] = {}
         self._reconciling: asyncio.Task[None] | None = None
-        self._returning: set[ModelId] = set()
 
     async def take_stock(self) -> None:
         """Adopt the models that an earlier run loaded and Triton still serves, and unload whatever
@@ -66,7 +70,9 @@ class Reconciler:
         staged = await self._packages.staged()
         ready = await self._triton.ready()
         for model in staged:
-            if model.is_loaded and ready.issuperset(model.placement.names):
+            # what calls have loaded is loaded again by the next; its files may leave the disk
+            is_kept = model.is_loaded and not model.source.is_cached
+            if is_kept and ready.issuperset(model.placement.names):
                 self._adopt(model)
             else:
                 await self._unload_staged(model)
@@ -86,8 +92,10 @@ class Reconciler:
     def _adopt(self, model: StagedModel) -> None:
         record = self._registry.adopt(model.model_id, model.name, model.source)
         record.used_at = time.monotonic()
-        record.placement, record.package_key = model.placement, model.content_key
+        self._registry.place(record, model.placement)
+        record.package_key = model.content_key
         record.can_load_again = model.can_load_again
+        record.content_types = model.content_types
         self._memory.adopt(model.model_id, model.held)
         log.info("model.adopted", extra={"model_id": model.model_id})
 
@@ -97,38 +105,40 @@ class Reconciler:
         before = [r for r in self._registry.records() if r.state in _SETTLED]
         life = self._presence.now()
         ready = await self._triton.ready()
-        lost = [
+        gone = [
             r
             for r in before
             if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED
         ]
-        again = [r for r in lost if self._comes_back(r)]
-        self._returning |= {r.id for r in again}
-        for record in lost:
-            self._registry.vanished(record)
+        vanished = []
+        for record in gone:
             self._memory.unloaded(record.id)
+            if self._comes_back(record):  # its load clears away what is left of it
+                self._registry.apply(record, ModelEvent.LOST)
+            else:
+                self._registry.apply(record, ModelEvent.VANISHED)
+                vanished.append(record)
         self._presence.confirm(life)
-        if lost:
-            log.warning("triton.models_vanished", extra={"models": [r.id for r in lost]})
-        for record in lost:
+        self._returns.go_on()
+        if gone:
+            log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})
+            self._history.lost(_what_becomes_of(gone))
+        present = await self._triton.present() if vanished else set()
+        for record in vanished:
             async with self._lock_of(record.id):
-                if record.id not in self._registry:
-                    await self._clear_away(record)
-            if record in again:
-                self._begin_load(record.id, record.source)
-                self._returning.discard(record.id)
+                if record.id not in self._registry and record.name not in self._registry.stuck:
+                    left = not present.isdisjoint(record.placement.names)
+                    hangs = left and await self._has_died(record)
+                    await self.clear_away(record, also_the_entry=hangs)
+
+    async def _has_died(self, record: ModelRecord) -> bool:
+        """Return whether a process is gone: Triton's own unload of such a model never ends."""
+        if self._server is None:
+            return False
+        return await PROCESSES.run(_has_lost_a_process, record, self._server)
 
     def _comes_back(self, record: ModelRecord) -> bool:
         return self._presence.come_back and record.can_load_again
-
-    def refuse_returning(self, model_id: ModelId, found_gone: ModelRecord | None = None) -> None:
-        """Raise ModelNotReady for a model that Triton lost and that is about to be loaded again:
-        "not found" would make the caller load it as well. `found_gone`: an inference has just found
-        this model to be gone.
-        """
-        is_back_soon = found_gone is not None and self._comes_back(found_gone)
-        if is_back_soon or model_id in self._returning:
-            raise ModelNotReady(f"model {model_id!r} is being loaded again", model_id=model_id)
 
     async def confirm_death(self, error: AdapterError, model_id: ModelId) -> None:
         """Check whether the model has lost its process, if the text of `error` says so, before the
@@ -146,13 +156,21 @@ class Reconciler:
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self._suspect(record)
         elif isinstance(error, ModelNotFound):
-            if self._reconciling is None or self._reconciling.done():
-                self._reconciling = self._start("reconcile", None, self.reconcile())
-            try:
-                self.refuse_returning(record.id, record)
-            except ModelNotReady as not_ready:
-                return not_ready
+            self._begin_reconcile()
+            if self._comes_back(record):  # "not found" would make the caller load it as well
+                again = f"model {record.id!r} is being loaded again"
+                return ModelNotReady(again, model_id=record.id)
         return error
+
+    def _begin_reconcile(self) -> asyncio.Task[None]:
+        if self._reconciling is None or self._reconciling.done():
+            self._reconciling = self._start("reconcile", None, self.reconcile())
+        return self._reconciling
+
+    async def catch_up(self) -> None:
+        """Forget the models of a Triton that has ended, before anything is said of them."""
+        if self._presence.has_lost_all:
+            await asyncio.shield(self._begin_reconcile())
 
     def _suspect(self, record: ModelRecord) -> None:
         """Handle an error text that says that a python process of the model has died. With an
@@ -178,7 +196,7 @@ class Reconciler:
 
     def why_stuck(self) -> str | None:
         """Return why no load can succeed any more; None while loads can."""
-        stuck = len(self._unloader.stuck)
+        stuck = len(self._registry.stuck)
         if stuck < self._load_threads:
             return None
         return f"{stuck} loads are stuck in Triton and keep all of its {self._load_threads} threads"
@@ -192,21 +210,21 @@ class Reconciler:
 
     async def free_stuck(self, *, restarted: bool) -> None:
         """Clear away models that were given up, once Triton has finished with them."""
-        if not self._unloader.stuck:
+        if not self._registry.stuck:
             return
         present = set() if restarted else await self._triton.present()
         ready = set() if restarted else await self._triton.ready()
-        for record in [*self._unloader.stuck.values()]:
+        for record in [*self._registry.stuck.values()]:
             names, lock = set(record.placement.names), self._lock_of(record.id)
             if names & (present - ready) or lock.locked():  # by a load under another name
                 continue
             async with lock:  # no load may take the name before its folder is cleared
-                if self._unloader.stuck.get(record.name) is not record:
+                if self._registry.stuck.get(record.name) is not record:
                     continue  # done meanwhile by another call
-                del self._unloader.stuck[record.name]
-                await self._clear_away(record, also_the_entry=bool(names & ready))
+                self._registry.apply(record, ModelEvent.FREED)
+                await self.clear_away(record, also_the_entry=bool(names & ready))
 
-    async def _clear_away(self, record: ModelRecord, *, also_the_entry: bool = False) -> None:
+    async def clear_away(self, record: ModelRecord, *, also_the_entry: bool = False) -> None:
         """Unload what Triton still has of the package, and remove its folders."""
         try:
             if also_the_entry or len(record.placement.names) > 1:
@@ -223,3 +241,21 @@ def _has_lost_a_process(record: ModelRecord, server: Server) -> bool:
     if None not in found and record.instances - frozenset().union(*(each or () for each in found)):
         return True
     return any(server.has_live_stub(name) is False for name in names)
+
+
+def _what_becomes_of(gone: Sequence[ModelRecord]) -> str:
+    """Say of models that Triton has lost which come back, and how."""
+    returning = [r.id for r in gone if r.state is ModelState.RETURNING]
+    left = [r for r in gone if r.state is not ModelState.RETURNING]
+    parts = {
+        "loaded again by the adapter": returning,
+        "loaded again by the next call": [r.id for r in left if r.is_on_demand],
+        "not found (404) until loaded again": [r.id for r in left if not r.is_on_demand],
+    }
+    said = "; ".join(f"{what}: {_named(ids)}" for what, ids in parts.items() if ids)
+    return f"Triton has lost {len(gone)} model{'' if len(gone) == 1 else 's'}. {said}."
+
+
+def _named(ids: Sequence[ModelId]) -> str:
+    more = len(ids) - _MOST_NAMED
+    return ", ".join(ids[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

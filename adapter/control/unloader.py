@@ -4,16 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from functools import partial
 
 from adapter.control.leftovers import Leftovers
 from adapter.control.ports import Server, TimeLimits, Triton
+from adapter.core.memory import Bytes
 from adapter.core.model import ModelId, ProcessId, TritonName
-from adapter.core.names import replacement_name, triton_name
-from adapter.core.registry import ModelRecord
-from adapter.core.state import ModelState
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
 from adapter.runtime.threads import PROCESSES
-from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -21,43 +22,50 @@ log = logging.getLogger(__name__)
 _NORMAL_SECONDS = 1.0
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 
+_LATE_SECONDS = 1.0  # so long beyond its limit a caller waits for an unload
+
+_NOT_LOADED = (ModelState.LOADING, ModelState.STUCK)
+
 _Processes = frozenset[ProcessId]
 
 
 class Unloader:
-    """Unloads models, and kills processes that outlive their model.
-
-    `stuck`: models whose load does not end, by name. Each keeps one of Triton's few load threads,
-    mostly until Triton is restarted.
-    """
+    """Unloads models, and kills processes that outlive their model."""
 
     def __init__(
         self,
+        registry: Registry,
         triton: Triton,
         server: Server | None,
         limits: TimeLimits,
         leftovers: Leftovers,
-        metrics: Metrics,
+        *,
+        lose_requests: Callable[[ModelRecord], None],
     ) -> None:
-        self.stuck: dict[TritonName, ModelRecord] = {}
+        """`lose_requests` ends the leases of a model whose requests can never be answered."""
+        self._registry = registry
         self._triton = triton
         self._server = server
         self._limits = limits
         self._leftovers = leftovers
-        self._metrics = metrics
+        self._lose_requests = lose_requests
 
     def give_up(self, record: ModelRecord) -> None:
-        """Mark a model as stuck: Triton never ends its load, and an unload would wait for that."""
-        self.stuck[record.name] = record
-        log.error("model.load_stuck", extra={"model_id": record.id, "stuck": len(self.stuck)})
+        """Mark a model as stuck: Triton never ends its load, and an unload would wait for that.
 
-    def free_name(self, model_id: ModelId) -> TritonName:
-        """Return the model's name in Triton, or another while Triton is stuck with that one."""
-        name, number = triton_name(model_id), 0
-        while name in self.stuck:
-            number += 1
-            name = replacement_name(model_id, number)
-        return name
+        It keeps one of Triton's few load threads, mostly until Triton is restarted.
+        """
+        self._registry.apply(record, ModelEvent.GIVEN_UP)
+        stuck = len(self._registry.stuck)
+        log.error("model.load_stuck", extra={"model_id": record.id, "stuck": stuck})
+
+    async def outcome(self, model_id: ModelId, task: asyncio.Task[Bytes]) -> None:
+        """Wait for an unload, whose error is raised; BackendTimeout a second after its limit."""
+        done, _ = await asyncio.wait({task}, timeout=self._limits.unload + _LATE_SECONDS)
+        if not done:
+            why = f"was not gone within {self._limits.unload:g} s; its unload goes on"
+            raise BackendTimeout(f"model {model_id!r} {why}", model_id=model_id)
+        task.result()
 
     async def unload(
         self,
@@ -72,7 +80,7 @@ class Unloader:
         The processes of an unload without progress are killed. Raises BackendTimeout if some
         survive; `to_the_end` waits for them without limit instead.
         """
-        if record.name in self.stuck:
+        if record.name in self._registry.stuck:
             return
         names = frozenset(record.placement.names)
         # taken now: `_unload_again` starts others under the same names
@@ -81,12 +89,23 @@ class Unloader:
             for name in reversed(record.placement.load):
                 await self._triton.unload(name, record.id)
         except BackendTimeout:
-            if record.state is ModelState.LOADING:  # the unload waits for that load
+            if record.state in _NOT_LOADED:  # the unload waits for that load
                 self.give_up(record)
             raise
         left = await self._triton.wait_gone(names, _NORMAL_SECONDS)
-        was_reloaded = bool(left) and await self._hurry(record, left, processes, is_dead=is_dead)
-        await self._see_ended(record, processes, asks_leases=was_reloaded, to_the_end=to_the_end)
+        if left:
+            left = await self._hurry(record, left, processes, is_dead=is_dead)
+        await self._see_ended(record, processes, reloaded=left, to_the_end=to_the_end)
+        await self._free_regions(record)
+
+    async def _free_regions(self, record: ModelRecord) -> None:
+        """Give back what Triton never does: the shared memory of processes that have died."""
+        if self._server is None:
+            return
+        with suppress(BackendUnavailable):  # processes cannot be seen: Triton may be ending
+            freed = await self._server.free_regions(record.placement.names)
+            if freed:
+                log.info("model.regions_freed", extra={"model_id": record.id, "bytes": freed})
 
     async def _hurry(
         self,
@@ -95,8 +114,8 @@ class Unloader:
         processes: _Processes,
         *,
         is_dead: bool,
-    ) -> bool:
-        """Hasten the unload of `left`. Returns whether `_unload_again` was needed."""
+    ) -> set[str]:
+        """Hasten the unload of `left`. Returns those for which `_unload_again` was needed."""
         is_dead = is_dead or any([await self._has_lost_its_process(name) for name in left])
         # a model that seems dead gets a second too: its process may just have ended normally; one
         # that still computes had its time during the drain
@@ -104,13 +123,13 @@ class Unloader:
         grace_seconds = _NORMAL_SECONDS if is_hopeless else self._limits.stall
         left = await self._triton.wait_gone(left, grace_seconds)
         if not left:
-            return False
-        log.warning("model.unload_stalled", extra={"model_id": record.id, "names": left})
+            return left
+        log.warning("model.unload_stalled", extra={"model_id": record.id, "names": sorted(left)})
         if await self._kill(record, processes):
             left = await self._triton.wait_gone(left, _NORMAL_SECONDS)
         if left:
             await self._unload_again(record, left, is_dead=is_dead)
-        return bool(left)
+        return left
 
     async def _unload_again(self, record: ModelRecord, left: set[str], *, is_dead: bool) -> None:
         """The unload of a model whose python process has died stays in UNLOADING for ever. Loading
@@ -135,29 +154,56 @@ class Unloader:
     # -- processes that outlive the unload ----------------------------------------------------
 
     async def _see_ended(
-        self, record: ModelRecord, processes: _Processes, *, asks_leases: bool, to_the_end: bool
+        self, record: ModelRecord, processes: _Processes, *, reloaded: set[str], to_the_end: bool
     ) -> None:
         """Wait until the model's processes have ended, and kill those that do not.
 
-        After `_unload_again` Triton's index says nothing of the process that computes. Where that
-        cannot be seen either, `asks_leases` waits for the requests in flight instead.
+        After `_unload_again`, of the models `reloaded`, Triton's index says nothing of the process
+        that computes. The requests in flight are waited for as well then, until it is seen that
+        no process is left to answer them; `_hurry` has killed what there was.
+        """
+        outlasting = partial(self._outlasting, record, reloaded)
+        linger_seconds = self._limits.linger
+        if reloaded:
+            linger_seconds = min(linger_seconds, _NORMAL_SECONDS)
+        if (left := await outlasting(processes, linger_seconds)) is None:
+            return
+        await self._kill(record, left)
+        if (left := await outlasting(left, self._limits.killed)) is None:
+            return
+        if not to_the_end:
+            raise _not_gone(record)
+        with self._leftovers.unended(record, left):
+            while left is not None:
+                await self._kill(record, left)
+                left = await outlasting(left, self._limits.killed)
+
+    async def _outlasting(
+        self, record: ModelRecord, reloaded: set[str], processes: _Processes, seconds: float
+    ) -> _Processes | None:
+        """Return the processes that live after `seconds`; None as soon as nothing is left to wait
+        for. An empty set: requests that may still be answered.
         """
 
         async def is_left() -> bool:
             nonlocal processes
             processes = await self._left(record, processes)
-            return bool(processes) or (asks_leases and record.in_flight > 0)
+            return bool(processes) or (bool(reloaded) and record.in_flight > 0)
 
-        if not await _outlasts(is_left, self._limits.linger):
-            return
-        await self._kill(record, processes)
-        if not await _outlasts(is_left, self._limits.killed):
-            return
-        if not to_the_end:
-            raise _not_gone(record)
-        with self._leftovers.unended(record, processes):
-            while await _outlasts(is_left, self._limits.killed):
-                await self._kill(record, processes)
+        if not await _outlasts(is_left, seconds):
+            return None
+        if not processes and await self._never_answers(record, reloaded):
+            self._lose_requests(record)
+            return None
+        return processes
+
+    async def _never_answers(self, record: ModelRecord, reloaded: set[str]) -> bool:
+        """Return whether all `reloaded` models have lost the processes that they computed in. An
+        ensemble computes nothing by itself.
+        """
+        placement = record.placement
+        ensembles = {*placement.load[-1:]} if placement.along else set()
+        return all([await self._has_lost_its_process(name) for name in reloaded - ensembles])
 
     async def _left(self, record: ModelRecord, processes: _Processes) -> _Processes:
         """Return the processes that live, and daemons that the model has started since."""
@@ -171,11 +217,7 @@ class Unloader:
         """Kill the processes that live; return whether there were any."""
         if self._server is None or not (living := await self._living(processes)):
             return False
-        pids = sorted(process.pid for process in living)
-        fields = {"model_id": record.id, "processes": pids}
-        log.warning("model.processes_killed", extra=fields)
-        self._metrics.processes_killed.inc(len(pids))
-        await self._server.kill(living)
+        await self._leftovers.kill(living, model_id=record.id)
         return True
 
     async def _processes_of(self, names: Collection[str]) -> _Processes:

@@ -6,110 +6,175 @@ attributed by what happened between two readings (core/measuring.py).
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
 from adapter.core.measuring import Growth, Measured, Window
 from adapter.core.memory import HOST, NO_BYTES, Bytes, MemoryReading, minus, most_of, plus, total
 from adapter.core.model import ModelId
+from adapter.core.names import exchange
+from adapter.core.sizing import KNOWN, Basis, Estimate
+from adapter.core.state import IllegalTransition
 
 # Growth below this is noise.
 _NOISE_BYTES = 2**20
 
 
-@dataclass(slots=True)
-class _Account:
-    """One loaded model. `names` are its names in Triton. `taken`: the last measurement, `most`: the
-    highest since the load; None before the first. `is_apart`: all that the model takes is in
-    processes of its own.
+class Stage(Enum):
+    """How far the memory of a model is known. docs/states.md is drawn from it."""
+
+    LOADING = "Triton loads it, and an estimate is reserved"
+    LOADED = "the estimate is held, and is being measured"
+    DUE = "the estimate is held, and measured at the next quiet moment"
+    SETTLED = "it was measured, or will not be any more"
+    GONE = "it was unloaded, or its load has failed"
+
+
+FOLLOWS = {
+    Stage.LOADING: (Stage.LOADED, Stage.GONE),
+    Stage.LOADED: (Stage.DUE, Stage.SETTLED, Stage.GONE),
+    Stage.DUE: (Stage.SETTLED, Stage.GONE),
+    Stage.SETTLED: (Stage.GONE,),
+    Stage.GONE: (),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """What is known of the memory of one model, from its admission until it is gone.
+
+    `begun` is when its load got to Triton (time.monotonic). `basis` says what the figure in the
+    ledger stands on: LEARNED after a measurement. `names` are its names in Triton, and those of its
+    helpers and steps. `taken`: the last measurement, `most`: the highest since the load; None
+    before the first. `is_apart`: all that the model takes is in processes of its own.
     """
 
+    model_id: ModelId
     package_key: str
+    estimate: Estimate
+    begun: float = 0.0
+    stage: Stage = Stage.LOADING
+    basis: Basis = field(init=False)
     names: frozenset[str] = frozenset()
     taken: Bytes | None = None
     most: Bytes | None = None
     is_apart: bool = False
 
+    def __post_init__(self) -> None:
+        self.basis = self.estimate.basis
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the ledger has a guess, whose removal need not show in a reading."""
+        return self.basis not in KNOWN
+
 
 class Accounts:
     def __init__(self) -> None:
-        self._models: dict[ModelId, _Account] = {}
-        self._due: set[ModelId] = set()  # their loads are not measured yet
+        self.models: dict[ModelId, Account] = {}
+        # those of `models` that are not SETTLED: a few, whatever the number of models
+        self._unsettled: set[Account] = set()
+        self._together: set[Account] = set()  # those that are not apart
         self._window, self._growth = Window(), Growth()
         self._requests_before = 0
 
-    def add(self, model_id: ModelId, package_key: str) -> None:
-        self._models[model_id] = _Account(package_key)
+    def add(self, account: Account) -> None:
+        self.models[account.model_id] = account
+        if not account.is_apart:
+            self._together.add(account)
+        if account.stage is not Stage.SETTLED:
+            self._unsettled.add(account)
 
-    def placed(self, model_id: ModelId, names: Collection[str]) -> None:
-        """Set the names in Triton of the model and of its helpers and steps."""
-        self._models[model_id].names = frozenset(names)
-
-    def forget(self, model_id: ModelId) -> Bytes | None:
-        """Remove the model; return the most it was measured to take since its load, or None."""
+    def forget(self, model_id: ModelId) -> Account | None:
+        """Remove the model, and return its account."""
         self._growth.forget(model_id)
         self._window.forget(model_id)
-        self._due.discard(model_id)
-        account = self._models.pop(model_id, None)
-        return account.most if account else None
+        account = self.models.pop(model_id, None)
+        if account is not None:
+            self._together.discard(account)
+            self._to(account, Stage.GONE)
+        return account
+
+    def exchange(self, model_id: ModelId, other: ModelId) -> None:
+        """Let two models change their ids."""
+        exchange(self.models, model_id, other)
+        for each in (model_id, other):
+            if (account := self.models.get(each)) is not None:
+                account.model_id = each
+        self._window.exchange(model_id, other)
+        self._growth.exchange(model_id, other)
 
     def key_of(self, model_id: ModelId) -> str:
-        account = self._models.get(model_id)
+        account = self.models.get(model_id)
         return account.package_key if account else ""
 
     def is_measured(self, model_id: ModelId) -> bool:
-        return model_id not in self._due
+        """Return whether what the ledger holds is final, except for growth under traffic."""
+        return self.models.get(model_id) not in self._unsettled
+
+    @property
+    def loads(self) -> list[Account]:
+        """The loads that are under way, or being measured."""
+        return [a for a in self._unsettled if a.stage is not Stage.DUE]
 
     def taken(self, model_id: ModelId) -> Bytes:
         """Return the last measurement of the model."""
-        account = self._models.get(model_id)
+        account = self.models.get(model_id)
         return (account.taken if account else None) or NO_BYTES
 
     def in_processes(self, model_id: ModelId, reading: MemoryReading | None) -> int:
         """Return the bytes of the processes that belong to this model alone."""
-        account = self._models.get(model_id)
+        account = self.models.get(model_id)
         if account is None or reading is None or not reading.of_models:
             return 0
         return sum(reading.of_models.get(name, 0) for name in account.names)
 
     def apart(self, model_id: ModelId) -> frozenset[str]:
         """Return the names in Triton of a model in processes of its own; of any other none."""
-        account = self._models.get(model_id)
+        account = self.models.get(model_id)
         return account.names if account is not None and account.is_apart else frozenset()
 
     @property
     def are_apart(self) -> bool:
         """Whether every model is in processes of its own: shared memory is Triton's then."""
-        return all(account.is_apart for account in self._models.values())
+        return not self._together
 
     # -- loads and unloads ------------------------------------------------------------------
 
     def open(self, reading: MemoryReading | None, requests: int) -> None:
         """Start measuring at a quiet moment. `requests`: how many inferences have ended."""
-        self._due.clear()  # what is not measured by now never will be
+        self._settle()  # what is not measured by now never will be
         self._window.open(reading and reading.shared)
         self._growth.end(reading)
         self._requests_before = requests
 
     def loaded(
-        self, model_id: ModelId, expected: Bytes, reading: MemoryReading | None, *, known: bool
+        self, account: Account, reading: MemoryReading | None, *, known: bool
     ) -> Measured | None:
         """Note a successful load; return its measurement if the reading tells its processes apart.
 
-        `known`: `expected` was learned from this very package.
+        `known`: its estimate was learned from this very package.
         """
-        account = self._models[model_id]
+        model_id = account.model_id
+        self._to(account, Stage.LOADED)
         if account.names and reading is not None and account.names <= _told_apart(reading):
             account.is_apart = True
+            self._together.discard(account)
             own = self.in_processes(model_id, reading)
             return self._measured(model_id, {HOST: own}, exact=True)
-        if reading is not None:
-            self._due.add(model_id)
-        self._window.loaded(model_id, account.package_key, expected, known=known)
+        self._window.loaded(model_id, account.package_key, account.estimate.needs, known=known)
         return None
+
+    def load_ended(self, account: Account, reading: MemoryReading | None) -> None:
+        """Note that no measurement of the load is under way any more."""
+        if account.stage is not Stage.LOADED:
+            return
+        is_due = reading is not None and not account.is_apart
+        self._to(account, Stage.DUE if is_due else Stage.SETTLED)
 
     def released(self, model_id: ModelId, held: Bytes) -> None:
         """Note an unload. That of a model in processes of its own frees no shared memory."""
-        account = self._models.get(model_id)
+        account = self.models.get(model_id)
         if account is None or not account.is_apart:
             self._window.released(model_id, held)
 
@@ -124,7 +189,7 @@ class Accounts:
         """
         if requests != self._requests_before:
             self._window.disturbed()
-        self._due.clear()
+        self._settle()
         found = []
         for part in self._window.close(reading and reading.shared):
             own = self.in_processes(part.model_id, reading)
@@ -149,7 +214,7 @@ class Accounts:
         outside the models' processes is attributed to none: Triton needs it for large requests.
         """
         found = []
-        for model_id, account in self._models.items():
+        for model_id, account in self.models.items():
             own = self.in_processes(model_id, reading) if account.is_apart else 0
             if own:
                 account.taken = {HOST: own}
@@ -158,16 +223,28 @@ class Accounts:
             grown = self._growth.tick(settled, active, baseline)
             if grown is not None:
                 model_id, taken = grown
-                found += self._grown(model_id, self._models[model_id], taken)
+                found += self._grown(model_id, self.models[model_id], taken)
         return found
 
-    def _grown(self, model_id: ModelId, account: _Account, taken: Bytes) -> list[Measured]:
+    def _settle(self) -> None:
+        for account in [*self._unsettled]:
+            if account.stage is not Stage.LOADING:
+                self._to(account, Stage.SETTLED)
+
+    def _to(self, account: Account, stage: Stage) -> None:
+        if stage not in FOLLOWS[account.stage]:
+            raise IllegalTransition(f"{stage.name} after {account.stage.name}")
+        account.stage = stage
+        if stage in {Stage.SETTLED, Stage.GONE}:
+            self._unsettled.discard(account)
+
+    def _grown(self, model_id: ModelId, account: Account, taken: Bytes) -> list[Measured]:
         if total(minus(taken, account.most or NO_BYTES)) < _NOISE_BYTES:
             return []
         return [self._measured(model_id, taken, exact=True)]
 
     def _measured(self, model_id: ModelId, taken: Bytes, *, exact: bool) -> Measured:
-        account = self._models[model_id]
+        account = self.models[model_id]
         if exact:
             most = account.most or NO_BYTES
             account.taken = taken

@@ -6,13 +6,11 @@ from enum import Enum
 from adapter.core.ledger import UNSEEN, DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, Bytes, Device, MemoryReading
 from adapter.core.model import ModelId
-from adapter.core.sizing import Basis, Estimate, format_size
+from adapter.core.sizing import KNOWN, Basis, Estimate, format_size
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 
 # With less than this free a load of unknown size is not worth a try.
 _LEAST_BYTES = 64 * 2**20
-# Good enough to refuse a load by, and to let others load beside it.
-_KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class Outlook:
 
     `unknown_bytes` is what is supposed of a model of which nothing is known. `may_be_wrong`: what
     was learned of this package may be, and was not tried in this run. `proven` is what it was
-    measured to take when that was too much.
+    measured to take when that was too much. `can_evict`: a refusal makes room.
     """
 
     book: LedgerSnapshot
@@ -39,6 +37,7 @@ class Outlook:
     unknown_bytes: int = 0
     may_be_wrong: bool = False
     proven: Bytes | None = None
+    can_evict: bool = False
 
 
 class Answer(Enum):
@@ -51,7 +50,8 @@ def decide(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> Answer:
 
     A refusal makes the platform unload other models and come again. So it is given only when the
     need is known, nothing is changing that may make room, and there is something that could go.
-    Everything else is tried, and Triton's answer counts.
+    Everything else is tried, and Triton's answer counts. Where a refusal is no answer to anybody,
+    but evicts something, it is given for a guess as well, and other loads are not waited for.
     """
     book, reading = outlook.book, outlook.reading
     device = book.tightest(estimate.needs, reading)
@@ -63,10 +63,11 @@ def decide(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> Answer:
     refusal = _refusal(estimate, device, outlook)
     if refusal is None:
         return Answer.ADMIT
-    may_change = outlook.unloads > 0 or outlook.loads > 0 or outlook.is_settling
+    loads = 0 if outlook.can_evict else outlook.loads
+    may_change = outlook.unloads > 0 or loads > 0 or outlook.is_settling
     if outlook.may_wait and may_change:
         return Answer.WAIT
-    if book.models == 0 or not refusal.is_sure:
+    if not outlook.can_evict and (book.models == 0 or not refusal.is_sure):
         return Answer.ADMIT
     free, limit = book.free(reading)[refusal.device], book.devices[refusal.device].limit_bytes
     raise InsufficientMemory(
@@ -91,7 +92,7 @@ def _refusal(estimate: Estimate, device: Device, outlook: Outlook) -> _Refusal |
     """Why it does not fit now; None when it does. `device` is the tightest for it."""
     book = outlook.book
     free = book.free(outlook.reading)
-    if estimate.basis not in _KNOWN:
+    if estimate.basis not in KNOWN:
         least = max(outlook.unknown_bytes, _LEAST_BYTES)
         usable = [each for each in estimate.needs if each in free]
         full = min(usable, key=lambda each: free[each], default=None)
@@ -112,7 +113,7 @@ def _refuse_what_can_never_fit(model_id: ModelId, estimate: Estimate, outlook: O
     book, needs, basis = outlook.book, estimate.needs, estimate.basis.value
     if outlook.proven is not None:
         needs, basis = outlook.proven, "measured"
-    elif estimate.basis not in _KNOWN or _is_worth_a_try(estimate, outlook):
+    elif estimate.basis not in KNOWN or _is_worth_a_try(estimate, outlook):
         return
     for device, booked in book.devices.items():
         needed, limit = needs.get(device, 0), booked.limit_bytes
@@ -135,7 +136,7 @@ def waits_its_turn(estimate: Estimate, outlook: Outlook) -> bool:
     """
     if outlook.reading is None:
         return False
-    others = outlook.unknown_loads if estimate.basis in _KNOWN else outlook.loads
+    others = outlook.unknown_loads if estimate.basis in KNOWN else outlook.loads
     return others > 0
 
 
@@ -145,7 +146,7 @@ def _is_sure(basis: Basis, needed: int, free: int, book: DeviceBook) -> bool:
     """
     if basis is Basis.DISK:
         return needed > 2 * free + book.headroom_bytes
-    return basis in _KNOWN
+    return basis in KNOWN
 
 
 def _where(device: Device) -> str:

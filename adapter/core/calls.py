@@ -13,6 +13,10 @@ RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 RpcMetadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
 
+# The header of an error answer to a request of which Triton had nothing, over HTTP and over gRPC.
+NOT_STARTED = "X-Triton-Adapter-Not-Started"
+RPC_NOT_STARTED = NOT_STARTED.lower()
+
 
 class Hold(Protocol):
     """Keeps a model loaded while Triton works on a call of it (control/lease.py).

@@ -11,6 +11,7 @@ from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier, Phase, Strength, Verdict
 from adapter.errors import (
     AdapterError,
+    AlreadyRegistered,
     BackendTimeout,
     BackendUnavailable,
     InferenceFailed,
@@ -18,6 +19,8 @@ from adapter.errors import (
     LoadFailed,
     MemoryFigures,
     ModelNotFound,
+    NotJson,
+    NotRegistered,
     OutOfMemory,
     Overloaded,
     PayloadTooLarge,
@@ -53,6 +56,11 @@ _METADATA_TOO_LARGE = re.compile(r"received metadata size exceeds (?:soft|hard) 
 _REQUEST_TOO_LARGE = re.compile(
     r"^(?!CLIENT: Received|SERVER: Sent).{0,40}message larger than max", re.IGNORECASE
 )
+# A region of shared memory that an inference or a registration names, and that is not there.
+_NO_REGION = re.compile(r"Unable to (?:find|open) shared memory region: '[^']*'\.?\s*$")
+# A log setting that Triton does not take; it calls that UNAVAILABLE.
+_NO_SETTING = re.compile(r"invalid argument for --log_format, got: ")
+_NOT_JSON = "failed to parse the request JSON buffer"
 _DEAD_STUB = re.compile(
     r"^(?:\[request id: (?s:.*)\] )?(?:in ensemble '[^']*', )?"
     r"Stub process '[^']*' is not healthy\.?\s*$"
@@ -69,20 +77,36 @@ _HTTP_OF_INFER = {
     "UNAVAILABLE": 503,
 }
 
+# of calls about no model
+_OF_REGISTRATION = {"NOT_FOUND": NotRegistered, "ALREADY_EXISTS": AlreadyRegistered}
+
 _NOT_FOUND, _SERVER_ERROR, _NOT_IMPLEMENTED, _UNAVAILABLE = 404, 500, 501, 503
 
 
 class Faults:
-    """`model_id` in the texts instead of Triton's name for it, where the two differ."""
+    """`model_id` in the texts instead of Triton's name for it, where the two differ; and no path of
+    `repository`, Triton's, but what lies below it.
+    """
 
-    def __init__(self, classifier: Classifier) -> None:
+    def __init__(self, classifier: Classifier, repository: str = "") -> None:
         self._classifier = classifier
+        self._repository = repository and f"{repository.rstrip('/')}/"
+
+    def _for_caller(self, text: str, name: TritonName | None, model_id: ModelId | None) -> str:
+        text = text.strip().removesuffix(";").strip()
+        if not text:
+            return "the model gave no reason" if model_id else "Triton gave no reason"
+        if self._repository:
+            text = text.replace(self._repository, "")
+        if not name or model_id is None or str(name) == str(model_id):
+            return text
+        return text.replace(name, model_id)
 
     def of_control(
         self, code: str, text: str, *, name: TritonName | None = None, model_id: ModelId | None
     ) -> AdapterError:
         """A load, unload or index call failed with this gRPC code (`UNAVAILABLE`, ...)."""
-        said = _for_caller(text, name, model_id)
+        said = self._for_caller(text, name, model_id)
         if error := _of_transport(code, text, said, model_id):
             return error
         if code == "RESOURCE_EXHAUSTED":
@@ -103,11 +127,20 @@ class Faults:
 
         Triton's HTTP port says 500 to many faults of the caller. They were found while the
         request was parsed, and only those come as JSON by content type; failures of the execution
-        are text/plain.
+        are text/plain. Without `name` the call was about no model.
         """
+        if status == _NOT_FOUND and not name:
+            return NotRegistered(self._for_caller(text, None, None))
         if status == _SERVER_ERROR and content_type.startswith("application/json"):
-            return InvalidRequest(_for_caller(text, name, model_id), model_id=model_id)
+            kind = NotJson if text.startswith(_NOT_JSON) else InvalidRequest
+            return kind(self._for_caller(text, name, model_id), model_id=model_id)
         return self._of_answer(status, text, name, model_id)
+
+    def of_server_call(self, code: str, text: str) -> AdapterError:
+        """A call about no model failed with this gRPC code."""
+        if (kind := _OF_REGISTRATION.get(code)) is not None:
+            return kind(self._for_caller(text, None, None))
+        return self.of_grpc_inference(code, text, name=TritonName(""), model_id=ModelId(""))
 
     def of_grpc_inference(
         self, code: str, text: str, *, name: TritonName, model_id: ModelId
@@ -117,7 +150,7 @@ class Faults:
         RESOURCE_EXHAUSTED is grpcio's: a message or the metadata was too large. Triton itself
         never uses it, so it is no lack of memory.
         """
-        said = _for_caller(text, name, model_id)
+        said = self._for_caller(text, name, model_id)
         if error := _of_transport(code, text, said, model_id):
             return error
         if code == "RESOURCE_EXHAUSTED":
@@ -133,11 +166,14 @@ class Faults:
         self, status: int, text: str, name: TritonName, model_id: ModelId
     ) -> AdapterError:
         """Triton's own answer to an inference; `status` is what its HTTP port says to it."""
-        said = _for_caller(text, name, model_id)
+        said = self._for_caller(text, name, model_id)
         if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.search(text):
             return ModelNotFound(f"Triton does not have the model: {said}", model_id=model_id)
-        if status == _NOT_IMPLEMENTED or (
-            status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_VERSION.search(text)
+        if (
+            status == _NOT_IMPLEMENTED
+            or _NO_REGION.match(text)
+            or (not name and _NO_SETTING.match(text))
+            or (status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_VERSION.search(text))
         ):
             return InvalidRequest(said, model_id=model_id)
         verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
@@ -185,10 +221,3 @@ def _out_of_memory(text: str, verdict: Verdict, model_id: ModelId | None) -> Out
         matched=verdict.matched,
         pattern=verdict.rule,
     )
-
-
-def _for_caller(text: str, name: TritonName | None, model_id: ModelId | None) -> str:
-    text = text.strip().removesuffix(";").strip()
-    if name is None or model_id is None or str(name) == str(model_id):
-        return text
-    return text.replace(name, model_id)

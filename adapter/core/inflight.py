@@ -28,6 +28,9 @@ class Claim:
             end(self)
 
 
+def _nothing() -> None: ...
+
+
 class InflightBytes:
     """The claims on `limit` bytes; `taken` are claimed now. A larger body is sent alone."""
 
@@ -44,7 +47,7 @@ class InflightBytes:
     def has_room_for(self, size: int) -> bool:
         return not self._waiting and (self.taken == 0 or self.taken + size <= self.limit)
 
-    def claim(self, size: int, act: Callable[[], None]) -> Claim:
+    def claim(self, size: int, act: Callable[[], None] = _nothing) -> Claim:
         """Claim `size` bytes. `act`, which must not raise, is called once they are granted: before
         this returns, or within the `end` of another claim.
         """

@@ -5,11 +5,13 @@ Synchronous throughout, hence atomic on the event loop: nobody can decide on a s
 that another is changing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from adapter.core.memory import Bytes, Device, MemoryReading, at_least_zero
 from adapter.core.model import ModelId
+from adapter.core.names import exchange
 
 # Stands for all memory there is when nobody reads any and only a limit was set.
 UNSEEN = Device("memory")
@@ -96,8 +98,9 @@ class Ledger:
         self._memory_limit = memory_limit
         self._headroom = headroom
         self._empty: dict[Device, DeviceBook] = {}  # the books as they are without any model
-        self._reserved = _Amounts()
-        self._held = _Amounts()
+        self._models: dict[ModelId, _Entry] = {}
+        # kept up to date: a look costs the same for 10 and 10,000
+        self._reserved, self._held = _Sum(), _Sum()
 
     def __repr__(self) -> str:
         return f"<Ledger [{self.snapshot()}]>"
@@ -115,7 +118,7 @@ class Ledger:
         for device, seen in reading.devices.items():
             if device not in self._empty:
                 self._add(device, seen.limit_bytes, seen.index)
-        if reading.devices and not self._reserved.on(UNSEEN) + self._held.on(UNSEEN):
+        if reading.devices and not self._reserved.on[UNSEEN] + self._held.on[UNSEEN]:
             self._empty.pop(UNSEEN, None)
 
     def rebase(self, reading: MemoryReading | None) -> None:
@@ -123,11 +126,11 @@ class Ledger:
 
         Nothing happens while something is reserved: how much of that is in `reading` nobody knows.
         """
-        if reading is None or self._reserved.of:
+        if reading is None or self._reserved.models:
             return
         for device, book in self._empty.items():
             if (used := reading.used.get(device)) is not None:
-                baseline = max(0, used - self._held.on(device))
+                baseline = max(0, used - self._held.on[device])
                 self._empty[device] = replace(book, baseline_bytes=baseline)
 
     def settle_baseline(self, reading: MemoryReading) -> None:
@@ -138,43 +141,46 @@ class Ledger:
 
     def reserve(self, model_id: ModelId, needs: Bytes) -> None:
         """Book an estimate for a load that begins."""
-        if model_id in self._reserved.of or model_id in self._held.of:
+        if model_id in self._models:
             raise ValueError(f"{model_id!r} is in the ledger already")
         if any(count < 0 for count in needs.values()):
             raise ValueError(f"{dict(needs)} cannot be reserved: bytes are not negative")
-        self._reserved.put(model_id, dict(needs))
+        self._put(model_id, _Entry(self._reserved, dict(needs)))
 
     def settle(self, model_id: ModelId, measured: Bytes | None) -> Bytes:
         """The load is done: hold what was measured, or the estimate when nothing could be."""
-        reserved = self._reserved.of[model_id]
-        held = reserved if measured is None else at_least_zero(measured)
-        self._reserved.drop(model_id)
-        self._held.put(model_id, held)
-        return held
+        known = self._models.get(model_id)
+        if known is None or known.sum is not self._reserved:
+            raise KeyError(f"nothing is reserved for {model_id!r}")
+        self.hold(model_id, known.amounts if measured is None else measured)
+        return self.of(model_id)
 
     def hold(self, model_id: ModelId, held: Bytes) -> None:
         """What the model takes became known otherwise than by settling its load."""
-        self._reserved.drop(model_id)
-        self._held.put(model_id, at_least_zero(held))
+        self._put(model_id, _Entry(self._held, at_least_zero(held)))
 
     def release(self, model_id: ModelId) -> None:
         """The bytes are free again. Harmless when there are none: undoing may come twice."""
-        self._reserved.drop(model_id)
-        self._held.drop(model_id)
+        self._put(model_id, None)
+
+    def exchange(self, model_id: ModelId, other: ModelId) -> None:
+        """Let two models change their ids."""
+        exchange(self._models, model_id, other)
 
     def of(self, model_id: ModelId) -> Bytes:
-        return self._held.of.get(model_id, self._reserved.of.get(model_id, {}))
+        entry = self._models.get(model_id)
+        return entry.amounts if entry else {}
 
     def snapshot(self) -> LedgerSnapshot:
         books = {
             device: replace(
                 book,
-                reserved_bytes=self._reserved.on(device),
-                held_bytes=self._held.on(device),
+                reserved_bytes=self._reserved.on[device],
+                held_bytes=self._held.on[device],
             )
             for device, book in self._empty.items()
         }
-        return LedgerSnapshot(books, models=len(self._reserved.of) + len(self._held.of))
+        return LedgerSnapshot(books, models=len(self._models))
 
     def _add(self, device: Device, limit_bytes: int, index: int | None) -> None:
         if self._memory_limit is not None:
@@ -182,24 +188,28 @@ class Ledger:
         headroom = self._headroom(limit_bytes)
         self._empty[device] = DeviceBook(limit_bytes, headroom, 0, 0, 0, index)
 
+    def _put(self, model_id: ModelId, entry: "_Entry | None") -> None:
+        """Enter in place of what there was of the model; None: it has nothing any more."""
+        if (old := self._models.pop(model_id, None)) is not None:
+            old.sum.models -= 1
+            old.sum.on.subtract(old.amounts)
+        if entry is not None:
+            self._models[model_id] = entry
+            entry.sum.models += 1
+            entry.sum.on.update(entry.amounts)
 
-class _Amounts:
-    """Bytes by model. Their sums are kept up to date: a look costs the same for 10 and 10,000."""
 
-    def __init__(self) -> None:
-        self.of: dict[ModelId, Bytes] = {}
-        self._sums: dict[Device, int] = {}
+@dataclass(slots=True)
+class _Sum:
+    """How many models have something reserved, or held, and the bytes of all on each device."""
 
-    def on(self, device: Device) -> int:
-        return self._sums.get(device, 0)
+    models: int = 0
+    on: Counter[Device] = field(default_factory=Counter)
 
-    def put(self, model_id: ModelId, amounts: Bytes) -> None:
-        """In place of what there was of the model."""
-        self.drop(model_id)
-        self.of[model_id] = amounts
-        for device, count in amounts.items():
-            self._sums[device] = self._sums.get(device, 0) + count
 
-    def drop(self, model_id: ModelId) -> None:
-        for device, count in self.of.pop(model_id, {}).items():
-            self._sums[device] -= count
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One model's bytes, and the sum that they are in: that of what is reserved, or held."""
+
+    sum: _Sum
+    amounts: Bytes

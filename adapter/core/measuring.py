@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from adapter.core.memory import NO_BYTES, Bytes, Device, MemoryReading, at_least_zero, minus, plus
 from adapter.core.model import ModelId
+from adapter.core.names import exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,10 @@ class Window:
         """Its load was undone after all."""
         self._loads.pop(model_id, None)
 
+    def exchange(self, model_id: ModelId, other: ModelId) -> None:
+        """Two models change their ids."""
+        exchange(self._loads, model_id, other)
+
     def disturbed(self) -> None:
         """Something came or went that nobody can put a figure to: no load was alone."""
         self._is_disturbed = True
@@ -103,6 +108,10 @@ class Growth:
 
     def forget(self, model_id: ModelId) -> None:
         self._least.pop(model_id, None)
+
+    def exchange(self, model_id: ModelId, other: ModelId) -> None:
+        """Two models change their ids."""
+        exchange(self._least, model_id, other)
 
     def begin(self, reading: MemoryReading | None) -> None:
         """No operation is under way any more: what changes from here is traffic alone."""

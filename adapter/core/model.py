@@ -7,6 +7,7 @@ from typing import NewType
 
 from adapter.core.memory import NO_BYTES, Bytes
 from adapter.errors import InvalidRequest
+from adapter.protocols.content_types import ContentTypes
 
 # The caller's opaque name of a model: any UTF-8 text.
 ModelId = NewType("ModelId", str)
@@ -50,7 +51,8 @@ class ModelSource:
     None where the files decide. `config` replaces the package's config.pbtxt. `files`, safe
     relative paths and contents, are the package if there are any; `url` is only an identity then.
     `declared_bytes`: the memory that the model takes according to the caller; it overrides the
-    package's own figure.
+    package's own figure. `is_cached`: `url` is a folder of the disk cache, which no
+    caller names; they know the model by `key`, that of the store.
     """
 
     url: str
@@ -60,6 +62,13 @@ class ModelSource:
     config: str | None = None
     files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
     declared_bytes: int | None = None
+    is_cached: bool = False
+    key: str = ""
+
+    @property
+    def told_url(self) -> str:
+        """What callers may know of where the package is."""
+        return self.key or self.url
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +109,10 @@ class Package:
 
     `size_bytes` is what the files take on disk, `declared_bytes` what the package says it takes in
     memory (None when silent). `content_key` is equal for the same files: learned sizes are kept
-    under it. `backends` are Triton's, as far as they can be told. `warnings` are for the log: what
-    is odd but no fault. `gpus` are the CUDA numbers of the GPUs that the package's instance groups
-    name, None when Triton is free to choose, empty when it runs on CPUs only.
+    under it. `backends` are Triton's, as far as they can be told; of `own_backends` the package
+    brings the library. `warnings` are for the log: what is odd but no fault. `gpus` are the CUDA
+    numbers of the GPUs that the package's instance groups name, None when Triton is free to choose,
+    empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
     """
 
     root: str
@@ -111,8 +121,10 @@ class Package:
     declared_bytes: int | None
     content_key: str
     backends: frozenset[str] = frozenset()
+    own_backends: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
     gpus: frozenset[int] | None = None
+    content_types: ContentTypes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +158,4 @@ class StagedModel:
     can_load_again: bool = False
     content_key: str = ""
     held: Bytes = field(default_factory=lambda: NO_BYTES)
+    content_types: ContentTypes | None = None

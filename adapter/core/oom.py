@@ -93,7 +93,7 @@ _ABOUT_THE_INPUT = re.compile(
 )
 
 _FIGURE = re.compile(
-    r"(?:allocat(?:e|ing)|request for|requested(?: size(?: was)?)?|pool size to|byte size"
+    r"(?:allocat(?:e|ing)|request for|requested(?: size(?: was)?| {1,20}:)?|pool size to|byte size"
     r"|gpu memory|amount of memory)"
     r" \(?(\d[\d,]{0,24}(?:\.\d{0,6})?) ?(bytes|b|[kmgt]i?b?)\b"
     r"|(?:requested bytes of|buffer of size|with byte size) (\d{1,24})\b"

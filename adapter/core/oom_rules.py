@@ -51,7 +51,7 @@ STRONG_RULES = (
     _rule("cuda_out_of_memory", "cuda out of memory", _NO_TOPIC, _AS_AN_ERROR, plain=True),
     _rule("cuda_out_of_memory", "cudaerrormemoryallocation|cuda_error_out_of_memory"),
     _rule("cuda_library_alloc_failed", f"{_CUDA_LIBRARIES}|cufft|cnmem_status|nvjpeg_status",
-        r"_(?:alloc\w{0,20}_fail\w{0,40}|out_of_memory)"),
+        r"_(?:internal_error_(?:device|host)_)?(?:alloc\w{0,20}_fail\w{0,40}|out_of_memory)"),
     _rule("cuda_malloc_failed", "cumemalloc|cumemcreate|cudamalloc|cudahostalloc",
         r"(?:async|host)?(?:\([^\n()]{0,80}\))? failed(?=[.;\n]|$)"),
     # its figures follow, and may be cut off
@@ -103,8 +103,10 @@ WEAK_RULES = (
     _rule("tensorrt_enqueue", "unable to enqueue for inference"),
     _rule("tensorrt_context", "unable to create tensorrt context|unable to create tensorrt engine",
         r":?\s*(?=;|$)"),
-    _rule("cuda_library_status", _CUDA_LIBRARIES,
+    _rule("cuda_library_status", f"{_CUDA_LIBRARIES}|cufft",
         r"_(?:not_initialized|execution_failed|internal_error)(?:_\w{1,40})?"),
+    # JAX, where there is no room for its context
+    _rule("jax_no_device", "no supported devices found for platform cuda"),
     _rule("opencl_resources", "cl_out_of_resources"),
     _rule("engine_core_died", "engine core initialization failed|enginedeaderror"),
     _rule("worker_killed", "exit code|exitcode", "[:=]? ?(?:137|-9)"),

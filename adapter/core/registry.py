@@ -1,34 +1,63 @@
 """The table of models and their states. `serving()` is the hot path: one dict look-up."""
 
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, count
 
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
-from adapter.core.state import ModelEvent, ModelState, advance
+from adapter.core.names import replacement_name, triton_name
+from adapter.core.sizing import Basis
+from adapter.core.state import ModelEvent, ModelState, WaitsFor, advance
 from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
+from adapter.protocols.content_types import ContentTypes
 
 _READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
+_ON_THE_WAY = {ModelState.LOADING: "being loaded", ModelState.RETURNING: "being loaded again"}
+_AS_ITS_ID = ModelId("")
+_LATENCIES = 200  # 7 KB of a model that is in use
+
+
+def _latest() -> deque[float]:
+    return deque(maxlen=_LATENCIES)
 
 
 @dataclass(slots=True, eq=False)
 class ModelRecord:
-    """One model. Only the registry changes `state`; only control changes the rest.
+    """One model. Only the registry changes `state` and, of a model in it, `placement`; only control
+    changes the rest.
 
     `in_flight`: inferences that Triton works on; `abandoned`: those of them that nobody waits for.
+    `lost`: requests that no unload waits for, since they can never be answered; not in flight.
     `served` counts the model's inferences, `ended_before` those that had ended at the last tick of
-    housekeeping. `used_at` is when the last inference began (time.monotonic), or the load ended.
+    housekeeping. `latencies` are the seconds of the latest ones that went well, the wait for their
+    callers included; of a stream they are those of the whole stream. `used_at` is when the last
+    inference began (time.monotonic), or the load ended.
     `can_load_again`: `source` suffices to load the model again. `declared_bytes` and `disk_bytes`
     are the package's, unknown for a model of an earlier run. `instances`: the model's instances
     that had a python process of their own when the load ended, by their names in Triton.
+    `state_since`: when it came into `state`, by the registry's clock. `waits_for` is None unless
+    the model is being loaded or unloaded. `basis` is that of its reservation, None for a model of
+    an earlier run. `begun_at` is when its load began (time.time), 0 for such a model.
+    `is_on_demand`: it was loaded since a call asked for it, and may be evicted. `asked_for` is the
+    name that answers carry: another than `id` only for one of two versions that are there at once.
+    `can_be_doubled`: another version of it may be loaded beside it. `is_renamed`: it has another
+    name in Triton than `asked_for`. `content_types`: those that it opted into, None without any.
     """
 
     id: ModelId
     name: TritonName
     source: ModelSource
     state: ModelState = ModelState.LOADING
+    state_since: float = 0.0
+    waits_for: WaitsFor | None = None
     in_flight: int = 0
     abandoned: int = 0
+    lost: int = 0
     served: int = 0
+    latencies: deque[float] = field(default_factory=_latest)
     used_at: float = 0.0
     ended_before: int = 0
     placement: Placement = field(default_factory=lambda: Placement(()))
@@ -36,12 +65,18 @@ class ModelRecord:
     can_load_again: bool = True
     declared_bytes: int | None = None
     disk_bytes: int = 0
+    basis: Basis | None = None
+    begun_at: float = 0.0
+    is_on_demand: bool = False
+    asked_for: ModelId = _AS_ITS_ID
+    can_be_doubled: bool = False
     instances: frozenset[str] = frozenset()
+    content_types: ContentTypes | None = None
+    is_renamed: bool = field(init=False)
 
-    @property
-    def is_renamed(self) -> bool:
-        """Whether the model has another name in Triton than its id."""
-        return self.name != self.id  # type: ignore[comparison-overlap]
+    def __post_init__(self) -> None:
+        self.asked_for = self.asked_for or self.id
+        self.is_renamed = self.name != self.asked_for  # type: ignore[comparison-overlap]
 
 
 def not_loaded(model_id: ModelId) -> ModelNotFound:
@@ -49,11 +84,19 @@ def not_loaded(model_id: ModelId) -> ModelNotFound:
 
 
 class Registry:
-    def __init__(self) -> None:
+    """All models by id, and `stuck`, those that are STUCK, by name: their ids are free again."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """`clock` is time.monotonic, but in tests."""
+        self._clock = clock
+        self.stuck: dict[TritonName, ModelRecord] = {}
         self._records: dict[ModelId, ModelRecord] = {}
         # sorted, and counted, so that a page and a scrape cost the same for 10 and 10,000
         self._ready: list[ModelId] = []
         self._counts = dict.fromkeys(ModelState, 0)
+        self._names: dict[TritonName, ModelRecord] = {}  # of each record; stuck ones are apart
+        self._owners: dict[TritonName, ModelRecord] = {}
+        self._watches: list[set[TritonName]] = []
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {state.value.lower()}" for state, n in self.counts().items())
@@ -75,8 +118,10 @@ class Registry:
             return record
         if record is None or record.state is ModelState.UNLOADING:
             raise not_loaded(model_id)
-        if record.state is ModelState.LOADING:
-            raise ModelNotReady(f"model {model_id!r} is being loaded", model_id=model_id)
+        if record.state in _ON_THE_WAY:
+            raise ModelNotReady(
+                f"model {model_id!r} is {_ON_THE_WAY[record.state]}", model_id=model_id
+            )
         raise ModelNotFound(
             f"model {model_id!r} has lost its process; load it again", model_id=model_id
         )
@@ -98,62 +143,133 @@ class Registry:
         ready = (self._records[model_id] for model_id in self._ready)
         return max((0.0 if r.in_flight else now - r.used_at for r in ready), default=None)
 
-    def begin_load(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
-        if (known := self._records.get(model_id)) is not None:
-            doing = "being loaded" if known.state is ModelState.LOADING else "loaded already"
+    def free_name(self, *ids: ModelId, replaced: ModelRecord | None = None) -> TritonName:
+        """Return the name in Triton of the first of the ids whose name is free, or another. None is
+        free that a model has which is being loaded, unloaded or undone, or that Triton is stuck
+        with. `replaced`: the record whose place the model takes, and whose name it may have.
+        """
+        others = (replacement_name(ids[0], number) for number in count(1))
+        names = chain(map(triton_name, ids), others)
+        return next(name for name in names if not self._is_taken(name, replaced))
+
+    def _is_taken(self, name: TritonName, replaced: ModelRecord | None) -> bool:
+        owner = self._owners.get(name)
+        if owner is not None and owner.name != name:  # a part of a package: the load is refused
+            owner = None
+        owners = (self._names.get(name), owner, self.stuck.get(name))
+        return any(owner not in {None, replaced} for owner in owners)
+
+    def begin_load(
+        self,
+        model_id: ModelId,
+        name: TritonName,
+        source: ModelSource,
+        asked_for: ModelId = _AS_ITS_ID,
+    ) -> ModelRecord:
+        """Add a record of a load; it takes the place of that of a model that is RETURNING."""
+        known = self._records.get(model_id)
+        if known is not None and known.state is not ModelState.RETURNING:
+            doing = _ON_THE_WAY.get(known.state, "loaded already")
             raise AlreadyLoaded(f"model {model_id!r} is {doing}", model_id=model_id)
-        advance(None, ModelEvent.LOAD_BEGUN)
-        return self._add(ModelRecord(model_id, name, source))
+        record = ModelRecord(model_id, name, source, asked_for=asked_for)
+        self.apply(record, ModelEvent.LOAD_BEGUN, replaced=known)
+        return record
 
     def adopt(self, model_id: ModelId, name: TritonName, source: ModelSource) -> ModelRecord:
         """Add a model that Triton serves already, loaded by an earlier run."""
-        record = self._add(ModelRecord(model_id, name, source))
-        self._apply(record, ModelEvent.LOADED)
+        record = ModelRecord(model_id, name, source)
+        self.apply(record, ModelEvent.ADOPTED)
         return record
 
-    def finish_load(self, record: ModelRecord) -> None:
-        self._apply(record, ModelEvent.LOADED)
+    def place(self, record: ModelRecord, placement: Placement) -> None:
+        """Note the names in Triton that are the model's, until it is gone."""
+        record.placement = placement
+        self._owners |= dict.fromkeys(placement.names, record)
 
-    def abort_load(self, record: ModelRecord) -> None:
-        self._apply(record, ModelEvent.LOAD_FAILED)
+    def is_owned(self, name: TritonName) -> bool:
+        """Return whether a model in the table has that name in Triton. Stuck ones are not in it."""
+        return name in self._owners
+
+    @contextmanager
+    def disowned(self) -> Iterator[set[TritonName]]:
+        """Collect the names in Triton whose models leave the table meanwhile."""
+        names = set[TritonName]()
+        self._watches.append(names)
+        try:
+            yield names
+        finally:
+            self._watches = [each for each in self._watches if each is not names]
+
+    def refuse_unless_evictable(self, record: ModelRecord) -> None:
+        """Raise unless the model is ready, under the name that callers ask for, and was loaded for
+        them alone.
+        """
+        is_served = self._records.get(record.asked_for) is record and record.state is _READY
+        if not is_served or not record.is_on_demand:
+            why = f"model {record.asked_for!r} was unloaded meanwhile, or is a platform's now"
+            raise ModelNotFound(why, model_id=record.asked_for)
+
+    def exchange(self, record: ModelRecord, other: ModelRecord) -> None:
+        """Give each of two ready models the id of the other."""
+        if {record.state, other.state} != {ModelState.READY}:
+            raise ValueError(f"{record.id!r} and {other.id!r} are not both ready")
+        record.id, other.id = other.id, record.id
+        self._records |= {record.id: record, other.id: other}
 
     def died(self, record: ModelRecord) -> None:
         """Mark the model as dead. Further reports of the same death are ignored."""
-        if self._records.get(record.id) is record and record.state is ModelState.READY:
-            self._apply(record, ModelEvent.DIED)
+        if self._state_of(record) is ModelState.READY:
+            self.apply(record, ModelEvent.DIED)
 
     def begin_unload(self, model_id: ModelId) -> ModelRecord:
         record = self._records.get(model_id)
-        if record is None:
+        if record is None or record.state is ModelState.RETURNING:
             raise not_loaded(model_id)
-        self._apply(record, ModelEvent.UNLOAD_BEGUN)
+        self.apply(record, ModelEvent.UNLOAD_BEGUN)
         return record
 
-    def finish_unload(self, record: ModelRecord) -> None:
-        self._apply(record, ModelEvent.UNLOADED)
+    def _state_of(self, record: ModelRecord) -> ModelState | None:
+        """Return None for a record that is no longer in the table, or not yet."""
+        is_here = record in (self._records.get(record.id), self.stuck.get(record.name))
+        return record.state if is_here else None
 
-    def unload_failed(self, record: ModelRecord, *, was_dead: bool = False) -> None:
-        """Return the model to the state that it had before the unload."""
-        event = ModelEvent.DEAD_UNLOAD_FAILED if was_dead else ModelEvent.UNLOAD_FAILED
-        self._apply(record, event)
-
-    def vanished(self, record: ModelRecord) -> None:
-        self._apply(record, ModelEvent.VANISHED)
-
-    def _add(self, record: ModelRecord) -> ModelRecord:
-        self._records[record.id] = record
-        self._counts[record.state] += 1
-        return record
-
-    def _apply(self, record: ModelRecord, event: ModelEvent) -> None:
-        before, after = record.state, advance(record.state, event)
-        self._counts[before] -= 1
-        if before is ModelState.READY:
-            del self._ready[bisect_left(self._ready, record.id)]
+    def apply(
+        self, record: ModelRecord, event: ModelEvent, *, replaced: ModelRecord | None = None
+    ) -> None:
+        """Move the model to the state that the table has for the event, or raise and change
+        nothing. `replaced`: the record whose place this one takes.
+        """
+        old = replaced or record
+        before = self._state_of(old)
+        after = advance(before, event)
+        if before is not None:
+            self._remove(old, before)
+            if old is not record or after in {None, ModelState.STUCK}:
+                self._disown(old)
+        if after is None:
+            return
+        record.state, record.state_since, record.waits_for = after, self._clock(), None
+        self._counts[after] += 1
+        if after is ModelState.STUCK:
+            self.stuck[record.name] = record
+            return
+        self._records[record.id] = self._names[record.name] = record
         if after is ModelState.READY:
             insort(self._ready, record.id)
-        if after is None:
-            del self._records[record.id]
-        else:
-            record.state = after
-            self._counts[after] += 1
+
+    def _disown(self, record: ModelRecord) -> None:
+        for name in record.placement.names:
+            if self._owners.get(name) is record:
+                del self._owners[name]
+                for names in self._watches:
+                    names.add(name)
+
+    def _remove(self, record: ModelRecord, state: ModelState) -> None:
+        self._counts[state] -= 1
+        if state is ModelState.STUCK:
+            del self.stuck[record.name]
+            return
+        del self._records[record.id]
+        del self._names[record.name]
+        if state is ModelState.READY:
+            del self._ready[bisect_left(self._ready, record.id)]

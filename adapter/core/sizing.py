@@ -21,15 +21,23 @@ _DECAY = 4
 
 _Value = TypeVar("_Value")
 
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{unit.lower(): count for unit, count in (_BINARY | _DECIMAL).items()},
+    **{unit.lower()[:-1]: count for unit, count in _BINARY.items()},  # as Kubernetes writes them
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """`8GiB`, `512 MiB`, `1.5GiB` or plain bytes, in bytes. ValueError names the accepted forms."""
+    """`8GiB`, `512Mi`, `1.5 GB` or plain bytes, in bytes. ValueError names the accepted forms."""
     match = _SIZE.fullmatch(text)
     if match is None or (unit := _UNITS.get(match[2].lower())) is None:
-        raise ValueError(f"{text!r} is no size; write bytes or a number with KiB, MiB, GiB or TiB")
+        units = "KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+        raise ValueError(f"write bytes or a number with {units}")
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
@@ -43,6 +51,17 @@ def format_size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def exact_size(count: int) -> str:
+    """Bytes as `parse_size` reads them: `8GiB`, else the figure and about how much that is."""
+    if count < _BINARY["KiB"]:
+        return str(count)
+    whole = [(count // n, unit) for unit, n in (_BINARY | _DECIMAL).items() if count % n == 0]
+    if not whole:
+        return f"{count} ({format_size(count)})"
+    number, unit = min(whole)
+    return f"{number}{unit}"
+
+
 class Basis(Enum):
     """What an estimate stands on, the most trusted first."""
 
@@ -50,6 +69,10 @@ class Basis(Enum):
     DECLARED = "declared"
     DISK = "disk"
     DEFAULT = "default"
+
+
+# Good enough to refuse a load by, and to let others load beside it.
+KNOWN = frozenset({Basis.LEARNED, Basis.DECLARED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,24 @@ class ModelState(Enum):
     READY = "READY"
     DEAD = "DEAD"  # Triton still lists it, but the process that computed it is gone
     UNLOADING = "UNLOADING"
+    RETURNING = "RETURNING"  # Triton has lost it, and it is to be loaded again
+    STUCK = "STUCK"  # Triton never ends its load; another load of the model takes another name
+
+
+class WaitsFor(Enum):
+    """What a load or an unload that is under way spends its time on.
+
+    A load goes from the first to TRITON, and to UNDOING when it fails; an unload has REQUESTS and
+    then TRITON.
+    """
+
+    PACKAGE = "package"  # its files are read, checked and, of an archive, unpacked
+    TURN = "turn"  # earlier loads, or loads whose size is not known, come first
+    MEMORY = "memory"  # it does not fit yet
+    FILES = "files"  # they are linked, copied or sent to where Triton reads them
+    TRITON = "triton"
+    REQUESTS = "requests"  # those in flight
+    UNDOING = "undoing"  # the load failed, and what there is of it is taken down
 
 
 class ModelEvent(Enum):
@@ -24,12 +42,23 @@ class ModelEvent(Enum):
     UNLOAD_FAILED = "unload_failed"
     DEAD_UNLOAD_FAILED = "dead_unload_failed"
     VANISHED = "vanished"
+    LOST = "lost"
+    BROKEN_OFF = "broken_off"
+    ADOPTED = "adopted"
+    GIVEN_UP = "given_up"
+    FREED = "freed"
 
 
 TRANSITIONS: dict[tuple[ModelState | None, ModelEvent], ModelState | None] = {
     (None, ModelEvent.LOAD_BEGUN): ModelState.LOADING,
     (ModelState.LOADING, ModelEvent.LOADED): ModelState.READY,
     (ModelState.LOADING, ModelEvent.LOAD_FAILED): None,
+    (ModelState.LOADING, ModelEvent.GIVEN_UP): ModelState.STUCK,
+    # an earlier run loaded it, or began to
+    (None, ModelEvent.ADOPTED): ModelState.READY,
+    (None, ModelEvent.GIVEN_UP): ModelState.STUCK,
+    (ModelState.STUCK, ModelEvent.LOAD_FAILED): ModelState.STUCK,
+    (ModelState.STUCK, ModelEvent.FREED): None,
     (ModelState.READY, ModelEvent.DIED): ModelState.DEAD,
     (ModelState.READY, ModelEvent.UNLOAD_BEGUN): ModelState.UNLOADING,
     (ModelState.DEAD, ModelEvent.UNLOAD_BEGUN): ModelState.UNLOADING,
@@ -40,6 +69,12 @@ TRANSITIONS: dict[tuple[ModelState | None, ModelEvent], ModelState | None] = {
     # Triton was restarted under us
     (ModelState.READY, ModelEvent.VANISHED): None,
     (ModelState.DEAD, ModelEvent.VANISHED): None,
+    (ModelState.READY, ModelEvent.LOST): ModelState.RETURNING,
+    (ModelState.DEAD, ModelEvent.LOST): ModelState.RETURNING,
+    (ModelState.RETURNING, ModelEvent.LOAD_BEGUN): ModelState.LOADING,
+    # Triton ended once more, during the load that was to bring the model back
+    (ModelState.LOADING, ModelEvent.BROKEN_OFF): ModelState.RETURNING,
+    (ModelState.RETURNING, ModelEvent.VANISHED): None,
 }
 
 

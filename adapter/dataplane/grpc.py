@@ -11,10 +11,10 @@ import grpc
 
 from adapter.core.calls import ChannelOptions, Hold, RpcAnswer, RpcCall, RpcMetadata, keepalive
 from adapter.core.faults import Faults
-from adapter.core.model import ModelId, TritonName
+from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
-from adapter.telemetry.waiting import add_waited
+from adapter.telemetry.traffic import add_waited
 
 SERVICE = "/inference.GRPCInferenceService"
 
@@ -103,7 +103,7 @@ class GrpcDataPlane:
         text = f"no answer from Triton within {seconds:g} s"
         if seconds < self._timeout:
             text = "the caller's deadline has passed"
-        raise BackendTimeout(text, model_id=record.id if record else None)
+        raise BackendTimeout(text, model_id=record.asked_for if record else None)
 
     async def _answer(
         self, rpc: "grpc.aio.UnaryUnaryCall[bytes, bytes]", record: ModelRecord | None
@@ -159,7 +159,7 @@ class GrpcDataPlane:
         return self._channel
 
     def _fault(self, error: grpc.aio.AioRpcError, record: ModelRecord | None) -> AdapterError:
-        text, model_id = error.details() or "", record.id if record else ModelId("")
+        text, model_id = error.details() or "", record.asked_for if record else ModelId("")
         is_exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         if is_exhausted and _ANSWER_TOO_LARGE.search(text):
             return InferenceFailed(f"Triton's answer is too large: {text}", model_id=model_id)
@@ -167,8 +167,10 @@ class GrpcDataPlane:
             # Triton ends no stream that is written to, unless it stops itself
             why = f"the connection to Triton broke: {text}"
             return BackendUnavailable(why, model_id=model_id, delivered=True)
-        name = record.name if record else TritonName("")
-        return self._faults.of_grpc_inference(error.code().name, text, name=name, model_id=model_id)
+        code = error.code().name
+        if record is None:
+            return self._faults.of_server_call(code, text)
+        return self._faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
 
 
 class GrpcStream:

@@ -1,22 +1,23 @@
 """Calls of Triton's HTTP port: bytes in, Triton, bytes out. No tensors, no JSON of ours."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from types import TracebackType
 
 from multidict import CIMultiDict
 
-from adapter.core.calls import Check, Hold, Upstream, V2Call
+from adapter.core.calls import Check, Hold, V2Call
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
-from adapter.dataplane.http_connection import Connection
+from adapter.dataplane.http_connection import PLAIN, Connection, Manner
 from adapter.dataplane.http_pool import Pool
-from adapter.dataplane.json_limits import Limits, check_whole, checked, json_bytes
+from adapter.dataplane.json_limits import Limits, check_whole, checked, is_packed, json_bytes
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
-from adapter.telemetry.waiting import add_waited
+from adapter.telemetry.traffic import add_waited
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _LENGTH = "Content-Length"
@@ -85,7 +86,9 @@ class HttpDataPlane:
         self, faults: Faults, *, timeout_seconds: float, max_unpacked_bytes: int = 2**26
     ) -> None:
         self.host = ""
+        self.idle: Callable[[], Connection | None] = _none
         self._faults = faults
+        self.check = partial(check_whole, max_unpacked=max_unpacked_bytes)
         self._max_unpacked = max_unpacked_bytes
         self._timeout = timeout_seconds
         self._pool: Pool | None = None
@@ -94,24 +97,24 @@ class HttpDataPlane:
         """`host:port` of Triton's HTTP port."""
         self.host = address
         self._pool = Pool(address, self._faults, self._timeout)
+        self.idle = self._pool.idle
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
+        pool, self._pool, self.idle = self._pool, None, _none
         if pool is not None:
             await pool.close()
 
     def forward(self, call: V2Call, hold: Hold | None) -> AbstractAsyncContextManager[HttpAnswer]:
-        if isinstance(call.body, bytes):
-            self.check(call.body, json_bytes(call.headers))
-        elif call.body is not None:
-            body = checked(call.body, call.headers, self._max_unpacked)
-            call = replace(call, body=body)
+        body = call.body
+        if isinstance(body, bytes) and is_packed(call.headers):
+            body = _in_one(body)
+        if isinstance(body, bytes):
+            self.check(body, json_bytes(call.headers))
+        elif body is not None:
+            call = replace(call, body=checked(body, call.headers, self._max_unpacked))
         return _Call(self, call, head_of(call, self.host), hold)
 
     # -- without a task ---------------------------------------------------------------------
-
-    def idle(self) -> Upstream | None:
-        return None if self._pool is None else self._pool.idle()
 
     async def connected(self, model_id: ModelId | None) -> Connection:
         """One that is idle, or a new one."""
@@ -119,11 +122,15 @@ class HttpDataPlane:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         return self._pool.idle() or await self._pool.connect(model_id)
 
-    def check(self, body: bytes, json_bytes: int | None) -> None:
-        check_whole(body, json_bytes, self._max_unpacked)
-
     def checking(self, json_bytes: int | None, length: int) -> Check:
         return Limits(json_bytes, max(length, self._max_unpacked))
+
+
+def _none() -> None: ...
+
+
+async def _in_one(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 class _Call:
@@ -147,7 +154,9 @@ class _Call:
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> HttpAnswer:
-        self._connection = await self._plane.connected(self._record.id if self._record else None)
+        self._connection = await self._plane.connected(
+            self._record.asked_for if self._record else None
+        )
         try:
             self._begin()
             return await self._answered()
@@ -165,13 +174,10 @@ class _Call:
 
     def _begin(self) -> None:
         call = self._call
-        self._connection.begin(
-            self,
-            self._record,
-            is_head=call.method == "HEAD",
-            is_stream=call.is_stream,
-            is_probe=call.is_probe,
-        )
+        manner = PLAIN
+        if call.is_stream or call.is_probe or call.method == "HEAD":
+            manner = Manner(call.method == "HEAD", call.is_stream, call.is_probe)
+        self._connection.begin(self, self._record, manner)
         if call.body is None or isinstance(call.body, bytes):
             self._connection.send(self._head, call.body or b"")
             return
@@ -209,6 +215,8 @@ class _Call:
         if self._sender is not None and not self._sender.done():
             self._sender.cancel()
             await asyncio.wait([self._sender])
+        # they refer to this, which would keep the body until the garbage is collected
+        self._answer = self._error = None
 
     # -- the body, where it is a stream -----------------------------------------------------
 

@@ -12,6 +12,7 @@ import math
 import select
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Protocol, cast
 
@@ -41,7 +42,8 @@ _JOINED_BYTES = 2**14
 _END = b"\r\n\r\n"
 _OK = 200
 _NO_BODY = frozenset({204, 304})
-_EVENT = "data: "  # generate_stream tells an error as its first event
+# generate_stream tells an error as its first event; here it is judged and answered as any other
+_EVENT = "data: "
 
 
 class State(IntEnum):
@@ -57,13 +59,14 @@ class Event(IntEnum):
     BEGUN = auto()
     SENT = auto()  # the request, to its last byte
     HEAD = auto()  # of the answer, the last one where there are informational ones
-    ENDED = auto()  # the answer
-    KEPT = auto()
+    ENDED = auto()  # the answer, and the connection with it
+    KEPT = auto()  # the answer has ended, and another call may follow
+    ANSWERED = auto()  # the whole answer at once, and another call may follow
 
 
 # Python 3.11 looks long for a member of an enumeration.
 _IDLE, _SENDING, _AWAITING_HEAD, _READING_BODY, _DONE, _BROKEN = State
-_BEGUN, _SENT, _HEAD, _ENDED, _KEPT = Event
+_BEGUN, _SENT, _HEAD, _ENDED, _KEPT, _ANSWERED = Event
 
 # Any other event, and the loss of the connection, breaks it.
 NEXT = {
@@ -71,10 +74,25 @@ NEXT = {
     (_SENDING, _SENT): _AWAITING_HEAD,
     (_SENDING, _HEAD): _READING_BODY,  # and it is never kept
     (_AWAITING_HEAD, _HEAD): _READING_BODY,
+    (_AWAITING_HEAD, _ANSWERED): _IDLE,
     (_READING_BODY, _SENT): _READING_BODY,
     (_READING_BODY, _ENDED): _DONE,
-    (_DONE, _KEPT): _IDLE,
+    (_READING_BODY, _KEPT): _IDLE,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """Of a call. `is_head`: its answer has no body. `is_stream`: it may never end. `is_probe`: any
+    status is an answer; else one but 200 becomes what `failed` is told.
+    """
+
+    is_head: bool = False
+    is_stream: bool = False
+    is_probe: bool = False
+
+
+PLAIN = Manner()
 
 
 class Owner(Protocol):
@@ -106,9 +124,15 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._readable = select.poll()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = self._heard = 0.0
+        self._due = self.heard = 0.0
         self._receiver: Receiver | None = None
         self._is_held = False
+        self._raw = b""  # of a head that is not whole
+        # the head of the last answer, where it is in _KNOWN, and the bytes of all of that answer
+        self._last_head, self._last_bytes = b"", 0
+        self._fault: bytearray | None = None
+        self.headers: RawHeaders = []
+        self.length: int | None = None
 
     # -- one call ---------------------------------------------------------------------------
 
@@ -116,29 +140,15 @@ class Connection(asyncio.Protocol):
         self,
         receiver: Receiver,
         record: ModelRecord | None,
-        *,
-        is_head: bool = False,
-        is_stream: bool = False,
-        is_probe: bool = False,
+        manner: Manner = PLAIN,
     ) -> None:
-        """`is_probe`: any status is an answer; else one but 200 becomes what `failed` is told."""
-        self._receiver = receiver
         self.state = NEXT[self.state, _BEGUN]
+        self._receiver = receiver
         self._record = record
-        self._is_head = is_head
-        self._is_stream = is_stream
-        self._is_probe = is_probe
-        self._is_sent = self._is_kept = self._is_complete = False
-        self._raw = b""
-        self._quiet = 0
-        self._left: int | None = None
-        self._pieces: list[bytes] = []
-        self._fault: bytearray | None = None
-        self.status = 0
-        self.headers: RawHeaders = []
-        self.length: int | None = None
-        self._heard = self._loop.time()
-        self._due = self._heard + self._seconds
+        self._manner = manner
+        self._is_sent = False
+        self.heard = now = self._loop.time()
+        self._due = now + self._seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._time_is_up)
 
@@ -148,10 +158,11 @@ class Connection(asyncio.Protocol):
             self.transport.write(head + body)
         else:
             self.transport.writelines((head, body))
-        self.sent()
+        self.state = NEXT[self.state, _SENT]
+        self._is_sent = True
 
     def write(self, piece: bytes) -> None:
-        self._heard = self._loop.time()
+        self.heard = self._loop.time()
         self.transport.write(piece)
 
     def sent(self) -> None:
@@ -169,7 +180,7 @@ class Connection(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self._is_held and self.state is not _BROKEN:
             self._is_held = False
-            self._heard = self._loop.time()
+            self.heard = self._loop.time()
             self.transport.resume_reading()
 
     def leave(self, receiver: Receiver, hold: Hold | None) -> None:
@@ -210,14 +221,14 @@ class Connection(asyncio.Protocol):
         """The answer is all there, and the connection is free before its receiver hears of it.
         `whole`: its body, of which the receiver has heard nothing yet.
         """
-        self.state = NEXT[self.state, _ENDED]
         receiver, self._receiver = self._receiver, None
-        if self._is_kept and self._is_sent:
+        if self._is_kept:
+            self.state = NEXT[self.state, _KEPT]
             if self._is_held:
                 self.resume_reading()
-            self.state = NEXT[self.state, _KEPT]
             self._owner.free(self)
         else:
+            self.state = NEXT[self.state, _ENDED]
             self.abort()
         if receiver is None:
             return
@@ -229,7 +240,7 @@ class Connection(asyncio.Protocol):
             receiver.failed(self._judged(self._fault))
 
     def _break(self, why: str) -> None:
-        model_id = self._record.id if self._receiver and self._record else None
+        model_id = self._record.asked_for if self._receiver and self._record else None
         text = f"the connection to Triton broke: {why}"
         self._fail(BackendUnavailable(text, model_id=model_id, delivered=True))
 
@@ -259,13 +270,13 @@ class Connection(asyncio.Protocol):
         receiver, now = self._receiver, self._loop.time()
         if receiver is None or self._due == math.inf:
             return
-        if self._is_stream:
-            self._due = (now if self._is_held else self._heard) + self._seconds
+        if self._manner.is_stream:
+            self._due = (now if self._is_held else self.heard) + self._seconds
         if self._due > now:
             self._timer = self._loop.call_at(self._due, self._time_is_up)
             return
         text = f"no answer from Triton within {self._seconds:g} s"
-        error = BackendTimeout(text, model_id=self._record.id if self._record else None)
+        error = BackendTimeout(text, model_id=self._record.asked_for if self._record else None)
         if self.is_delivered():
             receiver.failed(error)  # and leaves
         else:
@@ -281,12 +292,20 @@ class Connection(asyncio.Protocol):
         self._readable.register(own.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
+        if (
+            len(data) == self._last_bytes
+            and data.startswith(self._last_head)
+            and self.state is _AWAITING_HEAD
+            and self._manner is PLAIN
+        ):
+            self._end_as_before(data)
+            return
+        self.heard = self._loop.time()
         state = self.state
-        if state is _READING_BODY:
-            self._read_body(data)
-        elif state is _AWAITING_HEAD or state is _SENDING:
+        if state is _AWAITING_HEAD or state is _SENDING:
             self._read_head(data)
+        elif state is _READING_BODY:
+            self._read_body(data)
         elif state is not _BROKEN:
             self._break("an answer to nothing")
 
@@ -313,15 +332,32 @@ class Connection(asyncio.Protocol):
 
     # -- the answer -------------------------------------------------------------------------
 
+    def _end_as_before(self, data: bytes) -> None:
+        """A whole answer with the head of the last one."""
+        receiver, self._receiver = self._receiver, None
+        self.state = NEXT[self.state, _ANSWERED]
+        if self._is_held:
+            self.resume_reading()
+        self._owner.free(self)
+        if receiver is not None:
+            receiver.answered_whole(data[len(self._last_head) :])
+
     def _read_head(self, data: bytes) -> None:
         if not self._raw:
+            self._last_bytes = 0
             end = data.find(_END) + len(_END)
             if (known := _KNOWN.get(data[:end])) is not None:
                 self.headers, self.length = known
                 self.status, self._is_kept = _OK, True
+                self._last_head, self._last_bytes = data[:end], end + self.length
                 self._answer(data[end:])
                 return
+            self._quiet = 0
             self._parser = HttpResponseParser(self)
+            self._pieces: list[bytes] = []
+            self.status = 0
+            self._is_kept = self._is_complete = False
+            self.headers, self.length = [], None
         while data:
             begun = len(self._raw)
             self._raw += data
@@ -343,16 +379,15 @@ class Connection(asyncio.Protocol):
     def _answer(self, rest: bytes) -> None:
         self._is_kept &= self.state is _AWAITING_HEAD
         self.state = NEXT[self.state, _HEAD]
+        self._left = 0 if self._manner.is_head or self.status in _NO_BODY else self.length
+        is_good = self.status == _OK or self._manner.is_probe
+        if is_good and self._is_kept and self._left == len(rest):
+            self._end(rest)
+            return
         self._quiet = 0
-        self._left = 0 if self._is_head or self.status in _NO_BODY else self.length
-        if self.status == _OK or self._is_probe:
-            if self._is_kept and self._left == len(rest):
-                self._end(rest)
-                return
-            if self._receiver is not None:
-                self._receiver.answered()
-        else:
-            self._fault = bytearray()
+        self._fault = None if is_good else bytearray()
+        if is_good and self._receiver is not None:
+            self._receiver.answered()
         if self.state is _READING_BODY and (rest or self._left == 0):
             self._read_body(rest)
 

@@ -1,7 +1,6 @@
 """The connections to Triton's HTTP port: taken for one call, given back, used again."""
 
 import asyncio
-from time import monotonic
 
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
@@ -27,7 +26,7 @@ class Pool:
         self._seconds = seconds
         self._keep_seconds = keep_seconds
         self._open: set[Connection] = set()
-        self._idle: dict[Connection, float] = {}  # since when, the oldest first
+        self._idle: list[Connection] = []  # the one last used is the last
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._all_lost: asyncio.Future[None] | None = None
@@ -38,7 +37,7 @@ class Pool:
     def idle(self) -> Connection | None:
         """One that a call may begin on at once, if there is one."""
         while self._idle:
-            connection, _ = self._idle.popitem()
+            connection = self._idle.pop()
             if connection.is_quiet():
                 return connection
             connection.abort()
@@ -46,7 +45,7 @@ class Pool:
 
     def free(self, connection: Connection) -> None:
         """Another call may follow."""
-        self._idle[connection] = monotonic()
+        self._idle.append(connection)
         if self._sweeper is None:
             loop = asyncio.get_running_loop()
             self._sweeper = loop.call_later(self._keep_seconds, self._sweep)
@@ -81,20 +80,21 @@ class Pool:
 
     def lost(self, connection: Connection) -> None:
         self._open.discard(connection)
-        self._idle.pop(connection, None)
+        if connection in self._idle:
+            self._idle.remove(connection)
         if self._all_lost is not None and not self._open and not self._all_lost.done():
             self._all_lost.set_result(None)
 
     def _sweep(self) -> None:
+        """Close those that Triton has said nothing on for so long."""
         self._sweeper = None
+        loop = asyncio.get_running_loop()
         while self._idle:
-            connection, since = next(iter(self._idle.items()))
-            left = since + self._keep_seconds - monotonic()
+            left = self._idle[0].heard + self._keep_seconds - loop.time()
             if left > 0:
-                self._sweeper = asyncio.get_running_loop().call_later(left, self._sweep)
+                self._sweeper = loop.call_later(left, self._sweep)
                 return
-            del self._idle[connection]
-            connection.abort()
+            self._idle.pop(0).abort()
 
 
 def _unreachable(why: str, model_id: ModelId | None) -> BackendUnavailable:

@@ -23,15 +23,18 @@ _HEADER_LENGTH = "inference-header-content-length"
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-# a key may be written with escapes
+_ITS_VALUE = rb'[ \t\r\n]*(?::[ \t\r\n]*(?:\[([^]"[{]*))?)?'
+_PLAIN_KEY, _PLAIN_VALUE = b'"shape"', re.compile(rb'[ \t\r\n]*:[ \t\r\n]*\[([^]"[{]*)')
+_PLAIN_SHAPE = re.compile(_PLAIN_KEY + _ITS_VALUE)
+# a key may be written with escapes; to look for those takes twice as long
 _SHAPE = re.compile(
-    rb'"(?:s|\\u0073)(?:h|\\u0068)(?:a|\\u0061)(?:p|\\u0070)(?:e|\\u0065)"'
-    rb'[ \t\r\n]*(?::[ \t\r\n]*(?:\[([^]"[{]*))?)?'
+    rb'"(?:s|\\u0073)(?:h|\\u0068)(?:a|\\u0061)(?:p|\\u0070)(?:e|\\u0065)"' + _ITS_VALUE
 )
-_LONGEST_KEY = 31
+_KEY_BYTES, _LONGEST_KEY = len(_PLAIN_KEY), 31
 _SHARED_MEMORY = b"shared_memory_region"
-_SHAPE_BYTES = 2**16
+_SHAPE_BYTES, _SHORT_BYTES = 2**16, 64
 _DIGITS, _MOST_VALUES = 19, 2**63
+_BACKSLASH = ord("\\")
 _STEPS = {ord("["): 1, ord("]"): -1}
 
 
@@ -47,6 +50,27 @@ def _values(dimensions: bytes) -> int:
             values *= int(digits)
             most = max(most, values)
     return most
+
+
+@lru_cache(1024)
+def _plain_values(text: bytes) -> int:
+    """`_values` of what stands between a key and the next bracket; far too many where that is not
+    simply a shape.
+    """
+    found = _PLAIN_VALUE.fullmatch(text)
+    return _MOST_VALUES + 1 if found is None else _values(found[1])
+
+
+def _are_small(part: bytes, most: int) -> bool:
+    """Whether no shape has more values, as can be told without an expression."""
+    at = part.find(_PLAIN_KEY)
+    while at >= 0:
+        end = part.find(b"]", at)
+        text = part[at + _KEY_BYTES : end]
+        if len(text) > _SHORT_BYTES or _plain_values(text) > most:
+            return False
+        at = part.find(_PLAIN_KEY, end)
+    return True
 
 
 def _check(dimensions: bytes, most: int) -> None:
@@ -133,12 +157,13 @@ def check_whole(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
     size = len(part)
     if size > MOST_LEVELS and part.count(b"[") + part.count(b"{") > MOST_LEVELS:
         Depth().feed(part)
-    for found in _SHAPE.finditer(part):
-        dimensions = found[1]
-        if dimensions is None or _values(dimensions) <= size:
-            continue
-        if part.startswith(b"]", found.end()):
-            _check(dimensions, max_unpacked if _SHARED_MEMORY in body else len(body))
+    is_plain = _BACKSLASH not in part
+    if is_plain and _are_small(part, size):
+        return
+    shape = _PLAIN_SHAPE if is_plain else _SHAPE
+    for found in shape.finditer(part):
+        if found[1] and part.startswith(b"]", found.end()):
+            _check(found[1], max_unpacked if _SHARED_MEMORY in body else len(body))
 
 
 async def checked(

@@ -19,7 +19,7 @@ class TracedHttp:
     async def forward(self, call: V2Call, hold: Hold | None) -> AsyncIterator[HttpAnswer]:
         record = hold.record if hold else None
         path = call.path.replace(f"/{record.name}", "/{model_name}", 1) if record else call.path
-        model_id = record.id if record else None
+        model_id = record.asked_for if record else None
         with self._tracing.client(*_http(call.method, path), model_id) as span:
             headers = self._tracing.passed_on(call.headers)
             async with self._plane.forward(replace(call, headers=headers), hold) as answer:
@@ -33,7 +33,7 @@ class TracedRpc:
         self._tracing = tracing
 
     async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
-        model_id = hold.record.id if hold and hold.record else None
+        model_id = hold.record.asked_for if hold and hold.record else None
         with self._tracing.client(*_rpc(call.method), model_id) as span:
             answer = await self._plane.call(self._with_context(call), message, hold)
             span.set_attribute("rpc.response.status_code", "OK")

@@ -8,6 +8,8 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -15,6 +17,7 @@ import grpc
 from aiohttp import web
 
 from adapter.frontends.http.server import HttpListener
+from adapter.runtime import sockets
 from adapter.runtime.threads import REPOSITORY
 from adapter.settings import Address, flag_of, variable_of
 
@@ -28,17 +31,21 @@ _GRPC_OPTIONS = (
     ("grpc.max_metadata_size", 64 * 2**10),
     ("grpc.absolute_max_metadata_size", 2**20),
 )
-_FOLDERS, _SOCKET = "triton-adapter-lane-", "s"
+_FOLDERS, _SOCKET = "triton-adapter-grpc-", "s"
+# The kernel takes so much for the path of a socket, and a folder's name ends with eight characters.
+_PATH_BYTES = 107
+_NAME_BYTES = len(f"/{_FOLDERS}12345678/{_SOCKET}")
+_SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made there is its owner's alone
 
 
 class Listener(Protocol):
-    async def listen(self, host: str | None, port: int, path: str | None) -> int: ...
+    async def listen(self, host: str, port: int, path: str | None) -> int: ...
     async def close(self, grace_seconds: float) -> None: ...
 
 
 class Listeners:
-    """`addresses` are those of open listeners, with port 0 resolved. When they close, requests in
-    flight have `grace_seconds` to end.
+    """`addresses` are those of open listeners, with port 0 resolved; `open_to_others` names those
+    that other machines may reach. When they close, requests in flight have `grace_seconds` to end.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class Listeners:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         self.addresses: dict[str, str] = {}
+        self.open_to_others: list[str] = []
         self._max_message_bytes = max_message_bytes
         self._interceptors = interceptors
         self._grace_seconds = grace_seconds
@@ -60,19 +68,23 @@ class Listeners:
     async def open_probes(self, name: str, address: Address, application: web.Application) -> None:
         if address.kind == "off":
             return
+        address = _available(address)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._grace_seconds)
         await runner.setup()
         self._probes.append(runner)
         with _naming(name, address):
             if address.kind == "unix":
                 await web.UnixSite(runner, address.path).start()
+            elif address.host == sockets.EVERY_ADDRESS:
+                await web.SockSite(runner, sockets.both_families(address.port)).start()
             else:
-                await web.TCPSite(runner, address.host, address.port).start()
+                await web.TCPSite(runner, *address.host_port).start()
         self._opened(name, address, 0 if address.kind == "unix" else runner.addresses[0][1])
 
     async def open_http(self, name: str, address: Address, listener: HttpListener) -> None:
         if address.kind == "off":
             return
+        address = _available(address)
         with _naming(name, address):
             port = await listener.open(address)
         self._http.append(listener)
@@ -88,8 +100,9 @@ class Listeners:
         """`make` gets the address of the server for what does not go to Triton directly."""
         if address.kind == "off":
             return
+        address = _available(address)
         await REPOSITORY.run(_sweep)
-        folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
+        folder = _own_folder()
         self._folders.append(folder)
         fallback = self._make_server(services)
         fallback_address = f"unix:{folder.name}/{_SOCKET}"
@@ -128,7 +141,14 @@ class Listeners:
     def _opened(self, name: str, address: Address, port: int) -> None:
         real = str(Address("tcp", address.host, port) if address.kind == "tcp" else address)
         self.addresses[name] = real
-        log.info("adapter.listening", extra={"door": name, "address": real})
+        if address.is_open_to_others:
+            self.open_to_others.append(f"{name} {real}")
+        log.info("adapter.listening", extra={"listener": name, "address": real})
+
+
+def _available(address: Address) -> Address:
+    """Return the address with the host that this machine has for it."""
+    return replace(address, host=sockets.available(address.host))
 
 
 @contextmanager
@@ -141,9 +161,32 @@ def _naming(name: str, address: Address) -> Iterator[None]:
         raise OSError(f"{name} cannot listen at {address} ({setting}): {error}") from error
 
 
+def _places() -> list[str]:
+    """Return the folders in which one for a socket can be made, the one for temporary files first.
+
+    That may have a path which is too long for a socket: TMPDIR is not ours to shorten.
+    """
+    found = dict.fromkeys((tempfile.gettempdir(), *_SHORT))
+    return [place for place in found if len(os.fsencode(place)) + _NAME_BYTES <= _PATH_BYTES]
+
+
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for a socket that nobody else may reach."""
+    why = f"TMPDIR, {tempfile.gettempdir()}, is too long"
+    for place in _places():
+        try:
+            return tempfile.TemporaryDirectory(prefix=_FOLDERS, dir=place)
+        except OSError as error:
+            why = str(error)
+    raise OSError(
+        f"the gRPC listeners need a folder for a socket, at most {_PATH_BYTES - _NAME_BYTES} bytes "
+        f"long: TMPDIR, /tmp or /dev/shm; {why}"
+    )
+
+
 def _sweep() -> None:
     """Remove folders of killed adapters of this user: sockets that nobody listens at."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+    for folder in chain.from_iterable(Path(place).glob(f"{_FOLDERS}*") for place in _places()):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             if folder.lstat().st_uid != os.getuid() or not (folder / _SOCKET).is_socket():
                 continue  # its socket may be about to be created

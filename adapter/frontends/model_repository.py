@@ -1,23 +1,33 @@
 """Triton's model repository extension, for HTTP and gRPC: index, load and unload through control.
 
-It differs from Triton for a loaded model: a load without changes does nothing, and one with changes
-is an unload and a load, since both versions would not fit into memory together.
+It differs from Triton for a loaded model: a load without changes does nothing unless it has the
+parameter force_reload, and one with changes is an unload and a load, since both versions would not
+fit into memory together.
 """
 
 import base64
 import binascii
 import hashlib
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
-from adapter.errors import AdapterError, AlreadyLoaded, InvalidRequest, ModelNotFound, SourceMissing
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    InlineFilesOff,
+    InvalidRequest,
+    ModelNotFound,
+    SourceMissing,
+)
 from adapter.frontends.callers_json import json_object
 from adapter.packages.repository.uploads import config_text
 from adapter.runtime.threads import LOOKUPS, UNPACKS
@@ -27,7 +37,10 @@ _FILE = "file:"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _MAX_PART_BYTES, _MAX_PATH_BYTES = 255, 1024
 
-_STATES = {state: state.value for state in ModelState} | {ModelState.DEAD: "UNAVAILABLE"}
+_STATES = {state: state.value for state in ModelState} | {
+    ModelState.DEAD: "UNAVAILABLE",
+    ModelState.RETURNING: "LOADING",
+}
 _REASONS = {ModelState.DEAD: "the model has lost its process; load it again"}
 
 
@@ -41,11 +54,24 @@ class IndexEntry:
     reason: str
 
 
+# Loads a model of a store, if asked also where it is loaded; returns whether a store has it.
+LoadOfStore: TypeAlias = Callable[[ModelId, bool], Awaitable[bool]]
+
+
+async def no_store(_: ModelId, __: bool, /) -> bool:
+    return False
+
+
+class NoFolder(InvalidRequest):
+    """The name is none that a folder in a model root can have."""
+
+
 class Repository:
     """`versions` returns the ready versions of Triton's index by Triton's names of models.
 
     `parameters` are those of the extension: the contents of a `file:` are bytes from gRPC, base64
-    text from HTTP. `log_fields` are added to the log lines.
+    text from HTTP; without `takes_files` they are refused. `log_fields` are added to the log lines.
+    `hint` is added to what is said of a name that no model root has.
     """
 
     def __init__(
@@ -53,10 +79,18 @@ class Repository:
         control: ModelControl,
         versions: Callable[[], Awaitable[Mapping[str, Sequence[str]]]],
         model_roots: Sequence[Path],
+        *,
+        takes_files: bool = True,
+        load_of_store: LoadOfStore = no_store,
+        hint: str = "",
     ) -> None:
         self._control = control
         self._versions = versions
         self._roots = model_roots
+        self._takes_files = takes_files
+        self._load_of_store = load_of_store
+        self._hint = hint
+        self._prefixes = sorted({f"{way}/" for root in model_roots for way in _ways(root)}, key=len)
 
     async def index(self, *, only_ready: bool) -> list[IndexEntry]:
         """List our models: one entry for each version that Triton lists, else one without."""
@@ -64,6 +98,7 @@ class Repository:
         return [
             _entry(record, version)
             for record in sorted(self._control.registry.records(), key=lambda r: r.id)
+            if record.id == record.asked_for  # not one of two versions, which is on its way
             if record.state is ModelState.READY or not only_ready
             for version in versions.get(record.name) or [""]
         ]
@@ -71,14 +106,71 @@ class Repository:
     async def load(
         self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str
     ) -> None:
-        """Load the model as given; wait for a load that is under way."""
-        known = self._control.registry.get(model_id)
-        if not parameters and known is not None and known.state is ModelState.READY:
-            return
+        """Load the model as given; wait for a load that is under way. What is wrong with a package
+        is told by its path in the model root: the caller has not said where that is.
+        """
+        try:
+            await self._load(model_id, parameters, log_fields)
+        except AdapterError as error:
+            text = str(error)
+            for prefix in reversed(self._prefixes):
+                text = text.replace(prefix, "")
+            error.args = (text,)
+            raise
+
+    async def _load(
+        self, model_id: ModelId, parameters: Mapping[str, Any], log_fields: Mapping[str, str]
+    ) -> None:
         brings_files = any(name.startswith(_FILE) for name in parameters)
+        if brings_files and not self._takes_files:
+            raise InlineFilesOff("loads may not bring files here: the setting inline_files is off")
+        given = dict(parameters)
+        is_forced = given.pop("force_reload", False)
+        if not isinstance(is_forced, bool):
+            raise InvalidRequest("parameter force_reload must be true or false")
+        known = self._control.registry.get(model_id)
+        if not given and known is not None and known.state is ModelState.READY:
+            has_changed = await self._control.has_changed(known)  # it must be good as it is now
+            if not is_forced and not has_changed:
+                known.is_on_demand = False  # who loads it wants it to stay
+                return
+            await self._reload(known, log_fields)
+            return
         threads = UNPACKS if brings_files else LOOKUPS
-        source = await threads.run(_source, model_id, parameters, self._roots)
-        kept = replace(source, files=())
+        try:
+            source = await threads.run(_source, model_id, given, self._roots)
+        except (SourceMissing, NoFolder) as error:
+            if given:  # which are for a folder
+                raise
+            if not await self._load_of_store(model_id, is_forced):
+                error.args = (f"{error}{self._hint}",)
+                raise
+            return
+        await self._load_source(
+            model_id, source, log_fields, is_forced=is_forced, given=bool(given)
+        )
+
+    async def _reload(self, known: ModelRecord, log_fields: Mapping[str, str]) -> None:
+        """Load the model again from where it was loaded."""
+        if known.source.is_cached and await self._load_of_store(known.id, known.source.is_cached):
+            return
+        source = known.source
+        if not known.can_load_again:  # the request brought what its source lacks
+            source = await LOOKUPS.run(_source, known.id, {}, self._roots)
+        await self._load_source(known.id, source, log_fields, is_forced=True, given=False)
+
+    async def _load_source(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        log_fields: Mapping[str, str],
+        *,
+        is_forced: bool,
+        given: bool,
+    ) -> None:
+        kept, known = replace(source, files=()), self._control.registry.get(model_id)
+        if is_forced and known is not None:
+            await self._make_way(model_id, log_fields)
         while True:
             try:
                 await self._control.load(model_id, source, **log_fields)
@@ -87,9 +179,9 @@ class Repository:
                     known = await self._control.loaded(model_id)
                 except AdapterError:  # the other load failed
                     continue
-                if not parameters or known.source == kept:
+                if not given or known.source == kept:
                     return
-                await self._unload(model_id, log_fields)
+                await self._make_way(model_id, log_fields)
             else:
                 return
 
@@ -101,17 +193,22 @@ class Repository:
         if not isinstance(left.pop("unload_dependents", False), bool):
             raise InvalidRequest("parameter unload_dependents must be true or false")
         _refuse_unknown(left)
-        await self._unload(model_id, log_fields)
-
-    async def _unload(self, model_id: ModelId, log_fields: dict[str, str]) -> None:
-        try:
+        with suppress(ModelNotFound):  # Triton also accepts the unload of what it does not have
             await self._control.unload(model_id, **log_fields)
-        except ModelNotFound:
-            return  # Triton also accepts the unload of a model that it does not have
+
+    async def _make_way(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
+        with suppress(ModelNotFound):
+            await self._control.make_way(model_id, **log_fields)
+
+
+def _ways(root: Path) -> tuple[str, str]:
+    return str(root), os.path.realpath(root)
 
 
 def _entry(record: ModelRecord, version: str) -> IndexEntry:
-    return IndexEntry(record.id, version, _STATES[record.state], _REASONS.get(record.state, ""))
+    return IndexEntry(
+        record.asked_for, version, _STATES[record.state], _REASONS.get(record.state, "")
+    )
 
 
 def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
@@ -122,8 +219,7 @@ def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
 
 def _source(model_id: ModelId, given: Mapping[str, Any], roots: Sequence[Path]) -> ModelSource:
     left = dict(given)
-    found = left.pop("config", None)
-    config = None if found is None else config_text(_config(found))
+    config = config_text(_config(left.pop("config"))) if "config" in left else None
     files = {name: left.pop(name) for name in given if name.startswith(_FILE)}
     _refuse_unknown(left)
     if not files:
@@ -181,7 +277,7 @@ def _refuse_nested(paths: Sequence[str]) -> None:
 def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
     """Return the folder of that name, which Triton would look for in its repository."""
     if "/" in model_id or model_id in {".", ".."}:
-        raise InvalidRequest(
+        raise NoFolder(
             f"{model_id!r} names no folder in a model root; bring config and file: parameters"
         )
     for root in roots:
@@ -190,5 +286,4 @@ def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
                 return str(root / model_id)
         except OSError:  # the name is too long for a file
             continue
-    places = ", ".join(map(str, roots))
-    raise SourceMissing(f"no folder {model_id!r} in the model roots ({places})")
+    raise SourceMissing(f"no folder {model_id!r} in the model roots")

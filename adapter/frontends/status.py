@@ -1,5 +1,6 @@
 """What each error is called in HTTP and in gRPC. The only place that writes a status for one."""
 
+import logging
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -13,18 +14,31 @@ T = TypeVar("T")
 HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.InvalidRequest: (400, "InvalidRequest"),
     errors.SlowBody: (408, "SlowBody"),
+    errors.AlreadyRegistered: (400, "AlreadyRegistered"),
     errors.MethodNotAllowed: (405, "MethodNotAllowed"),
+    errors.UnsupportedMediaType: (415, "UnsupportedMediaType"),
+    errors.NotAcceptable: (406, "NotAcceptable"),
+    errors.Forbidden: (403, "Forbidden"),
+    errors.Unauthenticated: (401, "Unauthenticated"),
+    errors.InferenceOnly: (403, "InferenceOnly"),
+    errors.InlineFilesOff: (403, "InlineFilesOff"),
     errors.NotPassedThrough: (403, "NotPassedThrough"),
     errors.NotStarted: (503, "NotStarted"),
     errors.NotTaken: (503, "NotTaken"),
     errors.InvalidModel: (400, "InvalidModel"),
-    errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own door too
+    errors.LoadFailed: (400, "InvalidModel"),  # Triton refused it: 400 at its own port too
     errors.ModelTooLarge: (400, "ModelTooLarge"),  # not 507: that would evict others for nothing
     errors.ModelNotFound: (404, "ModelNotFound"),
+    errors.ArtifactNotFound: (404, "ArtifactNotFound"),
+    errors.NotRegistered: (404, "NotRegistered"),
     errors.SourceMissing: (404, "SourceMissing"),
     errors.AlreadyLoaded: (409, "AlreadyLoaded"),
     errors.PayloadTooLarge: (413, "PayloadTooLarge"),
     errors.InferenceFailed: (500, "InferenceFailed"),
+    errors.StoreDenied: (502, "StoreDenied"),
+    errors.StoreUnavailable: (503, "StoreUnavailable"),
+    errors.NoRoom: (503, "NoRoom"),
+    errors.TooManyWaiting: (503, "TooManyWaiting"),
     errors.ModelNotReady: (503, "ModelNotReady"),
     errors.BackendUnavailable: (503, "BackendUnavailable"),
     errors.TooManyAbandoned: (503, "TooManyAbandoned"),
@@ -35,21 +49,65 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.OutOfMemory: (507, "OutOfMemory"),
 }
 
+# (status, code) of InvokeEndpoint (docs/endpoint.md). MODEL_ERROR: what the model's container would
+# have answered, by the table above, is in the body.
+MODEL_ERROR = (424, "ModelError")
+_INVALID, _DENIED = (400, "ValidationError"), (403, "AccessDeniedException")
+_LATER = (503, "ServiceUnavailable")  # boto3 sends the request again
+AWS: Mapping[type[BaseException], tuple[int, str]] = {
+    errors.InvalidCall: _INVALID,
+    errors.UnknownOperation: (404, "UnknownOperationException"),
+    errors.PayloadTooLarge: _INVALID,
+    errors.BrokenBody: _INVALID,
+    errors.SlowBody: _INVALID,
+    errors.ArtifactNotFound: _INVALID,
+    errors.InvalidArtifact: _INVALID,
+    errors.Forbidden: _DENIED,
+    errors.InvalidSignature: (403, "InvalidSignatureException"),
+    errors.ModelNotReady: (429, "ModelNotReadyException"),
+    errors.NoRoom: _LATER,
+    errors.TooManyWaiting: _LATER,
+    errors.TooManyConnections: _LATER,
+    errors.StoreUnavailable: _LATER,
+    errors.StoreDenied: (530, "InternalDependencyException"),
+    errors.ModelNotFound: _LATER,  # Triton has lost it: it is loaded again
+    errors.NotStarted: _LATER,
+    errors.BackendUnavailable: _LATER,
+    errors.BackendTimeout: MODEL_ERROR,
+    errors.ModelFailed: MODEL_ERROR,
+    errors.AboutMemory: MODEL_ERROR,
+    errors.CallerError: MODEL_ERROR,  # by a body or a package that the container refuses
+    errors.AdapterError: (500, "InternalFailure"),
+}
+
 # ModelMesh acts on these codes (docs/modelmesh.md, What a mesh does with a code):
 # RESOURCE_EXHAUSTED makes it try another copy, NOT_FOUND load again, UNAVAILABLE try eight times
 # and say INTERNAL.
 GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.IncompleteMessage: grpc.StatusCode.INTERNAL,  # as Triton and grpc have it
+    errors.AlreadyRegistered: grpc.StatusCode.ALREADY_EXISTS,
+    errors.UnknownEncoding: grpc.StatusCode.UNIMPLEMENTED,  # as the compression of gRPC has it
     errors.InvalidModel: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SourceMissing: grpc.StatusCode.INVALID_ARGUMENT,
     errors.PayloadTooLarge: grpc.StatusCode.INVALID_ARGUMENT,  # another copy would say the same
     errors.MessageTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,  # as grpc itself has it
+    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.InferenceOnly: grpc.StatusCode.PERMISSION_DENIED,
+    errors.InlineFilesOff: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotPassedThrough: grpc.StatusCode.PERMISSION_DENIED,
     errors.ModelTooLarge: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ArtifactNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.NotRegistered: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
     errors.NotStarted: grpc.StatusCode.UNAVAILABLE,
     errors.NotTaken: grpc.StatusCode.UNAVAILABLE,
+    errors.StoreDenied: grpc.StatusCode.FAILED_PRECONDITION,  # an operator has to act
+    errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.NoRoom: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyWaiting: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.TooManyAbandoned: grpc.StatusCode.UNAVAILABLE,
@@ -66,9 +124,36 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
 _MAX_TEXT_BYTES = 7 * 2**10
 
 
+def challenge(error: errors.Unauthenticated) -> str:
+    """The header WWW-Authenticate (RFC 6750, section 3)."""
+    realm = 'Bearer realm="triton-adapter"'
+    return f'{realm}, error="invalid_token"' if error.is_wrong else realm
+
+
 def lookup(table: Mapping[type[BaseException], T], error: BaseException) -> T | None:
     """The entry of the nearest class along the error's ancestry; None for a bug."""
-    return next((table[kind] for kind in type(error).__mro__ if kind in table), None)
+    return of_kind(table, type(error))
+
+
+def of_kind(table: Mapping[type[BaseException], T], error: type[BaseException]) -> T | None:
+    return next((table[kind] for kind in error.__mro__ if kind in table), None)
+
+
+def aws_status(error: errors.AdapterError) -> tuple[int, str]:
+    """The status and the code of InvokeEndpoint. A request during which Triton ended is its model's
+    error: it may be what ended Triton, and clients and proxies send a 503 again.
+    """
+    had_it = isinstance(error, errors.BackendUnavailable) and error.delivered
+    if had_it and not isinstance(error, errors.Overloaded):
+        return MODEL_ERROR
+    return lookup(AWS, error) or (500, "InternalFailure")
+
+
+def level_of(error: errors.AdapterError) -> int:
+    """The level of `request.failed` in the log."""
+    if error.is_logged:
+        return logging.DEBUG
+    return logging.INFO if errors.was_refused(error) else logging.WARNING
 
 
 def grpc_status(error: errors.AdapterError) -> tuple[grpc.StatusCode, str]:

@@ -25,7 +25,12 @@ _FAILURES = frozenset(
 _SERVICES = ("/inference.", "/mmesh.")
 
 # segments of a path that a client's choice follows, and its placeholder
-_CHOSEN = {"models": "{model_name}", "versions": "{version}", "region": "{region}"}
+_CHOSEN = {
+    "models": "{model_name}",
+    "versions": "{version}",
+    "region": "{region}",
+    "endpoints": "{endpoint_name}",
+}
 
 
 def traced(serve: Serve, tracing: Tracing) -> Serve:

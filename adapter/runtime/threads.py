@@ -38,10 +38,28 @@ class Threads:
 
         Raises BackendUnavailable if not even one thread can be started.
         """
+        return await self._result(Future(), partial(act, *args, **kwargs))
+
+    async def run_to_end(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`run`, but a cancelled call ends only when `act` has; one that has not begun never does.
+
+        For what writes: whoever cancels it removes what was written.
+        """
         done: Future[T] = Future()
+        waiting = asyncio.ensure_future(self._result(done, partial(act, *args, **kwargs)))
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            done.cancel()
+            await asyncio.wait({waiting})
+            if not waiting.cancelled():
+                waiting.exception()  # seen, and of no more interest
+            raise
+
+    async def _result(self, done: Future[T], act: Callable[[], T]) -> T:
         context = contextvars.copy_context()
         self._provide()
-        self._work.put((done, partial(context.run, act, *args, **kwargs)))
+        self._work.put((done, partial(context.run, act)))
         return await asyncio.wrap_future(done)
 
     def _provide(self) -> None:
@@ -79,3 +97,7 @@ WALKS = Threads("walks", 4)  # all entries of a package
 UNPACKS = Threads("unpacks", 4)  # all bytes of a package
 REPOSITORY = Threads("repository", 8)  # Triton's repository and its ownership notes
 PROCESSES = Threads("processes", 4)  # /proc
+HASHES = Threads("hashes", 2)  # bodies of signed requests
+CONVERSIONS = Threads("conversions", 2)  # bodies between text and a tensor's bytes
+CACHE = Threads("cache", 8)  # files of the cache of artifacts, one at a time
+FETCHED = Threads("fetched", 4)  # all bytes of an artifact that has been fetched

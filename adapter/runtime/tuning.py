@@ -2,7 +2,10 @@
 
 import ctypes
 import gc
+import os
+import platform
 import resource
+import struct
 import sys
 from contextlib import suppress
 
@@ -12,22 +15,46 @@ _SWITCH_SECONDS = 0.0001
 
 _DESCRIPTORS = 2**16
 
+# The event loop works for some tenths of a millisecond at a time. A thread that asks for little at
+# a time is given a CPU sooner, and no more of it in all: Linux 6.12 and later.
+_SLICE_NANOSECONDS = 100_000
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the system call; neither libc nor os has it
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, slice, two unused
+_SCHED_FLAG_RESET_ON_FORK = 1
+
 # glibc's mallopt: from which size blocks are mapped, and how much freed memory is kept.
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 def tune() -> None:
-    """Set the limits and parameters. To be called before the first request."""
+    """Set the limits and parameters. To be called in the thread of the event loop, before the first
+    request.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < min(hard, _DESCRIPTORS):  # the usual soft limit is 1024, with a far higher hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _DESCRIPTORS), hard))
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _shorten_slice()
     # A large body arrives in pieces of 256 KiB, and glibc would return each to the kernel: page
     # faults were a third of the cost of such bodies.
     with suppress(AttributeError):  # another libc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 4 * 2**20)
         mallopt(_M_TRIM_THRESHOLD, 16 * 2**20)
+
+
+def _shorten_slice() -> None:
+    """Ask for a short time slice for this thread, not for those that it starts, nor for processes.
+
+    Nothing is done under another scheduling policy than the usual, nor with a raised priority,
+    which its children would lose; a kernel that refuses is left alone.
+    """
+    call, nice = _SCHED_SETATTR.get(platform.machine()), os.getpriority(os.PRIO_PROCESS, 0)
+    if call is None or nice < 0 or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    flags, size = _SCHED_FLAG_RESET_ON_FORK, _SCHED_ATTR.size
+    wanted = _SCHED_ATTR.pack(size, os.SCHED_OTHER, flags, nice, 0, _SLICE_NANOSECONDS, 0, 0)
+    ctypes.CDLL(None).syscall(call, 0, wanted, 0)
 
 
 def settle() -> None:

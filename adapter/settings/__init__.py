@@ -5,24 +5,32 @@ inherited from SageMaker and ModelMesh, and those beat the defaults. One name, t
 `--load-timeout-seconds`, `ADAPTER_LOAD_TIMEOUT_SECONDS`, `load_timeout_seconds:`.
 """
 
-from adapter.settings.model import Settings
-from adapter.settings.naming import flag_of, variable_of
-from adapter.settings.shown import as_text, for_programs, masked
-from adapter.settings.sources import CONFIG_VARIABLE, Loaded, like_flag, load_settings
-from adapter.settings.values import Address, Reserve, parse_address
+from adapter.settings.groups import GROUPS, SECRETS, metavar_of
+from adapter.settings.keys import parse_endpoint_key, secret_variables
+from adapter.settings.model import Settings, examples_folder
+from adapter.settings.shown import as_text, for_people, for_programs, help_of, masked
+from adapter.settings.sources import CONFIG_VARIABLE, Loaded, load_settings
+from adapter.settings.values import Address, Reserve, flag_of, parse_address, variable_of
 
 __all__ = [
     "CONFIG_VARIABLE",
+    "GROUPS",
+    "SECRETS",
     "Address",
     "Loaded",
     "Reserve",
     "Settings",
     "as_text",
+    "examples_folder",
     "flag_of",
+    "for_people",
     "for_programs",
-    "like_flag",
+    "help_of",
     "load_settings",
     "masked",
+    "metavar_of",
     "parse_address",
+    "parse_endpoint_key",
+    "secret_variables",
     "variable_of",
 ]

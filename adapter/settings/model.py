@@ -3,25 +3,44 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field
 
-from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
+from adapter.settings.modelmesh import MAX_SIZE_BYTES
+from adapter.settings.rules import EXTERNAL_REPOSITORY, Rules
 from adapter.settings.values import (
     Address,
     AnyAddress,
     AnySize,
     Arguments,
     Concurrency,
+    Endpoints,
+    Hosts,
+    Lines,
+    ListenHost,
+    ModelKeys,
+    ModelName,
+    Models,
+    OnOff,
     Passthrough,
     Paths,
     Patterns,
+    Route,
     Seconds,
     Share,
     Size,
+    Store,
     TcpAddress,
+    Token,
 )
 
-EXTERNAL_REPOSITORY = Path("/models/_triton_models")
+_GATHERED_BYTES = 2**26
+_PACKAGE = Path(__file__).parent.parent
+
+
+def examples_folder() -> Path:
+    """Return where the example models are: in the installed package, or beside it in a checkout."""
+    installed = _PACKAGE / "_examples"
+    return installed if installed.is_dir() else _PACKAGE.parent / "examples" / "models"
 
 
 def _setting(default: object, meaning: str, unset: str = "none") -> Any:
@@ -29,28 +48,64 @@ def _setting(default: object, meaning: str, unset: str = "none") -> Any:
     return Field(default=default, description=meaning, json_schema_extra={"unset": unset})
 
 
-class Settings(BaseModel):
+class Settings(Rules):
     """Valid as a whole. Defaults are written the way a user would write them."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, coerce_numbers_to_str=True
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        coerce_numbers_to_str=True,
+        hide_input_in_errors=True,  # it may be a token
     )
 
+    listen_host: ListenHost = _setting(
+        "127.0.0.1",
+        "where http, grpc and admin listen when their own settings do not say: 127.0.0.1 is for "
+        "this machine alone, :: is for all who reach it, over IPv6 and IPv4 (over IPv4 alone where "
+        "there is no IPv6), 0.0.0.0 for all over IPv4",
+    )
     http: AnyAddress = _setting(
-        "0.0.0.0:8080",
+        "127.0.0.1:8080",
         "listener of the SageMaker contract: HOST:PORT, unix:/path or off",
     )
     grpc: AnyAddress = _setting(
-        "0.0.0.0:8085",
+        "127.0.0.1:8085",
         "listener of ModelMesh's runtime contract and V2 over gRPC: HOST:PORT, unix:/path or off",
+    )
+    http_data: AnyAddress = _setting(
+        "off",
+        "a second HTTP listener, for inference alone (SageMaker's invoke, V2): HOST:PORT, "
+        "unix:/path or off",
     )
     grpc_data: AnyAddress = _setting(
         "off",
         "a second gRPC listener, for V2 inference alone: HOST:PORT, unix:/path or off",
     )
     admin: AnyAddress = _setting(
-        "0.0.0.0:8081",
+        "127.0.0.1:8081",
         "listener of /livez, /readyz, /metrics and so on: HOST:PORT, unix:/path or off",
+    )
+    metrics: AnyAddress = _setting(
+        "off",
+        "a listener for /metrics and the probes /livez, /readyz and /startup alone, which admin "
+        "then has no more: HOST:PORT, unix:/path or off",
+    )
+    control_token: Token | None = _setting(
+        None,
+        "what callers over TCP must send as `Authorization: Bearer TOKEN` to load, unload, drain, "
+        "and call mmesh.ModelRuntime; unix sockets want none. It is given by the environment or in "
+        "control_token_file",
+        "no token is wanted",
+    )
+    control_token_file: Path | None = _setting(
+        None, "file that holds control_token, read at the start", "no token is wanted"
+    )
+    allowed_hosts: Hosts = _setting(
+        (),
+        "names that http and admin are known by on loopback besides localhost and its addresses, "
+        "as where a proxy on the same machine keeps Host; pages of these hosts may send requests "
+        "from a browser; in the environment separated by commas",
     )
     triton: Literal["external", "embedded"] = _setting(
         "external",
@@ -97,6 +152,28 @@ class Settings(BaseModel):
     single_model: Path | None = _setting(
         None, "the one package to load at start and to serve at /invocations"
     )
+    inference_type: Literal["infer", "generate", "generate_stream"] = _setting(
+        "infer",
+        "what SageMaker's invocations are to Triton. infer: inferences; generate: calls of its "
+        "generate extension, one answer to each; generate_stream: the same, answers as events",
+    )
+    load_at_start: Models = _setting(
+        (),
+        "packages to load at the start, and again when Triton was restarted: PATH or NAME=PATH, "
+        "below the first of model_roots unless it begins with a slash, or FOLDER/* for each in "
+        "that folder; in the environment separated by colons",
+    )
+    ready_when: Literal["started", "models"] = _setting(
+        "models",
+        "when probes say ready. models: once all of load_at_start are loaded, failed loads being "
+        "tried again; started: once loads can be taken",
+    )
+    warm_up: Literal["none", "zeros"] = _setting(
+        "none",
+        "what a model computes before its load is answered. none: the model_warmup of its "
+        "config.pbtxt, which Triton runs by itself; zeros: where it has none, one inference of "
+        "zeros and empty strings",
+    )
     memory_source: Literal["auto", "nvml", "triton", "host", "off"] = _setting(
         "auto",
         "what measures memory. nvml: the driver, the GPUs that Triton's metrics name; triton: "
@@ -106,7 +183,7 @@ class Settings(BaseModel):
     memory_limit: Size | None = _setting(
         None,
         "bytes of each device that models may take, or 8GiB",
-        "what the GPU has; of the host the cgroup's limit, else physical memory",
+        "what the GPU has; of the host the cgroup's limit or physical memory, less 128 MiB",
     )
     memory_reserve: Share = _setting(
         "5%", "memory of the limit kept free on purpose: a share such as 5%, or a size"
@@ -143,7 +220,9 @@ class Settings(BaseModel):
         "in the environment one a line",
     )
     load_timeout_seconds: Seconds = _setting(
-        350.0, "how long a load may take; SageMaker itself gives up after 360"
+        350.0,
+        "how long a load may take, waiting and unpacking included; SageMaker itself gives up after"
+        " 360",
     )
     unload_timeout_seconds: Seconds = _setting(
         340.0, "how long an unload may take; SageMaker itself gives up after 360"
@@ -158,6 +237,11 @@ class Settings(BaseModel):
         64,
         "requests of one model whose callers have left or had no answer in time, and that Triton "
         "still works on; above that new requests of the model are refused until some have ended",
+    )
+    metrics_models: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
+        100,
+        "while at most so many models are loaded, each has metrics of its own, with its name as a "
+        "label; 0: none ever has",
     )
     load_wait_seconds: Seconds = _setting(
         5.0, "how long a V2 call waits for its model when that is being loaded"
@@ -178,10 +262,10 @@ class Settings(BaseModel):
     start_timeout_seconds: Seconds = _setting(120.0, "how long to wait for Triton at start")
     max_connections: Annotated[int, Field(ge=1, lt=2**31)] | None = _setting(
         None,
-        "how many connections each of http, grpc and grpc_data may have; with more, idle ones are "
-        "closed and then new ones refused",
-        "as many as the limit of open files bears: of what is left beside 100 a half with neither "
-        "grpc nor grpc_data on, a sixth with one of them, a tenth with both; "
+        "how many connections each of http, http_data, grpc and grpc_data may have; with more, "
+        "idle ones are closed and then new ones refused",
+        "as many as the limit of open files bears: what is left beside 100, divided by 2 for http, "
+        "2 more with http_data and 4 more with each of grpc and grpc_data; "
         "at least 16 and at most 10000",
     )
     max_body_bytes: Size = _setting(
@@ -216,6 +300,93 @@ class Settings(BaseModel):
         "V2 calls about the whole server that are passed on to Triton: shared_memory, trace, log; "
         "in the environment separated by commas",
     )
+    inline_files: OnOff = _setting(
+        "on",
+        "whether a load over V2 may bring the model's files, and so code (file: parameters); off: "
+        "such loads are refused",
+    )
+    model_store: Store | None = _setting(
+        None,
+        "where models lie that calls name: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+        "az://CONTAINER/PREFIX, https://HOST/PATH or a folder; buckets and web servers need the "
+        "extra store",
+        "no endpoint",
+    )
+    endpoints: Endpoints = _setting(
+        (),
+        "further stores, each as an endpoint of its own name: NAME=URL; in the file also "
+        "`NAME: {models: URL}`; in the environment one a line",
+    )
+    cache_dir: Path | None = _setting(
+        None,
+        "folder that keeps what was fetched from stores, unpacked, also for later runs; for one "
+        "adapter alone",
+        "triton-adapter in $XDG_CACHE_HOME or ~/.cache",
+    )
+    cache_limit: Size | None = _setting(
+        None,
+        "how much cache_dir may take; the least recently used leave, what is loaded never does",
+        "nine tenths of what was free at the start, beside 1GiB",
+    )
+    fetch_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
+        4, "how many models may be fetched from stores at once; further ones wait their turn"
+    )
+    store_timeout_seconds: Seconds = _setting(
+        20.0,
+        "how long a store may say nothing, and requests to it are tried again; a large model may "
+        "take longer as long as bytes arrive",
+    )
+    endpoint_keys: Lines = _setting(
+        (),
+        "who may call the endpoint: `ACCESS_KEY env:VARIABLE TEAM/*`, a key, where its secret is "
+        "(env:VARIABLE or file:PATH) and patterns of TargetModel with * and ?; calls must be "
+        "signed then, and others over TCP that infer or load want control_token; in the "
+        "environment one a line",
+        "nobody is asked",
+    )
+    on_demand: bool = _setting(
+        False,  # noqa: FBT003 - the default of the setting
+        "V2 calls, REST and gRPC, load their models from the stores as the endpoint's calls do",
+    )
+    pin: Lines = _setting(
+        (),
+        "models that calls have loaded and that are never evicted or unloaded when idle: patterns "
+        "of their names, such as team-a/*; in the environment one a line",
+    )
+    preload: ModelKeys = _setting(
+        (),
+        "models of the stores to load before the adapter is ready: KEY, or ENDPOINT/KEY; one that "
+        "is missing or invalid is only told at /readyz; in the environment one a line",
+    )
+    idle_unload_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
+        0.0,
+        "after how long without a call a model that calls have loaded is unloaded; 0: never, it "
+        "stays until others need the room",
+    )
+    model_wait_seconds: Seconds = _setting(
+        55.0,
+        "how long a call waits for its model to be fetched and loaded, which goes on after that; "
+        "boto3 itself gives up after 60",
+    )
+    on_demand_load_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
+        2, "how many loads for calls may be under way at once; further ones wait their turn"
+    )
+    revalidate_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
+        0.0,
+        "how often the store is asked whether it has another version of a model that calls have "
+        "loaded, which then takes its place; 0: a new version is noticed at the next load",
+    )
+    vertex_predict_route: Route | None = _setting(
+        None, "path at http of Vertex AI's predictions: V2 inferences", "no such route"
+    )
+    vertex_health_route: Route | None = _setting(
+        None, "path at http that Vertex AI asks for health; both routes or neither", "no such route"
+    )
+    vertex_model: ModelName | None = _setting(
+        None,
+        "the model of predictions that name none in X-Vertex-Ai-Triton-Redirect",
+        "that of single_model",
+    )
     load_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
         1, "how many loads ModelMesh may have under way at once; further ones wait their turn"
     )
@@ -248,52 +419,51 @@ class Settings(BaseModel):
         "serve: add the example models to model_roots and print curl lines for them",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        "info", "the least grave events to log"
+        "info", "the lowest level that is logged"
     )
     log_format: Literal["auto", "json", "text"] = _setting(
         "auto", "json: one object a line; text: for people; auto: text on a terminal, else json"
     )
 
-    @field_validator("triton_http", "triton_grpc", "triton_metrics")
-    @classmethod
-    def _known_port(cls, address: Address, info: ValidationInfo) -> Address:
-        if address.port == 0 and info.data.get("triton") == "external":
-            raise ValueError("port 0 (any free one) needs triton=embedded")
-        return address
+    @property
+    def all_roots(self) -> list[Path]:
+        """The model roots, and those that examples and single_model add."""
+        roots = [*self.model_roots]
+        if self.examples:
+            roots.append(examples_folder())
+        if self.single_model:
+            roots.append(self.single_model.parent)
+        return roots
 
-    @field_validator("drain_min_seconds")
-    @classmethod
-    def _time_left_to_drain(cls, seconds: float, info: ValidationInfo) -> float:
-        limit = info.data.get("drain_timeout_seconds", seconds)
-        if seconds > limit:
-            raise ValueError(f"longer than drain_timeout_seconds, {limit:g}")
-        return seconds
+    @property
+    def has_metrics(self) -> bool:
+        """Whether /metrics and the probes have a listener of their own, and admin has none."""
+        return self.metrics.is_apart_from(self.admin)
 
-    @field_validator("staging")
-    @classmethod
-    def _upload_to_another(cls, staging: str, info: ValidationInfo) -> str:
-        if staging == "upload" and info.data.get("triton") == "embedded":
-            raise ValueError("upload needs triton=external: the embedded one shares the disk")
-        return staging
+    @property
+    def has_http_data(self) -> bool:
+        """Whether it is a listener of its own: `http` serves an address that is given to both."""
+        return self.http_data.is_apart_from(self.http)
 
-    @field_validator("repository")
-    @classmethod
-    def _shared_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:
-        is_shared = info.data.get("triton") == "external" and info.data.get("staging") != "upload"
-        return EXTERNAL_REPOSITORY if path is None and is_shared else path
+    def token_at(self, address: Address) -> str | None:
+        """Return what loads, unloads and drains must bring at a listener; None for nothing."""
+        if self.control_token is None or address.kind != "tcp":
+            return None
+        return self.control_token.get_secret_value()
 
-    @field_validator("modelmesh_memory")
-    @classmethod
-    def _enough_for_the_mesh(cls, size: int | None, info: ValidationInfo) -> int | None:
-        needed = ("modelmesh_memory_buffer", "modelmesh_default_size")
-        if size is not None and all(name in info.data for name in needed):
-            buffer, default = (info.data[name] for name in needed)
-            refuse_capacity(size - buffer, default)
-        return size
+    def is_keyed_at(self, address: Address) -> bool:
+        """Whether models are for signed calls of the endpoint alone at a listener."""
+        return bool(self.endpoint_keys) and address.kind == "tcp"
 
-    @field_validator("memory_source", mode="before")
-    @classmethod
-    def _check_source(cls, value: object, info: ValidationInfo) -> object:
-        if value == "host" and info.data.get("triton") == "external":
-            raise ValueError("host needs triton=embedded: another container's processes are unseen")
-        return "off" if value is False else value  # YAML reads off as False
+    @property
+    def gathered_bytes(self) -> int:
+        """The limit of a body that is unpacked, or read whole as it holds a model's files."""
+        return min(self.max_body_bytes, _GATHERED_BYTES)
+
+    @property
+    def grpc_unary_bytes(self) -> int:
+        return min(self.grpc_max_message_bytes, self.grpc_max_unary_bytes)
+
+    @property
+    def grpc_stream_bytes(self) -> int:
+        return min(self.grpc_max_message_bytes, self.grpc_max_stream_bytes)

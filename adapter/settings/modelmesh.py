@@ -24,11 +24,11 @@ _AS_THEY_ARE = {
 _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 
 
-def inherited(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+def inherited(environ: Mapping[str, str], listen_host: str) -> Iterator[tuple[str, str, object]]:
     """The variables that are given: name, the setting it stands for, and the value of that."""
     # Kubernetes sets ADAPTER_PORT=tcp://... beside a Service called adapter
     if (port := environ.get("ADAPTER_PORT")) and not port.startswith(("tcp://", "udp://")):
-        yield "ADAPTER_PORT", "grpc", f"0.0.0.0:{port}"
+        yield "ADAPTER_PORT", "grpc", f"{listen_host}:{port}"
     if port := environ.get("RUNTIME_PORT"):
         yield "RUNTIME_PORT", "triton_grpc", f"127.0.0.1:{port}"
     for variable, setting in _AS_THEY_ARE.items():

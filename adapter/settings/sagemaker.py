@@ -22,6 +22,7 @@ _AS_THEY_ARE = {
     "SAGEMAKER_MODEL_SERVER_TIMEOUT": "infer_timeout_seconds",
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "infer_timeout_seconds",
     "SAGEMAKER_STARTUP_TIMEOUT": "start_timeout_seconds",
+    f"{_TRITON}INFERENCE_TYPE": "inference_type",
 }
 _OPTIONS = {
     f"{_TRITON}BUFFER_MANAGER_THREAD_COUNT": "--buffer-manager-thread-count=",
@@ -45,7 +46,6 @@ _IGNORED = {
     "SAGEMAKER_NUM_MODEL_WORKERS": "how many instances a model has is for its config.pbtxt to say",
     "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "Accept is not read",
 }
-_INFERENCE_TYPE = f"{_TRITON}INFERENCE_TYPE"
 _OTHER_SERVERS = ("SAGEMAKER_GUNICORN_", "SAGEMAKER_TFS_")
 _CHOICES = {
     f"{_TRITON}OVERRIDE_PING_MODE": ("ready", "live"),
@@ -56,7 +56,6 @@ _CHOICES = {
 _KNOWN = frozenset(
     {*_AS_THEY_ARE, *_OPTIONS, *_IGNORED, *_CHOICES}
     | {
-        _INFERENCE_TYPE,
         _GRPC_PORT,
         _METRICS_PORT,
         _GPU_LIMIT,
@@ -90,9 +89,6 @@ def problems(environ: Mapping[str, str], *, is_embedded: bool) -> list[str]:
             found.append(_said(environ, variable, f"write {' or '.join(choices)}"))
     if environ.get(_GPU_LIMIT) and _share(environ) is None:
         found.append(_said(environ, _GPU_LIMIT, "write a share above 0 and up to 1"))
-    if environ.get(_INFERENCE_TYPE) not in {None, "", "infer"}:
-        rule = "/invocations does infer alone; generate and generate_stream are calls of /v2"
-        found.append(_said(environ, _INFERENCE_TYPE, rule))
     return found + _port_problems(environ, is_embedded=is_embedded)
 
 
@@ -135,7 +131,7 @@ def _addresses(
 
 
 def _wanted(is_embedded: bool) -> tuple[str, ...]:
-    """The doors beside `http`, and where our own Triton is told to listen."""
+    """The listeners beside `http`, and where our own Triton is told to listen."""
     triton = ("triton_http", "triton_grpc", "triton_metrics") if is_embedded else ()
     return ("admin", "grpc", *triton)
 

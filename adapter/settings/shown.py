@@ -3,8 +3,11 @@
 import shlex
 from typing import Any
 
+from adapter.core.sizing import exact_size
+from adapter.settings.groups import metavar_of
 from adapter.settings.model import Settings
 from adapter.settings.sources import Loaded
+from adapter.settings.values import Reserve, variable_of
 
 
 def masked(name: str, value: object) -> object:
@@ -18,6 +21,39 @@ def for_programs(loaded: Loaded) -> dict[str, Any]:
         name: {"value": _plain(masked(name, value)), "origin": loaded.origins[name]}
         for name, value in loaded.settings
     }
+
+
+def for_people(loaded: Loaded) -> list[tuple[str, str, str]]:
+    """Return the name, the value and the origin of each setting. Of one that is not given and has
+    no value the origin says what that means.
+    """
+    return [
+        (name, _with_unit(name, masked(name, value)), _origin(name, value, loaded.origins[name]))
+        for name, value in loaded.settings
+    ]
+
+
+def help_of(name: str) -> str:
+    field = Settings.model_fields[name]
+    default = as_text(name, field.default)
+    return f"{field.description} (default: {default}; environment: {variable_of(name)})"
+
+
+def _with_unit(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Reserve) and not value.percent:
+        return exact_size(value.size_bytes)
+    text = as_text(name, value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if metavar_of(name) == "SIZE":
+            return exact_size(int(value))
+        return f"{text} s" if metavar_of(name) == "SECONDS" else text
+    return text
+
+
+def _origin(name: str, value: object, origin: str) -> str:
+    return f"{origin}: {as_text(name, None)}" if value is None else origin
 
 
 def _plain(value: object) -> object:

@@ -2,8 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,18 @@ import yaml
 from pydantic import ValidationError
 
 from adapter.errors import InvalidSettings
-from adapter.settings import modelmesh, sagemaker
+from adapter.settings import modelmesh, sagemaker, stores, vertex
+from adapter.settings.groups import SECRETS
+from adapter.settings.locations import HoldsCredentials
 from adapter.settings.model import Settings
-from adapter.settings.naming import flag_of, variable_of
+from adapter.settings.values import Address, flag_of, variable_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 CONFIG_VARIABLE = "ADAPTER_CONFIG"
 _PREFIX = "ADAPTER_"
+_LISTENERS = ("http", "grpc", "admin")
 # What Kubernetes sets in every container of a namespace with a Service named adapter or adapter-*.
 _SERVICE_LINK = re.compile(
     r"\w+_(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|\w+_PORT=\w+://.*"
@@ -58,18 +61,32 @@ def load_settings(
         **_from_environment(environ, problems),
         **_from_flags(flags),
     }
+    given |= _token_of_file(given, problems)
+    given = {**_named(vertex.inherited(environ), environ), **given}  # it may name a store
+    written = {name: item.value for name, item in given.items()}
+    problems += [
+        f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
+        for name in stores.without_a_store(written)
+    ]
+    problems += stores.problems(written, environ) + vertex.problems(written, environ)
     is_embedded = "triton" in given and given["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
-    given = {**_inherited(environ, is_embedded=is_embedded), **given}
+    given = {
+        **_at_listen_host(given.get("listen_host")),
+        **_inherited(environ, is_embedded=is_embedded, given=given),
+        **given,
+    }
     try:
-        settings = Settings.model_validate({name: item.value for name, item in given.items()})
+        values = {name: item.value for name, item in given.items()}
+        settings = Settings.model_validate(values, context={"environ": environ})
     except ValidationError as error:
         problems += [_problem(detail, given) for detail in error.errors()]
         raise InvalidSettings(problems) from error
     if problems:
         raise InvalidSettings(problems)
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
-    return Loaded(settings, origins, modelmesh.warnings(environ) + sagemaker.warnings(environ))
+    warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
+    return Loaded(settings, origins, warnings + stores.warnings(settings, given))
 
 
 def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
@@ -92,8 +109,26 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
                 problems.append(f"environment {variable}: {value!r}: {advice}")
         elif value:
             origin = f"environment {variable}"
-            found[name] = _Given(value, origin, origin, value)
+            found[name] = _Given(value, origin, origin, "***" if name in SECRETS else value)
     return found
+
+
+def _token_of_file(given: Mapping[str, _Given], problems: list[str]) -> dict[str, _Given]:
+    """The content of `control_token_file`, where that is given."""
+    if (item := given.get("control_token_file")) is None:
+        return {}
+    if "control_token" in given:
+        other = given["control_token"].label
+        problems.append(f"{item.label}: {item.written!r}: {other} is given as well")
+        return {}
+    try:
+        text = Path(str(item.value)).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "no text"
+        problems.append(f"{item.label}: {item.written!r}: {reason}")
+        return {}
+    origin = f"file {item.value}"
+    return {"control_token": _Given(text, origin, origin, "***")}
 
 
 def _from_file(
@@ -104,8 +139,11 @@ def _from_file(
         return {}
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problems.append(f"{named_by}: {path!r}: {' '.join(str(error).split())}")
+    except OSError as error:
+        problems.append(f"{named_by}: {path!r}: {error.strerror}")
+        return {}
+    except (ValueError, yaml.YAMLError) as error:
+        problems.append(f"{named_by}: {path}{_fault(error)}")
         return {}
     if not isinstance(content, dict | None):
         problems.append(f"{named_by}: {path!r}: write `name: value` lines")
@@ -113,21 +151,57 @@ def _from_file(
     found = {}
     for key, value in (content or {}).items():
         label = f"file {path}, key {key}"
-        if key not in Settings.model_fields:
-            problems.append(
-                f"{label}: {value!r}: {_no_such(str(key), list(Settings.model_fields))}"
-            )
+        if why := _why_no_key(str(key), value):
+            problems.append(f"{label}: {why}")
         elif value is not None:
             found[key] = _Given(value, f"file {path}", label, value)
     return found
 
 
-def _inherited(environ: Mapping[str, str], *, is_embedded: bool) -> dict[str, _Given]:
+def _why_no_key(key: str, value: object) -> str:
+    if key in SECRETS:
+        return f"no place for a secret: give it as {variable_of(key)}, or its file as {key}_file"
+    if key not in Settings.model_fields:
+        return f"{value!r}: {_no_such(key, list(Settings.model_fields))}"
+    return ""
+
+
+def _at_listen_host(host: _Given | None) -> dict[str, _Given]:
+    """The listeners at the host that was given for all of them, and their default ports."""
+    if host is None:
+        return {}
+    ports = {name: Settings.model_fields[name].default.rpartition(":")[2] for name in _LISTENERS}
+    return {
+        name: replace(host, value=Address("tcp", str(host.value), int(port)))
+        for name, port in ports.items()
+    }
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with YAML, behind `:LINE:COLUMN` where that is known."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f": {' '.join(str(error).split())}"
+    said = [text for text in (error.context, error.problem) if text]  # type: ignore[attr-defined]
+    return f":{mark.line + 1}:{mark.column + 1}: {', '.join(said)}"
+
+
+def _inherited(
+    environ: Mapping[str, str], *, is_embedded: bool, given: Mapping[str, _Given]
+) -> dict[str, _Given]:
     """Names that SageMaker and ModelMesh set; a value that several of them make is shown whole."""
+    host = str(given["listen_host"].value) if "listen_host" in given else "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
     names = (
         *sagemaker.inherited(environ, is_embedded=is_embedded),
-        *modelmesh.inherited(environ),
+        *modelmesh.inherited(environ, host),
     )
+    return _named(names, environ)
+
+
+def _named(
+    names: Iterable[tuple[str, str, object]], environ: Mapping[str, str]
+) -> dict[str, _Given]:
     return {
         name: _Given(value, variable, variable, environ.get(variable, value))
         for variable, name, value in names
@@ -140,16 +214,13 @@ def _no_such(name: str, known: list[str]) -> str:
     return f"no such setting; did you mean {bare[near[0]]}?" if near else "no such setting"
 
 
-def like_flag(unknown: str) -> str:
-    """The end of a sentence about a flag that there is not: which setting's may be meant."""
-    flags = [flag_of(name) for name in Settings.model_fields]
-    near = difflib.get_close_matches(unknown.partition("=")[0], flags, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
     name = str(detail["loc"][0])
     item = given[name]
     inside = len(detail["loc"]) > 1  # one of several values
     written = detail["input"] if inside else item.written
-    return f"{item.label}: {written!r}: {detail['msg'].removeprefix('Value error, ')}"
+    is_list = detail["type"] == "tuple_type"
+    if isinstance(detail.get("ctx", {}).get("error"), HoldsCredentials):
+        written = "***"
+    rule = "write a list" if is_list else detail["msg"].removeprefix("Value error, ")
+    return f"{item.label}: {written!r}: {rule}"

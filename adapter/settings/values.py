@@ -4,15 +4,31 @@ import os
 import re
 import shlex
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from adapter.core.artifacts import parse_artifact_path
+from adapter.core.model import parse_model_id
 from adapter.core.sizing import parse_size
+from adapter.errors import InvalidRequest
+from adapter.settings.locations import Endpoint, StoreLocation, parse_endpoints, parse_location
 
 _MAX_PORT = 65535
 _ALL_PERCENT = 100
+_TOKEN_CHARACTERS = 16
+
+
+def flag_of(name: str) -> str:
+    """Return a setting's name as a flag."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """Return a setting's name in the environment."""
+    return "ADAPTER_" + name.upper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +48,25 @@ class Address:
     def is_any_port(self) -> bool:
         """Then two listeners that say the same are not at the same address."""
         return self.kind == "tcp" and self.port == 0
+
+    def is_apart_from(self, other: "Address") -> bool:
+        """Whether this is where to listen, besides `other`."""
+        return self.kind != "off" and (self != other or self.is_any_port)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine can connect, over TCP."""
+        if self.kind != "tcp" or self.host == "localhost":
+            return self.kind == "tcp"
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Other machines may be able to connect."""
+        return self.kind == "tcp" and not self.is_loopback
 
     def __str__(self) -> str:
         if self.kind == "tcp":
@@ -94,10 +129,25 @@ def _concurrency(value: object) -> object:
     return int(str(value))
 
 
+def _listen_host(text: str) -> str:
+    if re.fullmatch(r"[\w.-]+", text, re.ASCII) is None:
+        try:
+            IPv6Address(text)
+        except ValueError as error:
+            raise ValueError("write an address or a name, without a port") from error
+    return text
+
+
 def _tcp(address: Address) -> Address:
     if address.kind != "tcp":
         raise ValueError("write HOST:PORT or [IPV6]:PORT")
     return address
+
+
+def _host(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9._-]+", name) is None:
+        raise ValueError("write the name of a host, without scheme and port")
+    return name
 
 
 def _regex(text: str) -> str:
@@ -108,6 +158,40 @@ def _regex(text: str) -> str:
     return text
 
 
+def _key(text: str) -> str:
+    try:
+        return parse_artifact_path(text)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+
+
+def _model_name(text: str) -> str:
+    try:
+        return parse_model_id(text)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
+
+
+def _route(text: str) -> str:
+    if re.fullmatch(r"/[A-Za-z0-9._~:@/-]*[A-Za-z0-9._~:@-]", text) is None:
+        raise ValueError(
+            "write a path such as /v1/predict: more than a slash, without one at its end,"
+            " of letters, digits and ._~:@-/"
+        )
+    return text
+
+
+def _token(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if len(text) < _TOKEN_CHARACTERS or re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", text) is None:
+        raise ValueError(
+            f"write at least {_TOKEN_CHARACTERS} letters, digits and -._~+/ (RFC 6750), as "
+            "`openssl rand -hex 32` makes them"
+        )
+    return secret
+
+
+ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AnyAddress = Annotated[Address, BeforeValidator(parse_address)]
 TcpAddress = Annotated[Address, BeforeValidator(parse_address), AfterValidator(_tcp)]
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
@@ -116,6 +200,16 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Paths = Annotated[
     tuple[Path, ...], BeforeValidator(lambda v: v.split(os.pathsep) if isinstance(v, str) else v)
 ]
+Models = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda v: v.split(":") if isinstance(v, str) else v),
+]
+ModelKeys = Annotated[
+    tuple[Annotated[str, AfterValidator(_key)], ...],
+    BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
+]
+ModelName = Annotated[str, AfterValidator(_model_name)]
+Route = Annotated[str, AfterValidator(_route)]
 Arguments = Annotated[
     tuple[str, ...], BeforeValidator(lambda v: shlex.split(v) if isinstance(v, str) else v)
 ]
@@ -123,7 +217,23 @@ Patterns = Annotated[
     tuple[Annotated[str, AfterValidator(_regex)], ...],
     BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
 ]
+Lines = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
+]
+Store = Annotated[StoreLocation, BeforeValidator(parse_location)]
+Endpoints = Annotated[tuple[Endpoint, ...], BeforeValidator(parse_endpoints)]
 Share = Annotated[Reserve, BeforeValidator(_reserve)]
+Hosts = Annotated[
+    tuple[Annotated[str, AfterValidator(_host)], ...],
+    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v),
+]
+Token = Annotated[SecretStr, AfterValidator(_token)]
+OnOff = Annotated[
+    Literal["on", "off"],
+    # YAML reads them as True and False
+    BeforeValidator(lambda v: {True: "on", False: "off"}[v] if isinstance(v, bool) else v),
+]
 Passthrough = Annotated[
     tuple[Literal["shared_memory", "trace", "log"], ...],
     BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v),

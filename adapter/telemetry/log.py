@@ -6,6 +6,7 @@
 import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -15,14 +16,41 @@ from typing import Literal, TextIO
 EVENTS: Mapping[str, str] = {
     "adapter.failed": "it could not start, for the reason given; the process ends",
     "adapter.listening": "a listener is open; fields say which and where",
+    "model.not_revalidated": "the store could not be asked for another version of a loaded model",
+    "model.not_renewed": "another version of a loaded model could not take its place",
+    "adapter.preload_refused": "a model of preload is missing or invalid, and is not tried again",
+    "adapter.wanted_no_more": "a caller has asked for the unload of a model of load_at_start or "
+    "preload: it is not loaded again, and readiness does not wait for it",
+    "adapter.models_loaded": "all models of load_at_start and preload are loaded",
+    "adapter.open_to_others": "these listeners may be reached from other machines, and ask nobody "
+    "who they are",
+    "adapter.root_missing": "a folder of model_roots is not there; "
+    "packages in it are refused until it is",
+    "adapter.root_relative": "a folder of model_roots is a relative path; "
+    "the field path says which it is",
     "adapter.started": "ready for work",
     "adapter.stopped": "everything is closed; the process ends",
     "adapter.stopping": "asked to stop; work in flight goes on for a while",
+    "artifact.cache_lost": "another adapter has taken the folder of the disk cache, which somebody "
+    "had emptied; nothing is fetched until it ends, and what is loaded is served",
+    "artifact.cache_opened": "the disk cache is in use; how much an earlier run has left in it, "
+    "and where the stores are",
+    "artifact.evicted": "a model's files have left the disk cache; reason limit: cache_limit, "
+    "disk: the disk itself was full",
+    "artifact.fetch_begun": "a model is being fetched from a store",
+    "artifact.fetch_failed": "a model could not be fetched, for the reason given",
+    "artifact.fetched": "a model's files are in the disk cache; bytes as the store has them",
+    "artifact.lost": "files of a model in the disk cache were deleted by somebody else; it is "
+    "fetched again",
+    "artifact.not_checked": "the store could not be asked; the model on disk is taken as it is",
+    "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again "
+    "every ten seconds",
     "log.dropped": "lines that are not here: whoever reads the log stood still; how many",
     "memory.sizes_unreadable": "the file of measured sizes is damaged; they are learned anew",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
     "memory.source": "another memory reader is believed from now on; fields say which and why",
     "model.abandoned": "process and files of a model are gone; only Triton's index still has it",
+    "model.admitted": "at debug: a load has its memory reserved; bytes by device",
     "model.adopted": "a model that an earlier run loaded is still in Triton and is served",
     "model.drain_timed_out": "an unload did not wait any longer for inferences in flight",
     "model.left_running": "something of a model that is gone, or cannot be ended, runs in Triton",
@@ -32,29 +60,51 @@ EVENTS: Mapping[str, str] = {
     "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
     "process was killed",
     "model.load_stuck": "Triton does not answer for a load; it keeps one of Triton's load threads",
+    "model.load_waits": "a load waits: for its turn behind others, or for memory; bytes by device",
     "model.loaded": "a model is ready",
+    "model.loading": "a load begins",
     "model.package_odd": "a package has something odd that is no fault, for the reasons given",
     "model.processes_killed": "processes of a model did not end with it and were killed",
+    "model.regions_freed": "shared memory of dead processes, which Triton keeps, was freed: bytes",
+    "model.return_broken_off": "Triton ended during the load that was to bring a model back; it is "
+    "tried again, one model after the other; ends: how often that model alone was being loaded",
+    "model.return_given_up": "a model that Triton had lost is not tried again, for the "
+    "reason given",
+    "model.step": "at debug: what a load or an unload waits for next",
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
     "model.unload_failed": "an unload was tried and lost; the model is still there",
+    "model.requests_lost": "an unload has ended though requests of the model were never answered: "
+    "Triton has unloaded it and its processes have ended",
     "model.unload_waits": "an unload has waited 2 s for requests: in_flight, abandoned of them; "
     "seconds that it waits still, at most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
-    "model.unloaded": "a model is gone and its memory is given back",
+    "model.unloaded": "a model is gone; bytes that it held are given back",
+    "model.unloading": "an unload begins; in_flight requests are waited for",
+    "model.warm_up_failed": "a model could not compute zeros, for the reason given; it is served",
+    "model.warm_up_skipped": "a model was loaded without an inference of zeros, for the reason "
+    "given",
+    "model.warmed_up": "a model has computed zeros before its load is answered",
     "modelmesh.broken_off": "the end of Triton broke a load or unload off; it is done once more",
     "modelmesh.purge_failed": "what was loaded could not be taken down for a mesh that starts",
     "operation.failed": "a bug: this operation of control ended with an error nobody foresaw",
-    "request.failed": "a request was answered with an error",
-    "settings.ignored": "a setting has no effect, for the reason given",
+    "request.answered": "at debug: a request was answered; seconds, and those that Triton took",
+    "request.failed": "a request was answered with an error; at debug, if the line of a load or "
+    "unload has told it",
+    "settings.odd": "a setting has no effect, or names what is not there",
     "task.ended": "a bug: what must go on as long as the adapter has ended; /livez says so too",
     "task.failed": "one step of what goes on as long as the adapter failed; the next one follows",
+    "triton.awaited": "Triton is not live yet: where it is looked for, for how long, why not",
+    "triton.called": "at debug: a control call to Triton has ended, with the gRPC code",
     "triton.ended": "the embedded tritonserver is ended by us, for the reason given",
     "triton.exited": "the embedded tritonserver ended",
     "triton.log": "a line of the embedded tritonserver's own log",
     "triton.log_dropped": "lines of that were too many a second and are not here; how many",
     "triton.models_vanished": "Triton no longer has models that were loaded: it was restarted",
+    "triton.no_gpu": "the embedded tritonserver finds no GPU to use, for the reason given; its own "
+    "lines about that are at debug",
     "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
+    "triton.region_left": "shared memory of a dead process could not be freed; the reason",
     "triton.restart_failed": "the embedded tritonserver could not be started again; tried later",
     "triton.restart_hook_failed": "a bug: taking stock after a restart of Triton failed",
     "triton.restarted": "the embedded tritonserver was started again",
@@ -64,6 +114,9 @@ EVENTS: Mapping[str, str] = {
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _MAX_CHARACTERS = 10_000  # of one field, and of an exception
 _BARE = re.compile(r"[\w.:/@%+~-]+")
+# of the embedded tritonserver, as glog writes it: I1122 11:34:46.537778 17015 server.cc:631] text
+_TRITONS_STAMP = re.compile(r"[IWEF]\d{4} \d{2}:\d{2}:\d{2}\.\d+ +\d+ [^\s:\]]+:\d+\] ")
+_COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31"}  # as SGR numbers them
 
 
 def setup_logging(
@@ -71,17 +124,36 @@ def setup_logging(
     format: Literal["auto", "json", "text"],  # noqa: A002 - the setting's name
     stream: TextIO | io.TextIOBase | None = None,
 ) -> None:
-    """Send every logger's records to one stream (stdout), replacing any earlier set-up."""
+    """Send every logger's records to one stream (stdout), replacing any earlier set-up.
+
+    The level `debug` is for the adapter's own loggers: libraries are at `info` then.
+    """
     out = sys.stdout if stream is None else stream
-    is_text = format == "text" or (format == "auto" and out.isatty())
     handler = logging.StreamHandler(out)
-    handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
+    is_coloured = out.isatty() and _are_colours_wanted()
+    text = TextFormatter(is_coloured=is_coloured)
+    handler.setFormatter(text if is_text(format, out) else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    handler.addFilter(lambda record: record.levelno > logging.DEBUG or _is_own(record))
     root.setLevel(level.upper())
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_caller_who_left)
     # one line a request: the metrics count requests, and inference is not logged on purpose
     logging.getLogger("aiohttp.access").disabled = True
+
+
+def is_text(format: str, stream: TextIO | io.TextIOBase) -> bool:  # noqa: A002 - see above
+    """Return whether lines are for people; else they are JSON."""
+    return format == "text" or (format == "auto" and stream.isatty())
+
+
+def _are_colours_wanted() -> bool:
+    is_plain = os.environ.get("TERM", "dumb") in {"dumb", "unknown"}
+    return not is_plain and not os.environ.get("NO_COLOR")
+
+
+def _is_own(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] == "adapter"
 
 
 def _is_no_caller_who_left(record: logging.LogRecord) -> bool:
@@ -108,14 +180,41 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56.789 warning model.load_failed model_id=fraud reason="no such file"`."""
+    """`12:34:56.789 warning model.load_failed model_id=fraud reason="no such file"`.
+
+    Lines of the embedded Triton are bare: `12:34:56.789 info    triton | loading: digits:1`.
+    """
+
+    def __init__(self, *, is_coloured: bool = False) -> None:
+        super().__init__()
+        self._is_coloured = is_coloured
 
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{_time(record)[11:23]} {record.levelname.lower():<7} {_printable(_event(record))}"
-        line = " ".join([head, *(f"{k}={_bare(v)}" for k, v in _extra(record).items())])
+        event, head = _event(record), f"{_time(record)[11:23]} {self._level(record)}"
+        if event == "triton.log" and isinstance(said := getattr(record, "line", None), str):
+            return f"{head} triton | {_printable(_cut(_without_stamp(said))).rstrip()}"
+        fields = (f"{k}={_bare(v)}" for k, v in _extra(record).items())
+        line = " ".join([head, _printable(event), *fields])
         if record.exc_info:
             line += "\n" + _printable(self.formatException(record.exc_info)[-_MAX_CHARACTERS:])
         return line
+
+    def _level(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        colour = _COLOURS.get(level) if self._is_coloured else None
+        return f"\033[{colour}m{level:<7}\033[0m" if colour else f"{level:<7}"
+
+
+def _without_stamp(line: str) -> str:
+    """Return Triton's own text: without its stamp, and without the quotes that newer ones put."""
+    stamp = _TRITONS_STAMP.match(line)
+    text = line[stamp.end() :] if stamp else line
+    if stamp and text.startswith('"'):
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            return text
+    return text
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -144,7 +243,7 @@ def _json(value: object) -> str:
     if isinstance(value, str):
         return json.dumps(_cut(value))
     try:
-        written = json.dumps(value, default=_text, allow_nan=False)
+        written = json.dumps(value, default=_plain, allow_nan=False)
     except (TypeError, ValueError, RecursionError):  # odd keys, NaN, a value inside itself
         return json.dumps(_cut(_text(value)))
     # a long list, or an object with much in it, becomes a text
@@ -158,6 +257,11 @@ def _cut(text: str) -> str:
     return f"{text[:_MAX_CHARACTERS]} ... ({len(text) - _MAX_CHARACTERS} characters cut)"
 
 
+def _plain(value: object) -> object:
+    """Return what JSON has no form for as something that it has: sets as sorted lists."""
+    return sorted(map(_text, value)) if isinstance(value, set | frozenset) else _text(value)
+
+
 def _text(value: object) -> str:
     try:
         return str(value)
@@ -167,6 +271,10 @@ def _text(value: object) -> str:
 
 def _bare(value: object) -> str:
     """Quote the value unless it is one plain word, so that it cannot look like another field."""
+    if isinstance(value, Mapping):
+        value = " ".join(f"{_text(key)}:{_text(each)}" for key, each in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        value = ", ".join(map(_text, value))
     text = _cut(_text(value))
     return text if text.isascii() and _BARE.fullmatch(text) else _json(text)
 

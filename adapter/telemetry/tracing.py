@@ -54,6 +54,11 @@ class Tracing:
         ) as span:
             yield span
 
+    def trace_id(self) -> str | None:
+        """Return the trace of the current span, None where it is not recorded."""
+        context = self._current().get_span_context()
+        return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
+
     def failed(self, span: "Span", kind: str) -> None:
         """Mark the span as failed, for an error that is not the caller's fault."""
         span.set_attribute("error.type", kind)
@@ -97,7 +102,7 @@ def tracing_of(environ: Mapping[str, str], version: str) -> Tracing | None:
     try:
         return Tracing(_provider(version))
     except ImportError as error:
-        reason = "tracing needs the extra `tracing`: pip install triton-adapter[tracing]"
+        reason = "tracing needs the extra `tracing`: in a clone, pip install '.[tracing]'"
         raise InvalidSettings([f"{_ENDPOINTS[1]}: {reason}"]) from error
 
 

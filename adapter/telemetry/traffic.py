@@ -4,8 +4,15 @@ Only the event loop's thread counts, and therefore without locks. Requests are n
 added up by the hundred, so that a request pays for one append.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import inf
+from operator import sub
+from time import monotonic, time
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,35 +21,51 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+
+log = logging.getLogger(__name__)
 
 _SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+    # an inference may take 300 s by default, a load that SageMaker asked for 360 s
+    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 240, 300, 360),
 )
 _GOOD = {200, "OK"}
-_NOTED = 256  # are added up at once: 0.13 ms
-_OWN_SECONDS = (0.000025, 0.00005, 0.0001, 0.00025, *_SECONDS[:9], 1)
+_NOTED = 256  # are added up at once: 0.07 ms
+_OWN_SECONDS = (0.000025, 0.00005, 0.0001, 0.00025, *_SECONDS[:9], 0.5, 1, 2.5, 5, 10, 30)
 
 
 class _Histogram:
-    __slots__ = ("_bounds", "_counts", "_sum")
+    """`_counts`: how many values were at most each bound. `_exemplars`: the last request with a
+    trace in each bucket that has one.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = [float(bound) for bound in bounds]
-        self._counts = [0] * (len(bounds) + 1)
+        self._bounds = [*(float(bound) for bound in bounds), inf]
+        self._counts = [0] * len(self._bounds)
+        self._exemplars: dict[int, Exemplar] = {}
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, values: Iterable[float]) -> None:
+        """To sort many and look for each bound takes half as long as to look for each value."""
+        ordered = sorted(values)
+        self._sum += sum(ordered)
+        for bucket, bound in enumerate(self._bounds):
+            self._counts[bucket] += bisect_right(ordered, bound)
+
+    def keep(self, exemplar: Exemplar) -> None:
+        self._exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        buckets, total = [], 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((str(bound), float(total)))
-        if total:
-            family.add_metric(labels, buckets, self._sum)
+        buckets = [
+            (str(bound), float(self._counts[bucket]), self._exemplars.get(bucket))
+            for bucket, bound in enumerate((*self._bounds[:-1], "+Inf"))
+        ]
+        if self._counts[-1]:
+            # typed as if each bucket needed an exemplar or none were allowed
+            family.add_metric(labels, buckets, self._sum)  # type: ignore[arg-type]
 
 
 class InFlight:
@@ -53,59 +76,119 @@ class InFlight:
     def __init__(self) -> None:
         self.count = 0
 
-    def begin(self) -> None:
-        self.count += 1
-
-    def end(self) -> None:
-        self.count -= 1
-
 
 class Served:
     """The answers of one method of one frontend. Keep a reference: a look-up costs as much as a
     count. The figures are complete after `add_up`.
     """
 
-    __slots__ = ("_noted", "answers", "codes", "fast", "in_flight", "own", "total", "upstream")
+    __slots__ = (
+        "_names",
+        "_noted",
+        "_trace_id",
+        "answers",
+        "callers",
+        "codes",
+        "fast",
+        "in_flight",
+        "own",
+        "total",
+        "upstream",
+    )
 
-    def __init__(self, in_flight: InFlight) -> None:
+    def __init__(
+        self,
+        in_flight: InFlight,
+        frontend: str,
+        method: str,
+        trace_id: Callable[[], str | None] | None,
+    ) -> None:
+        self._names = {"frontend": frontend, "method": method}
+        self._trace_id = trace_id
         self.in_flight = in_flight
-        self._noted: list[tuple[int | str, float, float | None, bool]] = []
+        self._noted: list[tuple[int | str, float, float | None, float, bool, Exemplar | None]] = []
         self.fast = 0
         self.codes: dict[int | str, int] = {}
         self.answers = 0
         self.total = _Histogram(_SECONDS)
         self.upstream = _Histogram(_SECONDS)
         self.own = _Histogram(_OWN_SECONDS)
+        self.callers = _Histogram(_SECONDS)
+
+    def expect(self, codes: Iterable[int | str]) -> None:
+        """Show these codes from the start: Prometheus does not see a series' first event if the
+        series begins with it.
+        """
+        self.codes = dict.fromkeys(codes, 0) | self.codes
 
     def count(
         self,
         code: int | str,
         seconds: float,
         upstream_seconds: float | None = None,
+        callers_seconds: float = 0.0,
+        model_id: str | None = None,
         *,
         is_fast: bool = False,
     ) -> None:
         """Count one answer. `upstream_seconds`: how long the request waited for Triton; None if it
-        was not asked, or for a stream. `is_fast`: the request took the fast path.
+        was not asked, or for a stream. `callers_seconds`: how long it waited for its caller to
+        send the body and to take the answer. `is_fast`: the request took the fast path. `model_id`
+        is for the log, where there is one.
         """
-        self._noted.append((code, seconds, upstream_seconds, is_fast))
+        if log.root.level <= logging.DEBUG:  # a quarter of what isEnabledFor takes
+            self._tell(code, seconds, upstream_seconds, model_id)
+        exemplar = None if self._trace_id is None else self._exemplar(self._trace_id(), seconds)
+        self._noted.append((code, seconds, upstream_seconds, callers_seconds, is_fast, exemplar))
         if len(self._noted) == _NOTED:
             self.add_up()
 
+    @staticmethod
+    def _exemplar(trace_id: str | None, seconds: float) -> Exemplar | None:
+        return None if trace_id is None else Exemplar({"trace_id": trace_id}, seconds, time())
+
+    def _tell(
+        self, code: int | str, seconds: float, triton_seconds: float | None, model_id: str | None
+    ) -> None:
+        fields: dict[str, object] = {**self._names, "status": code, "seconds": round(seconds, 6)}
+        if model_id is not None:
+            fields["model_id"] = model_id
+        if triton_seconds is not None:
+            fields["triton_seconds"] = round(triton_seconds, 6)
+        log.debug("request.answered", extra=fields)
+
     def add_up(self) -> None:
-        for code, seconds, upstream_seconds, is_fast in self._noted:
-            self.fast += is_fast
-            self.codes[code] = self.codes.get(code, 0) + 1
-            self.total.observe(seconds)
-            if upstream_seconds is not None:
-                self.upstream.observe(upstream_seconds)
-                self.own.observe(max(0.0, seconds - upstream_seconds))
-                self.answers += code in _GOOD
-        self._noted.clear()
+        """By the column, which takes half as long as request by request."""
+        if not self._noted:
+            return
+        noted, self._noted = self._noted, []
+        codes, totals, upstreams, callers, are_fast, exemplars = zip(*noted, strict=True)
+        for code, count in Counter(codes).items():
+            self.codes[code] = self.codes.get(code, 0) + count
+        self.fast += sum(are_fast)
+        self.total.observe(totals)
+        if exemplars.count(None) < len(noted):
+            for exemplar in filter(None, exemplars):
+                self.total.keep(exemplar)
+        if None in upstreams:
+            noted = [each for each in noted if each[2] is not None]
+            if not noted:
+                return
+            codes, totals, upstreams, callers, _, _ = zip(*noted, strict=True)
+        self.answers += sum(map(codes.count, _GOOD))
+        self.upstream.observe(upstreams)
+        self.callers.observe(callers)
+        own = map(sub, map(sub, totals, upstreams), callers)
+        self.own.observe([seconds if seconds > 0 else 0.0 for seconds in own])
 
 
 class Traffic(Collector):
-    def __init__(self) -> None:
+    """All requests. `trace_id` returns the trace of the current request, if it is recorded; None
+    where nothing is traced.
+    """
+
+    def __init__(self, trace_id: Callable[[], str | None] | None = None) -> None:
+        self._trace_id = trace_id
         self._frontends: dict[str, InFlight] = {}
         self._served: dict[tuple[str, str], Served] = {}
 
@@ -124,7 +207,9 @@ class Traffic(Collector):
     def served(self, frontend: str, method: str) -> Served:
         found = self._served.get((frontend, method))
         if found is None:
-            found = self._served[frontend, method] = Served(self.in_flight_of(frontend))
+            found = self._served[frontend, method] = Served(
+                self.in_flight_of(frontend), frontend, method, self._trace_id
+            )
         return found
 
     def added_up(self, frontend: str, method: str) -> Served:
@@ -142,25 +227,30 @@ class Traffic(Collector):
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            "adapter_requests",
+            "triton_adapter_requests",
             "Requests answered, by listener, method and status.",
             labels=("frontend", "method", "code"),
         )
         total = _seconds(
-            "adapter_request_seconds",
+            "triton_adapter_request_seconds",
             "Duration of requests, from their head to the last byte of the answer.",
         )
         upstream = _seconds(
-            "adapter_upstream_seconds",
+            "triton_adapter_upstream_seconds",
             "How long of a request Triton was waited for, from the first byte sent to it to the"
             " head of its answer. Streams are left out.",
         )
         own = _seconds(
-            "adapter_overhead_seconds",
-            "The rest of the same requests: the adapter, and the caller's sending and taking.",
+            "triton_adapter_overhead_seconds",
+            "The rest of the same requests: what the adapter itself took.",
+        )
+        callers = _seconds(
+            "triton_adapter_caller_seconds",
+            "How long the same requests waited for their caller: for a body that is gathered before"
+            " Triton is asked, and while an answer is passed on as it comes.",
         )
         fast = CounterMetricFamily(
-            "adapter_requests_fast",
+            "triton_adapter_requests_fast",
             "Those of them that took the fast path of the http listener.",
             labels=("frontend", "method"),
         )
@@ -172,11 +262,12 @@ class Traffic(Collector):
             served.total.add_to(total, names)
             served.upstream.add_to(upstream, names)
             served.own.add_to(own, names)
-        yield from (requests, fast, total, upstream, own, self._in_flight())
+            served.callers.add_to(callers, names)
+        yield from (requests, fast, total, upstream, own, callers, self._in_flight())
 
     def _in_flight(self) -> Metric:
         gauge = GaugeMetricFamily(
-            "adapter_requests_in_flight", "Requests not answered yet.", labels=("frontend",)
+            "triton_adapter_requests_in_flight", "Requests not answered yet.", labels=("frontend",)
         )
         for frontend, in_flight in self._frontends.items():
             gauge.add_metric((frontend,), in_flight.count)
@@ -185,3 +276,49 @@ class Traffic(Collector):
 
 def _seconds(name: str, meaning: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, meaning, labels=("frontend", "method"))
+
+
+class Waited:
+    """How long one request waited for Triton, in `seconds`, and for its caller: data planes and
+    front ends add, the middleware reads. `seconds` is None until a call was made whose duration is
+    meaningful. `is_left_out`: none is, since the request waited for its model.
+    """
+
+    __slots__ = ("callers_seconds", "is_left_out", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self.callers_seconds = 0.0
+        self.is_left_out = False
+
+    def add(self, seconds: float) -> None:
+        if not self.is_left_out:
+            self.seconds = (self.seconds or 0.0) + seconds
+
+
+# of the request that the current task serves; tasks that it starts share it
+WAITED: ContextVar[Waited | None] = ContextVar("waited", default=None)
+
+
+@contextmanager
+def waiting_for_caller() -> Iterator[None]:
+    """Add how long the block takes to what the current request waits for its caller."""
+    begun = monotonic()
+    try:
+        yield
+    finally:
+        if (waited := WAITED.get()) is not None:
+            waited.callers_seconds += monotonic() - begun
+
+
+def add_waited(seconds: float) -> None:
+    if (waited := WAITED.get()) is not None:
+        waited.add(seconds)
+
+
+def leave_out() -> None:
+    """Keep the current request, if there is one, out of the figures on what the adapter itself
+    takes: it waits for its model.
+    """
+    if (waited := WAITED.get()) is not None:
+        waited.seconds, waited.is_left_out = None, True

@@ -1,4 +1,4 @@
-"""What ModelMesh does with the adapter, step by step. It asks the door itself for its messages.
+"""What ModelMesh does with the adapter, step by step. It asks the listener itself for its messages.
 
 python client.py 127.0.0.1:8085 identity /opt/ml/models/identity
 """
@@ -21,7 +21,7 @@ SERVICE = "mmesh.ModelRuntime"
 
 
 class Runtime:
-    """The calls of mmesh.ModelRuntime, as the door describes them by reflection."""
+    """The calls of mmesh.ModelRuntime, as the listener describes them by reflection."""
 
     def __init__(self, channel):
         pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
@@ -39,8 +39,8 @@ class Runtime:
         )
         return rpc(request, timeout=seconds)
 
-    def wait_ready(self):
-        """A mesh asks so at its start. It unloads whatever is loaded."""
+    def begin(self):
+        """What a mesh asks at its start, until it is READY. It unloads whatever is loaded."""
         while (status := self.call("runtimeStatus", seconds=30)).status != 1:
             time.sleep(0.5)
         return status
@@ -57,17 +57,23 @@ def infer(address, model_id, values):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("address", help="HOST:PORT or unix:/path of the grpc door")
+    parser.add_argument("address", help="HOST:PORT or unix:/path of the grpc listener")
     parser.add_argument("model_id")
     parser.add_argument("path", help="a package that answers IN with OUT, such as identity")
+    parser.add_argument(
+        "--unload-all",
+        action="store_true",
+        help="begin as a mesh does at its start, by runtimeStatus: it unloads every model",
+    )
     args = parser.parse_args()
     key = json.dumps({"model_type": {"name": "python"}})
     about = {"modelId": args.model_id, "modelPath": args.path, "modelKey": key}
 
     with grpc.insecure_channel(args.address) as channel:
         runtime = Runtime(channel)
-        status = runtime.wait_ready()
-        print(f"Triton {status.runtimeVersion}, {status.capacityInBytes} bytes for models")
+        if args.unload_all:
+            status = runtime.begin()
+            print(f"Triton {status.runtimeVersion}, {status.capacityInBytes} bytes for models")
         predicted = runtime.call("predictModelSize", seconds=0.5, **about).sizeInBytes
         print(f"{args.model_id} is expected to take {predicted} bytes")
         size = runtime.call("loadModel", **about).sizeInBytes

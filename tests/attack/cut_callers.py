@@ -146,7 +146,7 @@ class Rest(Caller):
         elif is_binary:
             fields = {_LENGTH: len(head)}
         path = f"/models/{MODEL}/invoke" if is_sagemaker else f"/v2/models/{MODEL}/infer"
-        fields |= {"Host": "x", "Content-Length": len(head) + len(tail)}
+        fields |= {"Host": "localhost", "Content-Length": len(head) + len(tail)}
         lines = [f"POST {path} HTTP/1.1", *(f"{name}: {said}" for name, said in fields.items())]
         return "\r\n".join([*lines, "\r\n"]).encode() + head + tail
 

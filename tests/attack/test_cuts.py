@@ -178,15 +178,15 @@ def check_rest(storm: Storm, at_rest: int) -> None:
     adapter = storm.adapter
     ask_each_listener(adapter)
     for frontend in ("sagemaker", "v2", "grpc_data"):
-        line = f'adapter_requests_in_flight{{frontend="{frontend}"}}'
-        wait_until(lambda line=line: metric(adapter, line) == 0, 5, f"{line} is 0")
+        line = f'triton_adapter_requests_in_flight{{frontend="{frontend}"}}'
+        wait_until(lambda line=line: metric(adapter, line) == 0, 60, f"{line} is 0")
     assert [model["in_flight"] for model in adapter.state()["models"]] == [0]
     http, grpc = storm.behind
-    wait_until(lambda: sockets_of(adapter, storm.behind) == at_rest, 10, f"{at_rest} sockets")
+    wait_until(lambda: sockets_of(adapter, storm.behind) == at_rest, 60, f"{at_rest} sockets")
     # a caller who has been cut asks again while Triton still works on what it asked before
-    wait_until(lambda: len(http.pairs) <= 2 * CALLERS, 10, "no connection that is not kept")
-    wait_until(lambda: len(grpc.pairs) <= CHANNELS, 10, "no connection but the channels'")
-    client = adapter.client(timeout=10)
+    wait_until(lambda: len(http.pairs) <= 2 * CALLERS, 60, "no connection that is not kept")
+    wait_until(lambda: len(grpc.pairs) <= CHANNELS, 60, "no connection but the channels'")
+    client = adapter.client()
     assert client.delete(f"/models/{MODEL}").status == 200
     client.close()
     traces = [line for line in adapter.events("request.failed") if "exception" in line]
@@ -194,14 +194,14 @@ def check_rest(storm: Storm, at_rest: int) -> None:
 
 
 def ask_each_listener(adapter: RunningAdapter) -> None:
-    client = adapter.client(timeout=10)
+    client = adapter.client()
     for path in (f"/models/{MODEL}/invoke", f"/v2/models/{MODEL}/infer"):
         reply = client.post(path, infer_body(1, 2))
         assert reply.status == 200, reply.body
         assert reply.json()["outputs"][0]["data"] == [1, 2]
     client.close()
     with calls_to(adapter.listeners["grpc_data"]) as calls:
-        assert calls.infer(MODEL, 3, 4, timeout=10) == [3, 4]
+        assert calls.infer(MODEL, 3, 4) == [3, 4]
 
 
 def sockets_of(adapter: RunningAdapter, but_to: list[Relay]) -> int:

@@ -73,7 +73,7 @@ class Kinds:
 
     def request(self) -> bytes:
         body = self._body()
-        lines = [f"POST {self._chance.choice(PATHS)} HTTP/1.1", "Host: x"]
+        lines = [f"POST {self._chance.choice(PATHS)} HTTP/1.1", "Host: localhost"]
         if self._rarely():
             lines += self._chance.sample(HEADERS, self._chance.randint(1, 4))
         if self._chance.random() < 0.8:
@@ -188,7 +188,8 @@ async def ask(address: str, data: bytes) -> str:
 
 def honest() -> bytes:
     body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
-    head = f"POST /models/{MODEL}/invoke HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    first = f"POST /models/{MODEL}/invoke HTTP/1.1\r\nHost: localhost\r\n"
+    head = f"{first}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from adapter.backend.memory import HostMemory, host_limit_bytes
+from adapter.backend.memory import HostMemory, host_limit_bytes, models_limit_bytes
 from adapter.core.memory import HOST
 
 KIB = 1024
@@ -206,3 +206,15 @@ def test_the_limit_is_the_least_that_our_cgroup_or_one_above_it_sets(
     for path, text in files.items():
         machine.write(f"sys/fs/cgroup/{path}", text)
     assert host_limit_bytes(tmp_path) == limit
+
+
+@pytest.mark.parametrize(("limit_mib", "models_mib"), [(1024, 896), (256, 128), (200, 100)])
+def test_of_the_limit_the_adapter_itself_keeps_128_mib_and_of_a_small_one_half(
+    tmp_path, limit_mib, models_mib
+):
+    machine = Machine(tmp_path)
+    machine.write("proc/meminfo", "MemTotal: 99999999 kB\n")
+    machine.write("proc/self/cgroup", "0::/\n")
+    machine.write("sys/fs/cgroup/memory.max", f"{limit_mib * KIB * KIB}\n")
+
+    assert models_limit_bytes(tmp_path) == models_mib * KIB * KIB

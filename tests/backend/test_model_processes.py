@@ -37,6 +37,8 @@ class Machine:
     def arguments(self, pid: int) -> list[bytes]:
         if (model := self.says.get(pid)) is None:
             return [b"some program"]
+        if model == "":  # its memory is being taken down
+            return [b""]
         return [b"stub", f"{REPOSITORY}/{model}/1/model.py".encode(), f"{model}_0".encode()]
 
 
@@ -74,6 +76,17 @@ def test_what_was_seen_below_its_stub_stays_of_its_model_when_it_loses_its_paren
     machine.end(20)
     assert processes.of_unloaded(["a"]) == {daemon, later}
     assert processes.of_unloaded(["b"]) == {ProcessId(30, 30)}
+
+
+def test_a_stub_that_has_lost_its_arguments_and_not_yet_ended_stays_of_its_model(
+    machine, processes
+):
+    stub = ProcessId(20, 20)
+    assert processes.owners()[20] == "a"
+    machine.says[20] = ""
+    assert processes.owners()[20] == "a"
+    assert processes.stubs("a") == []
+    assert stub in processes.of_unloaded(["a"])
 
 
 def test_a_later_process_with_the_same_pid_is_another(machine, processes):

@@ -12,7 +12,7 @@ from bench.plan import read_head
 from tests.benchmarks import __main__ as program
 from tests.benchmarks.control import external
 from tests.benchmarks.exchange import Exchange
-from tests.benchmarks.figures import added, over, p50, quantile, ratios, spread
+from tests.benchmarks.figures import added, difference, over, p50, quantile, ratios, spread
 from tests.benchmarks.inference import head_of, metadata_of
 from tests.benchmarks.page import page, shown
 from tests.benchmarks.place import QUICK, FailedError, NotMeasuredError, Side, in_turns, load
@@ -52,6 +52,16 @@ def test_what_is_added_is_compared_with_what_copying_adds_and_a_round_without_th
     rounds = {name: [{"p50": each} for each in values] for name, values in p50s.items()}
 
     assert added(rounds, "adapter", "copying", "triton") == spread([3, 1])
+
+
+def test_a_difference_is_taken_round_by_round_in_the_unit_that_is_asked_for():
+    rounds = {"one": [{"cpu": 5}, {"cpu": 50}], "other": [{"cpu": 4}, {"cpu": 52}]}
+    assert difference(rounds, "cpu", "one", "other", 10) == spread([10, -20])
+
+
+def test_a_difference_may_be_the_median_of_several_pairs():
+    rounds = {"one": [{"cpu": each} for each in (1, 9, 2, 7, 5)], "other": [{"cpu": 0}] * 5}
+    assert difference(rounds, "cpu", "one", "other", pairs=3) == spread([2, 6])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +152,24 @@ def test_the_reason_for_a_miss_is_told_while_it_is_one():
 
     assert "the parser takes 20 µs" in missed
     assert "the parser takes 20 µs" not in met
+
+
+def test_figures_of_another_machine_have_a_table_of_their_own_with_that_machine(tmp_path):
+    here, there = (measure({"cpu": spread([x] * 3)}) for x in (1.5, 1.2))
+    there["machine"]["cores"] = 16
+    (tmp_path / "benchmarks-16-cores.json").write_text(json.dumps({"rest": there}))
+
+    program.write_page(tmp_path, {"rest": here})
+
+    own, _, other = (
+        (tmp_path / "benchmarks.md").read_text().partition("## On a machine with 16 cores")
+    )
+    assert "1.5 x (1.5 to 1.5)" in line_of(own, "rest.cpu")
+    (line,) = [line for line in other.splitlines() if row("rest.cpu").what in line]
+    assert "1.2 x (1.2 to 1.2)" in line
+    assert line.startswith(f"| {MEASURES['rest'][0]}: ")
+    assert "a CPU, 16 cores" in other
+    assert "not measured" not in other
 
 
 @pytest.fixture

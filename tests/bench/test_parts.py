@@ -160,7 +160,7 @@ def test_an_answer_is_good_only_with_grpc_status_0():
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra():
-    with pytest.raises(InvalidSettings, match=r"no_such_library .* 'triton-adapter\[bench\]'"):
+    with pytest.raises(InvalidSettings, match=r"no_such_library .* pip install '\.\[bench\]'"):
         needed("no_such_library")
 
 
@@ -185,6 +185,8 @@ def test_a_library_that_is_missing_is_named_with_its_extra():
         (["http://x:1", "--model=m", "--cpu-pid=4194305"], "no process"),
         (["http://x:1", "--model=m", "--payload=/nowhere/x"], "--payload"),
         (["http://x:1", "--model=m", "--plot=/nowhere/x.png"], "--plot"),
+        (["http://x:1", "--model=m", "--plot=x.bmp"], "must end in .png, .svg, .pdf"),
+        (["http://x:1", "--model=m", "--plot=x"], "must end in"),
     ],
 )
 def test_bad_arguments_are_named(bench, args, problem):

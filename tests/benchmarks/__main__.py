@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.benchmarks import beside, control, inference
+from tests.benchmarks import beside, control, endpoint, inference
 from tests.benchmarks.page import page, shown
 from tests.benchmarks.place import (
     FULL,
@@ -33,6 +33,7 @@ BY: Mapping[str, Callable[[Scale], Json]] = {
     "sizes": inference.sizes,
     "memory": inference.memory,
     "clients": inference.clients,
+    "endpoint": endpoint.endpoint,
     "builtin": beside.builtin,
     "churn": beside.churn,
     "many": control.many,
@@ -102,13 +103,25 @@ def measured(name: str, scale: Scale) -> Json:
 
 
 def write_page(out: Path, measures: Json) -> None:
-    marked = {
+    """Beside `measures` the page has those of other machines: of benchmarks-16-cores.json, say."""
+    out.mkdir(parents=True, exist_ok=True)
+    elsewhere = {
+        path.stem.removeprefix("benchmarks-").replace("-", " "): marked(
+            json.loads(path.read_text())
+        )
+        for path in sorted(out.glob("benchmarks-*.json"))
+    }
+    notes = tomllib.loads(_NOTES.read_text())
+    (out / "benchmarks.md").write_text(page(marked(measures), notes, elsewhere))
+
+
+def marked(measures: Json) -> Json:
+    """With whether the code that was measured is another one now."""
+    return {
         name: each | {"is_stale": is_stale(each["commit"], MEASURES[name][1])}
         for name, each in measures.items()
         if name in MEASURES
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "benchmarks.md").write_text(page(marked, tomllib.loads(_NOTES.read_text())))
 
 
 def commit(paths: Sequence[str]) -> str:

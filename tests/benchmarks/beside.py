@@ -178,19 +178,24 @@ class Coming:
 
 
 def churn(scale: Scale) -> Json:
-    """The p99 of `identity` over gRPC at a steady rate, while `other` is loaded and unloaded."""
+    """The p99 of `identity` over gRPC at a steady rate, while `other` is loaded and unloaded.
+
+    The copying proxy shows what one more process on the way costs, whatever it does.
+    """
     seconds = max(3.0, 3 * scale.seconds)  # a load and an unload at least
     pace = (f"--rate={_STEADY_RATE}", f"--duration={seconds}", "--warmup=0.3")
-    with stack() as adapter, driven() as (address, triton):
+    with stack() as adapter, driven() as (address, triton), copying(address) as (proxy, _):
         own = _by_adapter(adapter)
         direct = Coming(lambda: triton.load_model("other"), lambda: _unload(triton))
         sides = {
             "adapter": Side((f"grpc://{adapter.grpc}",), meanwhile=own),
+            "copying": Side((f"grpc://{proxy}",), meanwhile=direct),
             "triton": Side((f"grpc://{address}",), meanwhile=direct),
         }
         rounds = in_turns(sides, scale.rounds, *pace)
     return {
         "ratio": over(rounds, "p99", "adapter", "triton"),
+        "ratio_copying": over(rounds, "p99", "adapter", "copying"),
         **{f"{name}_p99": of(rounds, name, "p99", 1e3) for name in sides},
         "adapter_load": spread(own.loads),
         "triton_load": spread(direct.loads),

@@ -2,28 +2,30 @@
 
 import http.client
 import json
+import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from tests.benchmarks.exchange import Exchange
 from tests.benchmarks.figures import Json, p50, ratios, spread
-from tests.benchmarks.place import IDENTITY, MIB, Scale, rss_bytes, stack
+from tests.benchmarks.place import IDENTITY, MIB, NotMeasuredError, Scale, rss_bytes, stack
 from tests.benchmarks.rows import CALLS
 from tests.benchmarks.stand_in import running
 from tests.running import Client, RunningAdapter
 
 _FEW = 10
 _PAGE = 10  # as many as the few are, so that both lists are of one length
-_TIMES = 300
-_LOADS = 20
+_TURNS = 40
+_TIMES = 10
 _LOADERS = 8
+_MEMORY = Path("/dev/shm")  # a file system without a disk
+_STAGED_BYTES = 2**14  # what a staged model takes there at most
 _SERVE = ("--triton=external", "--http=127.0.0.1:0", "--admin=127.0.0.1:0", "--grpc=off")
 
 
@@ -48,9 +50,13 @@ def start(scale: Scale) -> Json:
 
 
 @contextmanager
-def external(http: str, grpc: str, *flags: str) -> Iterator[RunningAdapter]:
-    """The adapter before a Triton that runs already; yielded when it listens."""
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+def external(
+    http: str, grpc: str, *flags: str, within: Path | None = None
+) -> Iterator[RunningAdapter]:
+    """The adapter before a Triton that runs already; yielded when it listens. The repository is
+    made in `within`, or where temporary files are.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=within) as folder:
         repository = Path(folder, "repository")
         repository.mkdir()
         adapter = RunningAdapter(
@@ -62,7 +68,7 @@ def external(http: str, grpc: str, *flags: str) -> Iterator[RunningAdapter]:
             *flags,
         )
         try:
-            adapter.wait_for("adapter.listening", door="http")
+            adapter.wait_for("adapter.listening", listener="http")
             yield adapter
         finally:
             adapter.stop()
@@ -128,46 +134,55 @@ class _Gone:
 def many(scale: Scale) -> Json:
     """The same calls with ten models known and with ten thousand, in turn, each at an adapter of
     its own before a stand-in for Triton that answers at once.
+
+    Their repositories are in memory: on ext4 half of an unload was the file system's, and the
+    loads of two adapters with ten models each differed by a quarter.
     """
-    with ExitStack() as servers:
-        few, full = (servers.enter_context(_filled(n)) for n in (_FEW, scale.models))
-        asked: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in CALLS}
-        sizes: tuple[list[float], list[float]] = ([], [])
+    if shutil.disk_usage(_MEMORY).free < scale.models * _STAGED_BYTES:
+        raise NotMeasuredError(f"{_MEMORY} has no room for {scale.models} folders")
+    with ExitStack() as opened:
+        adapters = [opened.enter_context(_filled(n)) for n in (_FEW, scale.models)]
+        both = [
+            _Known(n, opened.enter_context(Exchange(adapter.http)))
+            for n, adapter in zip((_FEW, scale.models), adapters, strict=True)
+        ]
+        medians: list[tuple[dict[str, float], ...]] = []
+        sizes: list[list[float]] = []
         for _ in range(scale.rounds):
-            for at, known in enumerate((few, full)):
-                for name, seconds in known.ask().items():
-                    asked[name][at].append(seconds)
-                sizes[at].append(rss_bytes(known.adapter.process.pid) / MIB)
-        found = {name: ratios(b, a) for name, (a, b) in asked.items()}
-        return found | {"rss_few": spread(sizes[0]), "rss": spread(sizes[1])}
+            for turn in range(_TURNS):
+                for known in both[:: -1 if turn % 2 else 1]:
+                    known.ask(turn)
+            medians.append(tuple(known.medians() for known in both))
+            sizes.append([rss_bytes(adapter.process.pid) / MIB for adapter in adapters])
+    few, full = zip(*medians, strict=True)
+    found = {name: ratios((m[name] for m in full), (m[name] for m in few)) for name in CALLS}
+    rss_few, rss = zip(*sizes, strict=True)
+    return found | {"rss_few": spread(rss_few), "rss": spread(rss)}
 
 
-@dataclass
 class _Known:
-    """An adapter with so many models loaded, m0 and so on."""
+    """A caller of an adapter with so many models loaded, m0 and so on."""
 
-    adapter: RunningAdapter
-    count: int
-    number: int = field(default=0)
+    def __init__(self, count: int, caller: Exchange) -> None:
+        self._middle = f"m{count // 2:05}"
+        self._caller = caller
+        self._took: dict[str, list[float]] = {name: [] for name in CALLS}
 
-    def ask(self) -> dict[str, float]:
-        """Medians in seconds, one caller."""
-        with Exchange(self.adapter.http) as caller:
-            middle = f"m{self.count // 2:05}"
-            found = {
-                "list": p50(caller.timed("GET", f"/models?limit={_PAGE}", times=_TIMES)),
-                "get": p50(caller.timed("GET", f"/models/{middle}", times=_TIMES)),
-                "invoke": p50(
-                    caller.timed("POST", f"/models/{middle}/invoke", infer_body(), times=_TIMES)
-                ),
-            }
-            loads, unloads = [], []
-            for _ in range(_LOADS):
-                self.number += 1
-                name = f"new{self.number}"
-                loads += caller.timed("POST", "/models", load_body(name))
-                unloads += caller.timed("DELETE", f"/models/{name}")
-            return found | {"load": p50(loads), "unload": p50(unloads)}
+    def ask(self, turn: int) -> None:
+        middle, new = f"/models/{self._middle}", f"new{turn}"
+        self._time("list", "GET", f"/models?limit={_PAGE}", times=_TIMES)
+        self._time("get", "GET", middle, times=_TIMES)
+        self._time("invoke", "POST", f"{middle}/invoke", infer_body(), times=_TIMES)
+        self._time("load", "POST", "/models", load_body(new))
+        self._time("unload", "DELETE", f"/models/{new}")
+
+    def medians(self) -> dict[str, float]:
+        """In seconds, since the last time."""
+        took, self._took = self._took, {name: [] for name in CALLS}
+        return {name: p50(seconds) for name, seconds in took.items()}
+
+    def _time(self, name: str, method: str, path: str, body: bytes = b"", times: int = 1) -> None:
+        self._took[name] += self._caller.timed(method, path, body, times=times)
 
 
 def infer_body() -> bytes:
@@ -180,15 +195,17 @@ def load_body(name: str) -> bytes:
 
 
 @contextmanager
-def _filled(count: int) -> Iterator[_Known]:
+def _filled(count: int) -> Iterator[RunningAdapter]:
     """Each model is of 1 MiB by the default size, so that the ledger has something to add up."""
     flags = ("--memory-source=off", "--memory-limit=1TiB", "--default-size=1MiB")
-    with running() as triton, external(triton.http, triton.grpc, *flags) as adapter:
+    with (
+        running() as triton,
+        external(triton.http, triton.grpc, *flags, within=_MEMORY) as adapter,
+    ):
         adapter.wait_for("adapter.started")
-        known = _Known(adapter, count)
         with ThreadPoolExecutor(_LOADERS) as loaders:
             list(loaders.map(lambda first: _load_every(adapter, first, count), range(_LOADERS)))
-        yield known
+        yield adapter
 
 
 def _load_every(adapter: RunningAdapter, first: int, count: int) -> None:

@@ -52,3 +52,15 @@ def added(rounds: Rounds, one: str, other: str, base: str) -> Json | None:
     """
     p50s = [[each["p50"] for each in rounds[side]] for side in (one, other, base)]
     return ratios(*([a - b for a, b in zip(side, p50s[2], strict=True)] for side in p50s[:2]))
+
+
+def difference(
+    rounds: Rounds, figure: str, one: str, other: str, scale: float = 1.0, *, pairs: int = 1
+) -> Json | None:
+    """Round by round as well: of two figures that both move, only pairs tell it. What counts is the
+    median of so many pairs, one behind the other.
+    """
+    both = zip(rounds[one], rounds[other], strict=True)
+    found = [a[figure] - b[figure] for a, b in both]
+    groups = (found[begin : begin + pairs] for begin in range(0, len(found), pairs))
+    return spread((statistics.median(group) for group in groups), scale)

@@ -27,7 +27,7 @@ _STREAMS = ("--connections=1", "--streams=8")
 _CALLERS = 32
 _FLOATS_OF_25_MIB = 25 * 2**18
 _ROOM = "--grpc-max-message-bytes=64MiB"  # for those
-_FAST_PATH = "adapter_requests_fast"
+_FAST_PATH = "triton_adapter_requests_fast"
 
 
 @contextmanager

@@ -24,11 +24,29 @@ and reads nothing: no proxy in Python does less. CPU is user and system time of 
 one process.
 """
 
+_COLUMNS = ("what", "target", "measured", "", "at")
 
-def page(measures: Json, notes: Mapping[str, str]) -> str:
-    """`measures` is what benchmarks.json holds, with `is_stale` in each."""
+
+def page(
+    measures: Json, notes: Mapping[str, str], elsewhere: Mapping[str, Json] | None = None
+) -> str:
+    """`measures` is what benchmarks.json holds, with `is_stale` in each; `elsewhere` the same of
+    other machines, by what is special about them.
+    """
     sections = (_section(name, measures.get(name), notes) for name in MEASURES)
-    return "\n".join([_HEAD, *sections])
+    others = (_elsewhere(what, found) for what, found in (elsewhere or {}).items())
+    return "\n".join([_HEAD, *sections, *others])
+
+
+def _elsewhere(what: str, measures: Json) -> str:
+    """One table, and no row that was not measured there."""
+    rows = [
+        [f"{MEASURES[row.measure][0]}: {row.what}", *_cells(row, measures[row.measure])[1:]]
+        for row in sorted(ROWS, key=lambda row: list(MEASURES).index(row.measure))
+        if row.figure in measures.get(row.measure, {"figures": {}})["figures"]
+    ]
+    parts = [f"## On a machine with {what}\n", table(_COLUMNS, rows)]
+    return "\n".join([*parts, _machine(next(iter(measures.values())))])
 
 
 def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
@@ -37,9 +55,7 @@ def _section(name: str, measure: Json | None, notes: Mapping[str, str]) -> str:
     if name in notes:
         parts.append(notes[name].strip() + "\n")
     rows = [row for row in ROWS if row.measure == name]
-    parts.append(
-        table(["what", "target", "measured", "", "at"], (_cells(r, measure) for r in rows))
-    )
+    parts.append(table(_COLUMNS, (_cells(r, measure) for r in rows)))
     if measure is not None:
         parts.append(_machine(measure))
         missed = [row for row in rows if row.key in notes and _said(row, measure)[1] == "missed"]

@@ -64,10 +64,12 @@ _INFERENCE = (
     *(
         "adapter/telemetry/traffic.py",
         "adapter/telemetry/tracing.py",
-        "adapter/assembly.py",
         "adapter/cli/serving.py",
     ),
-    *("adapter/app.py", "adapter/control/lease.py"),
+    *(
+        "adapter/app",
+        "adapter/control/lease.py",
+    ),
 )
 _ALL = ("adapter", ":(exclude)bench")
 MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -76,6 +78,7 @@ MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {
     "sizes": ("Large binary tensors, 4 at once", _INFERENCE),
     "memory": ("32 callers with 25 MiB at once", _INFERENCE),
     "clients": ("Requests that the fast path takes, by client", _INFERENCE),
+    "endpoint": ("The endpoint", _ALL),
     "builtin": ("Beside Triton's built-in SageMaker endpoint", _ALL),
     "churn": ("One model while another comes and goes", _ALL),
     "many": ("Many models known", _ALL),
@@ -92,6 +95,8 @@ CLIENTS = (
     *("aiohttp", "boto3", "curl", "perf_analyzer", "requests"),
     *("tritonclient-http", "tritonclient-http-aio"),
 )
+CALLERS = ("curl", "boto3")  # of the endpoint
+_CACHES = {"endpoint": "a Zipf mix, the endpoint", "lru": "a Zipf mix, the LRU by count"}
 _ROUTES = {"adapter": "the adapter", "copying": "the copying proxy", "triton": "Triton alone"}
 
 ROWS: Sequence[Row] = (
@@ -126,6 +131,49 @@ ROWS: Sequence[Row] = (
     Row("memory", "gRPC", "gRPC: growth of the adapter's resident memory", "MiB", most=64),
     *(Row("clients", name, name, "%", least=99) for name in CLIENTS),
     *(
+        Row(
+            "endpoint",
+            f"added_{name}",
+            f"a warm call over `/models/NAME/invoke`: {words}",
+            "µs",
+            most,
+        )
+        for name, words, most in (
+            ("curl", "curl's headers, which stay the same, at both", 10),
+            ("boto3", "boto3's headers, which differ in each call, at both", 10),
+            ("in_all", "boto3's headers, over curl's", None),
+        )
+    ),
+    *(
+        Row("endpoint", f"{way}_{client}_us", f"{told}, {client}'s headers: CPU a request", "µs")
+        for way, told in (("endpoint", "a warm call"), ("invoke", "`/models/NAME/invoke`"))
+        for client in CALLERS
+    ),
+    Row("endpoint", "miss_ratio", "a cold call, over its parts one by one", "x"),
+    Row("endpoint", "disk_ratio", "a call whose files are on disk, over its parts one by one", "x"),
+    *(
+        Row("endpoint", figure, words, "ms")
+        for figure, words in (
+            ("miss", "a cold call"),
+            ("disk", "a call whose files are on disk"),
+            ("fetch", "GET of the archive, and `tar`"),
+            ("load", "a load"),
+            ("infer", "the first inference"),
+        )
+    ),
+    *(
+        Row("endpoint", f"{side}_{figure}", f"{told}: {words}", unit)
+        for figure, words, unit in (
+            ("hits", "calls whose model was loaded", "%"),
+            ("p50", "p50", "ms"),
+            ("p99", "p99", "s"),
+            ("calls", "calls", ""),
+        )
+        for side, told in _CACHES.items()
+    ),
+    Row("endpoint", "p99_ratio", "p99 of the endpoint, over the LRU by count", "x"),
+    Row("endpoint", "lru_most", "the LRU by count: the most its models took of the room", "%"),
+    *(
         Row("builtin", f"rate_{count}", f"{count} connections: {words}", "x", least=0.9)
         for count in (8, 32)
         for words in ("throughput, over the copying proxy before the built-in endpoint",)
@@ -141,11 +189,13 @@ ROWS: Sequence[Row] = (
     Row("builtin", "memory_adapter", "PSS of the adapter alone", "MiB"),
     Row("builtin", "delete_builtin", "DELETE of an idle model at the built-in endpoint", "s"),
     Row("churn", "ratio", "p99 over gRPC, over that of a Triton driven directly", "x", most=1.2),
+    Row("churn", "ratio_copying", "the same, over that of the copying proxy before it", "x"),
     *(
         Row("churn", f"{name}_{figure}", f"{_ROUTES[name]}: {words}", unit)
         for name in ("adapter", "triton")
         for figure, words, unit in (("p99", "p99", "ms"), ("load", "a load", "s"))
     ),
+    Row("churn", "copying_p99", f"{_ROUTES['copying']}: p99", "ms"),
     *(
         Row("many", name, f"{words}, over the same with 10 known", "x", most=1.2)
         for name, words in CALLS.items()

@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "triton-adapter"
 CASES = sorted((CHART / "ci").glob("*-values.yaml"))
 NOTES = "NOTES.txt"
-APIS = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1", "serving.kserve.io/v1alpha1")
+APIS = (
+    *("monitoring.coreos.com/v1", "keda.sh/v1alpha1", "serving.kserve.io/v1alpha1"),
+    "gateway.envoyproxy.io/v1alpha1",
+)
 NEWEST = "1.37"
 
 Object = dict[str, Any]
@@ -72,6 +75,11 @@ def pod_spec(values: Mapping[str, Any]) -> Object:
     return only("Deployment", values)["spec"]["template"]["spec"]
 
 
+def runtime_spec(values: Mapping[str, Any]) -> Object:
+    [spec] = [o["spec"] for o in objects(values) if o["kind"].endswith("ServingRuntime")]
+    return spec
+
+
 def containers(spec: Object) -> dict[str, Object]:
     return {c["name"]: c for c in [*spec.get("initContainers", []), *spec["containers"]]}
 
@@ -81,8 +89,7 @@ def variables(values: Mapping[str, Any]) -> dict[str, str]:
     if values.get("mode") != "servingRuntime":
         [config] = [o for o in objects(values) if o["kind"] == "ConfigMap" and is_settings(o)]
         return config["data"]
-    [runtime] = objects(values)
-    container = containers(runtime["spec"])["adapter"]
+    container = containers(runtime_spec(values))["adapter"]
     return {e["name"]: e.get("value", str(8 * 2**30)) for e in container["env"]}
 
 

@@ -1,29 +1,66 @@
-"""The pod of the chart as two processes on this machine: what Kubernetes is told to run, run.
+"""The pods of the chart as processes on this machine: what Kubernetes is told to run, run.
 
 Only what cannot be so here is put in its place: ports that are free, a repository in a temporary
 folder, the example models instead of the volume, and the tritonserver that is installed.
 """
 
 import os
+import re
 import shutil
-import socket
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from adapter.backend.tritonserver import prepare
-from tests.chart.chart import containers, pod_spec, variables
+from tests.chart.chart import ROOT, containers, pod_spec, variables
+from tests.ports import free_ports
+from tests.processes import descendants
 from tests.running import EXAMPLES, RunningAdapter
 
 REPOSITORY = "/models/_triton_models"
 
 
 @contextmanager
-def running_pod(values: Mapping[str, Any]) -> Iterator[RunningAdapter]:
-    """Triton first, and ended last, as Kubernetes does with a native sidecar."""
+def running_pod(
+    values: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> Iterator[RunningAdapter]:
+    with running_containers(values, environ=environ) as (running, _):
+        yield running
+
+
+@contextmanager
+def running_containers(
+    values: Mapping[str, Any],
+    models: Path = EXAMPLES,
+    *,
+    before: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[tuple[RunningAdapter, "Triton"]]:
+    """Triton first, and ended last, as Kubernetes does with a native sidecar. See `pod_of`."""
+    with (
+        pod_of(values, models, before=before, environ=environ) as (server, given, flags),
+        adapter(given, *flags) as running,
+    ):
+        yield running, server
+
+
+@contextmanager
+def pod_of(
+    values: Mapping[str, Any],
+    models: Path = EXAMPLES,
+    *,
+    before: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[tuple["Triton", dict[str, str], tuple[str, ...]]]:
+    """The container of Triton, and the variables and flags of an adapter in front of it.
+
+    `before`: a command that runs Triton's, such as one that gives it other mounts. `environ`: what
+    is elsewhere on this machine than in a pod.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pod-"))
     repository = folder / "repository"
     repository.mkdir()
@@ -33,45 +70,110 @@ def running_pod(values: Mapping[str, Any]) -> Iterator[RunningAdapter]:
         for argument in containers(pod_spec(values))["triton"]["args"]
     ]
     ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
+    own = variables(values)
+    metrics_host = own.get("ADAPTER_TRITON_METRICS", "127.0.0.1:8002").rpartition(":")[0]
+    flags = (
+        f"--repository={repository}",
+        f"--triton-http=127.0.0.1:{http}",
+        f"--triton-grpc=127.0.0.1:{grpc}",
+        f"--triton-metrics={metrics_host}:{metrics}",
+    )
     try:
-        with (
-            triton(folder, [*arguments, *ports]),
-            adapter(
-                variables(values) | {"ADAPTER_MODEL_ROOTS": str(EXAMPLES)},
-                f"--repository={repository}",
-                f"--triton-http=127.0.0.1:{http}",
-                f"--triton-grpc=127.0.0.1:{grpc}",
-                f"--triton-metrics=127.0.0.1:{metrics}",
-            ) as running,
-        ):
-            yield running
+        with triton(folder, [*arguments, *ports], before) as server:
+            yield server, own | {"ADAPTER_MODEL_ROOTS": str(models)} | dict(environ or {}), flags
     finally:
         shutil.rmtree(folder)
 
 
 @contextmanager
-def triton(folder: Path, arguments: list[str]) -> Iterator[None]:
-    launch = prepare(None, folder / "run")
-    shared = f"--backend-config=python,shm-region-prefix-name={folder.name}"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [launch.binary, *arguments, *launch.arguments, shared],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **launch.environment},
-        )
+def running_elsewhere(
+    values: Mapping[str, Any], models: Path, environ: Mapping[str, str] | None = None
+) -> Iterator[tuple[RunningAdapter, "Triton"]]:
+    """The adapter, and a Triton that sees neither the models nor the adapter's repository."""
+    folder = Path(tempfile.mkdtemp(prefix="pod-"))
+    http, grpc, metrics = free_ports(3)
+    own = folder / "own"
+    own.mkdir()
+    arguments = [
+        *("--model-control-mode=explicit", f"--model-repository={own}", "--allow-sagemaker=false"),
+        *(f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"),
+    ]
     try:
-        yield
+        with (
+            triton(folder, arguments) as server,
+            adapter(
+                variables(values) | {"ADAPTER_MODEL_ROOTS": str(models)} | dict(environ or {}),
+                f"--repository={folder / 'repository'}",
+                f"--triton-http=127.0.0.1:{http}",
+                f"--triton-grpc=127.0.0.1:{grpc}",
+                f"--triton-metrics=127.0.0.1:{metrics}",
+            ) as running,
+        ):
+            yield running, server
     finally:
-        process.terminate()
-        code = process.wait(40)
-    assert code == 0, (folder / "log").read_text()[-2000:]
+        shutil.rmtree(folder)
+
+
+def environment_of_the_image(target: str) -> dict[str, str]:
+    """What the Dockerfile sets in this image, but for PATH."""
+    stage = (ROOT / "Dockerfile").read_text().partition(f" AS {target}\n")[2]
+    [line] = re.findall(
+        r"^ENV (.*)$", stage.partition("\nFROM ")[0].replace("\\\n", " "), re.MULTILINE
+    )
+    found = dict(word.split("=", 1) for word in line.split())
+    return {name: value for name, value in found.items() if name != "PATH"}
+
+
+def environment_of_the_one_container(values: Mapping[str, Any]) -> dict[str, str]:
+    """The image's, beaten by the ConfigMap's, beaten by the container's own: as kubelet does it."""
+    given = containers(pod_spec(values))["adapter"]["env"]
+    own = {each["name"]: each["value"] for each in given}
+    return environment_of_the_image("sagemaker") | variables(values) | own
+
+
+class Triton:
+    """The container of Triton."""
+
+    def __init__(self, folder: Path, arguments: list[str], before: Sequence[str] = ()) -> None:
+        launch = prepare(None, folder / "run")
+        shared = f"--backend-config=python,shm-region-prefix-name={folder.name}"
+        self._command = [*before, launch.binary, *arguments, *launch.arguments, shared]
+        self._environ = {**os.environ, **launch.environment}
+        self._log = folder / "log"
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environ)
+
+    def kill(self) -> None:
+        """As the OOM killer does: with all processes of its models."""
+        for pid in (*descendants(self.process.pid), self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(60)
+
+    def restart(self) -> None:
+        """As kubelet does with a container that has ended."""
+        self.process = self._start()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        assert self.process.wait(40) == 0, self._log.read_text()[-2000:]
+
+
+@contextmanager
+def triton(folder: Path, arguments: list[str], before: Sequence[str] = ()) -> Iterator[Triton]:
+    server = Triton(folder, arguments, before)
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 @contextmanager
 def adapter(environ: Mapping[str, str], *flags: str) -> Iterator[RunningAdapter]:
-    here = ("--http=127.0.0.1:0", "--admin=127.0.0.1:0", "--drain-min-seconds=0")
-    running = RunningAdapter(*here, *flags, environ=environ)
+    running = start(environ, *flags)
     try:
         running.wait_for("adapter.started")
         yield running
@@ -80,9 +182,12 @@ def adapter(environ: Mapping[str, str], *flags: str) -> Iterator[RunningAdapter]
     assert code == 0, running.errors
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
+def start(environ: Mapping[str, str], *flags: str) -> RunningAdapter:
+    """Start the container of the adapter, which the caller has to end."""
+    here = (
+        "--http=127.0.0.1:0",
+        "--admin=127.0.0.1:0",
+        "--metrics=127.0.0.1:0",
+        "--drain-min-seconds=0",
+    )
+    return RunningAdapter(*here, *flags, environ=environ)

@@ -10,7 +10,7 @@ import grpc
 import helm_python as helm
 import pytest
 
-from tests.chart.chart import CHART, NOTES, only, render, values_of
+from tests.chart.chart import CHART, NOTES, only, render, values_of, variables
 from tests.chart.pod import running_pod
 from tests.grpcurl import Grpcurl
 from tests.running import EXAMPLES, RunningAdapter
@@ -90,6 +90,28 @@ def test_the_helm_test_waits_loads_calls_and_unloads(pod: RunningAdapter):
 
 
 @pytest.mark.triton
+def test_with_a_secret_loads_want_its_token_and_the_helm_test_brings_it(tmp_path):
+    values = values_of("cpu") | {"adapter": {"controlToken": {"existingSecret": "s", "key": "k"}}}
+    [call] = only("Pod", values)["spec"]["containers"]
+    script, _, mounted = call["args"]
+    assert variables(values)["ADAPTER_CONTROL_TOKEN_FILE"] == mounted
+    file = tmp_path / "token"
+    file.write_text("the-token-of-the-secret\n")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    with running_pod(values, {"ADAPTER_CONTROL_TOKEN_FILE": str(file)}) as pod:
+        without = run(f"http://{pod.http}")
+        brought = run(f"http://{pod.http}", str(file))
+
+    assert "was answered with 401" in without.stderr
+    assert (brought.returncode, brought.stderr) == (0, ""), brought.stdout
+    assert "the-token" not in brought.stdout
+
+
+@pytest.mark.triton
 def test_the_helm_test_fails_where_a_call_fails(pod: RunningAdapter):
     [call] = only("Pod", {})["spec"]["containers"]
     script = call["args"][0].replace("/invoke", "/invent")
@@ -148,7 +170,7 @@ def kinds(values: dict) -> list[str]:
     ("name", "warning"),
     [
         ("default", "nothing fills it"),
-        ("default", "ask nobody who they are"),
+        ("network-policy-open", "ask nobody who they are"),
         ("placement", "each pod has models of its own"),
     ],
 )
@@ -156,13 +178,43 @@ def test_the_notes_warn(name, warning):
     assert warning in render(values_of(name))[NOTES]
 
 
-def test_the_notes_warn_of_memory_that_nobody_measures():
-    without = {"triton": {"gpu": {"count": 0}}}
+def test_the_notes_warn_of_an_image_that_names_no_registry():
+    assert re.search(r"triton-adapter:\S+ names no registry", render({})[NOTES])
+    for named in ({"image": {"registry": "r"}}, {"global": {"imageRegistry": "r"}}):
+        assert "names no registry" not in render(named)[NOTES]
 
-    assert "nothing measures memory" in render(without)[NOTES]
-    assert "nothing measures memory" not in render(values_of("cpu"))[NOTES]
+
+def test_the_notes_warn_of_a_budget_that_keeps_nodes_from_being_drained():
+    budget = {"pdb": {"enabled": True, "minAvailable": 1}}
+
+    assert "keeps nodes from being drained" in render(budget)[NOTES]
+    assert "being drained" not in render({**budget, "replicaCount": 2})[NOTES]
+    assert "being drained" not in render({"pdb": {"enabled": True}})[NOTES]
+
+
+def test_the_notes_do_not_warn_of_a_claim():
     assert "nothing fills it" not in render(values_of("pvc"))[NOTES]
-    assert "ask nobody" not in render(values_of("network-policy"))[NOTES]
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({}, "run code in them: the pods of the namespace serving."),
+        ({"management": [{"podSelector": {}}]}, "run code in them: the peers of networkPolicy.man"),
+        ({"open": True}, "run code in them: everybody"),
+        ({"enabled": False}, "run code in them: everybody"),
+    ],
+)
+def test_the_notes_say_who_can_load(policy, says):
+    assert says in render({"networkPolicy": policy})[NOTES]
+
+
+def test_the_notes_warn_of_a_prometheus_that_is_kept_out():
+    monitored = {"metrics": {"podMonitor": {"enabled": True}}, "checkApis": False}
+
+    assert "may scrape" in render(monitored)[NOTES]
+    assert "may scrape" not in render({**monitored, "networkPolicy": {"open": True}})[NOTES]
+    assert "may scrape" not in render(values_of("monitoring"))[NOTES]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +223,8 @@ def test_the_notes_warn_of_memory_that_nobody_measures():
         ("default", "Pods: 1, GPUs in all: 1."),
         ("placement", "Pods: 3, GPUs in all: 6."),
         ("keda", "Pods: up to 4, GPUs in all: 4."),
+        ("single", "and a Triton in one container. Pods: 1, GPUs in all: 1."),
+        ("triton-elsewhere", "Triton at triton.serving.svc. Pods: 1, GPUs in all: 0."),
     ],
 )
 def test_the_notes_add_up_the_gpus(name, counts):

@@ -3,11 +3,23 @@
 import pytest
 
 from adapter.settings import Settings, load_settings, variable_of
-from tests.chart.chart import CASES, case, containers, objects, pod_spec, values_of, variables
+from tests.chart.chart import (
+    CASES,
+    case,
+    containers,
+    pod_spec,
+    runtime_spec,
+    values_of,
+    variables,
+)
 
 
 def loaded(values):
-    return load_settings({}, variables(values), None)
+    """Without what has its secrets in files of the pod."""
+    here = variables(values)
+    for name in ("ADAPTER_CONTROL_TOKEN_FILE", "ADAPTER_ENDPOINT_KEYS"):
+        here.pop(name, None)
+    return load_settings({}, here, None)
 
 
 @pytest.mark.parametrize("path", CASES, ids=case)
@@ -33,16 +45,41 @@ def test_each_kind_of_value_arrives_as_it_was_meant():
     assert settings.memory_source == "off"
     assert settings.oom_patterns == ("arena .* exhausted", "no room, {{ sorry }}")
     assert settings.passthrough == ("trace", "log")
+    assert settings.inline_files == "off"
     assert settings.modelmesh_model_concurrency == "instances"
     assert settings.drain_min_seconds == 0
     assert settings.drain_timeout_seconds == 60.5
+
+
+@pytest.mark.parametrize("path", CASES, ids=case)
+def test_a_listener_with_a_port_of_the_pod_can_be_reached_from_outside_it(path):
+    values = values_of(case(path))
+    if values.get("mode") == "servingRuntime":
+        return
+    settings = loaded(values).settings
+    adapter = containers(pod_spec(values))["adapter"]
+
+    names = [port["name"].replace("-", "_") for port in adapter["ports"]]
+
+    assert names
+    assert [name for name in names if not getattr(settings, name).is_open_to_others] == []
+
+
+def test_a_pod_listens_over_both_ip_families_without_a_setting():
+    settings = loaded({}).settings
+
+    assert [str(settings.http), str(settings.grpc), str(settings.admin)] == [
+        "[::]:8080",
+        "[::]:8085",
+        "[::]:8081",
+    ]
 
 
 def test_ports_follow_the_listeners():
     adapter = containers(pod_spec(values_of("settings")))["adapter"]
 
     ports = {port["name"]: port["containerPort"] for port in adapter["ports"]}
-    assert ports == {"http": 9000, "grpc-data": 9001, "admin": 9002}
+    assert ports == {"http": 9000, "grpc-data": 9001, "admin": 9002, "metrics": 8082}
 
 
 @pytest.mark.parametrize("path", CASES, ids=case)
@@ -50,14 +87,19 @@ def test_the_settings_agree_with_what_the_pod_has(path):
     values = values_of(case(path))
     settings = loaded(values).settings
     if values.get("mode") == "servingRuntime":
-        [runtime] = objects(values)
-        both = containers(runtime["spec"])
+        both = containers(runtime_spec(values))
         arguments = both["triton"]["args"][1].split()
     else:
         both = containers(pod_spec(values))
-        arguments = both["triton"]["args"]
         mounted = {mount["mountPath"] for mount in both["adapter"]["volumeMounts"]}
         assert {str(settings.repository), str(settings.model_roots[0])} <= mounted
+        if "triton" not in both:
+            assert (settings.triton, settings.staging) in {
+                ("embedded", "symlink"),
+                ("external", "upload"),
+            }
+            return
+        arguments = both["triton"]["args"]
 
     assert settings.triton == "external"
     assert f"--model-repository={settings.repository}" in arguments
@@ -80,11 +122,12 @@ def test_the_grace_period_covers_hook_drain_and_tritons_end(path):
     spec = pod_spec(values)
     drain = loaded(values).settings.drain_timeout_seconds
     hook = values.get("adapter", {}).get("preStopSeconds", 0)
-    [ending] = [
-        int(argument.partition("=")[2])
-        for argument in containers(spec)["triton"]["args"]
-        if argument.startswith("--exit-timeout-secs=")
-    ]
+    arguments = containers(spec).get("triton", {"args": []})["args"]
+    # after the drain an embedded Triton has up to 8 s
+    ending = 8 if loaded(values).settings.triton == "embedded" else 0
+    for argument in arguments:
+        if argument.startswith("--exit-timeout-secs="):
+            ending = int(argument.partition("=")[2])
 
     assert spec["terminationGracePeriodSeconds"] >= hook + drain + ending
 
@@ -96,6 +139,8 @@ def test_the_grace_period_covers_hook_drain_and_tritons_end(path):
         ({"settings": {"drain_timeout_seconds": 60.5}}, 96),
         ({"triton": {"exitTimeoutSeconds": 5}}, 28),
         ({"triton": {"nativeSidecar": False}}, 55),
+        ({"mode": "single"}, 31),
+        ({"triton": {"enabled": False, "address": "t", "nativeSidecar": False}}, 23),
         ({"terminationGracePeriodSeconds": 48}, 48),
         ({"terminationGracePeriodSeconds": 600}, 600),
     ],
@@ -118,3 +163,44 @@ def test_the_startup_probe_waits_for_triton_and_for_a_single_model():
     probe = containers(pod_spec(values))["adapter"]["startupProbe"]
 
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 1500
+
+
+@pytest.mark.parametrize(
+    ("memory", "shm", "limit"),
+    [
+        ("8Gi", "1Gi", 7 * 2**30),
+        ("500M", "", 500 * 10**6),
+        ("1.5Gi", "512Mi", 2**30),
+        (4294967296, "1Gi", 3 * 2**30),
+    ],
+)
+def test_without_gpus_models_may_take_what_triton_s_container_may_beside_its_shared_memory(
+    memory, shm, limit
+):
+    triton = {"gpu": {"count": 0}, "resources": {"limits": {"memory": memory}}, "shmSize": shm}
+
+    assert loaded({"triton": triton}).settings.memory_limit == limit
+    own = {"triton": triton, "settings": {"memory_limit": "2GiB"}}
+    assert loaded(own).settings.memory_limit == 2 * 2**30
+
+
+def test_with_gpus_the_limit_is_what_they_have():
+    assert loaded({}).settings.memory_limit is None
+
+
+def test_the_models_of_the_values_are_loaded_at_the_start_and_again_after_triton_s():
+    settings = loaded(values_of("pvc")).settings
+
+    assert settings.load_at_start == ("fraud=teams/risk/fraud-7", "shared/*")
+    assert str(settings.model_roots[0]) == "/models/store"
+    assert (settings.ready_when, settings.on_triton_restart) == ("models", "reload")
+
+
+def test_a_pod_gets_the_models_back_that_triton_lost_unless_its_platform_does():
+    assert loaded({}).settings.on_triton_restart == "reload"
+    forgets = loaded({"settings": {"on_triton_restart": "forget"}}).settings
+    assert forgets.on_triton_restart == "forget"
+    assert (
+        loaded({"mode": "servingRuntime", "checkApis": False}).settings.on_triton_restart
+        == "forget"
+    )

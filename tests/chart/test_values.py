@@ -15,6 +15,14 @@ from tests.chart.chart import APIS, CASES, CHART, ROOT, case, only, render, valu
 HPA = {"autoscaling": {"hpa": {"enabled": True}}}
 KEDA = {"autoscaling": {"keda": {"enabled": True, "serverAddress": "http://p:9090"}}}
 RUNTIME = {"mode": "servingRuntime"}
+SINGLE = {"mode": "single"}
+STORE = {"settings": {"model_store": "s3://models"}}
+MONITORED = {"metrics": {"podMonitor": {"enabled": True}}}
+
+
+def elsewhere(**triton):
+    return {"triton": {"enabled": False, "address": "triton.serving.svc", **triton}}
+
 
 # what the schema knows: where, and what is said of it
 BY_SCHEMA = [
@@ -33,6 +41,9 @@ BY_SCHEMA = [
     ({"image": {"digest": "sha256:12"}}, "'/image/digest'", "does not match pattern"),
     ({"image": {"pullPolicy": "Sometimes"}}, "'/image/pullPolicy'", "value must be one of"),
     ({"models": {"type": "nfs"}}, "'/models/type'", "value must be one of"),
+    ({"fleet": {"balanceFactor": 90}}, "'/fleet/balanceFactor'", "minimum"),
+    ({"fleet": {"headers": []}}, "'/fleet/headers'", "minItems"),
+    ({"fleet": {"bufferLimit": "0.5Gi"}}, "'/fleet/bufferLimit'", "does not match pattern"),
     ({"models": {"mountPath": "models"}}, "'/models/mountPath'", "does not match pattern"),
     ({"models": {"hostPath": "models"}}, "'/models/hostPath'", "does not match pattern"),
     ({"service": {"http": 70000}}, "'/service/http'", "maximum"),
@@ -40,6 +51,8 @@ BY_SCHEMA = [
     ({"triton": {"nativeSidecar": "yes"}}, "'/triton/nativeSidecar'", "want boolean"),
     ({"triton": {"gpu": {"count": 0.5}}}, "'/triton/gpu/count'", "want integer"),
     ({"triton": {"command": []}}, "'/triton/command'", "minItems"),
+    ({"triton": {"address": "http://triton"}}, "'/triton/address'", "does not match pattern"),
+    ({"triton": {"ports": {"grpc": 0}}}, "'/triton/ports/grpc'", "minimum"),
     (
         {"terminationGracePeriodSeconds": "60s"},
         "'/terminationGracePeriodSeconds'",
@@ -60,20 +73,179 @@ BY_RULE = [
         {"settings": {"drain_min_seconds": 20}},
         "settings.drain_min_seconds: is more than settings.drain_timeout_seconds",
     ),
-    ({"settings": {"admin": "off"}}, "settings.admin: must be HOST:PORT"),
+    ({"settings": {"admin": "off", "metrics": "off"}}, "settings.admin: must be HOST:PORT"),
     ({"settings": {"admin": "127.0.0.1:8081"}}, "settings.admin: 127.0.0.1:8081 cannot be"),
+    ({"settings": {"listen_host": "127.0.0.1"}}, "settings.listen_host: 127.0.0.1 cannot be"),
+    ({"settings": {"listen_host": "::1"}}, "settings.listen_host: ::1 cannot be"),
     ({"settings": {"http": "localhost:8080"}}, "settings.http: localhost:8080 cannot be"),
     ({"settings": {"grpc": "[::1]:8085"}}, "settings.grpc: [::1]:8085 cannot be"),
     ({"service": {"grpcData": 8086}}, "service.grpcData: the listener settings.grpc_data is off"),
     (
         {"networkPolicy": {"enabled": True, "inference": [{"podSelector": {}}]}},
-        "networkPolicy.inference: is about the port of settings.grpc_data",
+        "networkPolicy.inference: is about the ports of settings.http_data",
     ),
     ({"settings": {"http": "unix:/tmp/s"}}, "service.http: the listener settings.http is off"),
     ({"service": {"http": 0, "grpc": 0}}, "service: at least one of http"),
     ({"service": {"clusterIP": "None", "type": "NodePort"}}, "service.clusterIP: None needs"),
     ({"metrics": {"serviceMonitor": {"enabled": True}}}, "metrics.serviceMonitor.enabled: needs"),
+    (
+        {"metrics": {"prometheusRule": {"disabled": ["TritonDown"]}}},
+        "metrics.prometheusRule.disabled: TritonDown is no alert",
+    ),
+    (
+        {"metrics": {"prometheusRule": {"severities": {"TritonDown": "page"}}}},
+        "metrics.prometheusRule.severities: TritonDown is no alert",
+    ),
+    (
+        {"metrics": {"prometheusRule": {"thresholds": {"TritonAdapterDown": 1}}}},
+        "metrics.prometheusRule.thresholds: TritonAdapterDown is no alert",
+    ),
+    (
+        {**RUNTIME, "metrics": {"prometheusRule": {"enabled": True}}},
+        "metrics.prometheusRule.enabled: with mode=servingRuntime nothing scrapes 127.0.0.1:8081",
+    ),
+    (
+        {**RUNTIME, **MONITORED, "settings": {"metrics": "127.0.0.1:8082"}},
+        "metrics.podMonitor.enabled: settings.metrics must be a port",
+    ),
+    (
+        {**RUNTIME, **MONITORED, "settings": {"metrics": "off", "admin": "[::]:8081"}},
+        "metrics.podMonitor.enabled: settings.metrics must be a port",
+    ),
+    (
+        {**RUNTIME, **MONITORED, "settings": {"metrics": "[::]:8089"}},
+        "settings.metrics: port 8089 is taken by",
+    ),
+    (
+        {**RUNTIME, "fullnameOverride": "x" * 46},
+        f"fullnameOverride: modelmesh-serving-{'x' * 46} has more than 63 characters",
+    ),
+    (
+        {"triton": {"gpu": {"count": 0}, "resources": {"limits": {"memory": None}}}},
+        "settings.memory_limit: without a GPU nothing measures memory",
+    ),
+    (
+        {"triton": {"gpu": {"count": 0}, "shmSize": "9Gi"}},
+        "triton.shmSize: is more than triton.resources.limits.memory",
+    ),
+    (
+        {"models": {"load": ["a"]}, "settings": {"load_at_start": ["b"]}},
+        "models.load: is settings.load_at_start",
+    ),
+    ({**RUNTIME, "models": {"load": ["a"]}}, "models.load: needs mode=pod"),
+    (
+        {
+            "service": {"admin": 8081},
+            "metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
+        },
+        "metrics.serviceMonitor.enabled: with metrics.podMonitor.enabled",
+    ),
+    (
+        {
+            "adapter": {"controlToken": {"existingSecret": "s"}},
+            "settings": {"control_token_file": "/run/t"},
+        },
+        "adapter.controlToken.existingSecret: is settings.control_token_file",
+    ),
+    (
+        {**RUNTIME, "adapter": {"controlToken": {"existingSecret": "s"}}},
+        "adapter.controlToken.existingSecret: needs mode=pod",
+    ),
+    ({"fleet": {"enabled": True}}, "fleet.enabled: each pod must be able to get each model"),
+    ({"fleet": {"patch": True}}, "fleet.patch: is for the Gateway of fleet.enabled"),
+    ({**RUNTIME, "fleet": {"enabled": True}}, "fleet.enabled: needs mode=pod"),
+    (
+        {**STORE, "fleet": {"enabled": True}, "service": {"http": 0, "grpc": 0, "metrics": 8082}},
+        "fleet.enabled: the Gateway needs a port of the Service",
+    ),
+    (
+        {
+            "autoscaling": {"hpa": {"enabled": True, "noRoomPerSecond": 1}},
+            "models": {"load": ["*"]},
+        },
+        "autoscaling.hpa: evictionsPerSecond and noRoomPerSecond are of models of a store",
+    ),
+    (HPA, "autoscaling: a new pod would have no model"),
+    (KEDA, "autoscaling: a new pod would have no model"),
+    (
+        {"autoscaling": {**KEDA["autoscaling"], "minReplicas": 0}, "models": {"load": ["*"]}},
+        "autoscaling.minReplicas: with 0 nothing wakes the pods",
+    ),
+    ({"replicaCount": 2, "models": {"type": "pvc"}}, "models.pvc.accessModes: 2 pods may be on"),
+    (
+        {"adapter": {"extraEnv": [{"name": "ADAPTER_HTTP", "value": "off"}]}},
+        "adapter.extraEnv: ADAPTER_HTTP would beat",
+    ),
+    ({"service": {"externalTrafficPolicy": "Local"}}, "service.externalTrafficPolicy: needs"),
+    ({"service": {"loadBalancerSourceRanges": ["::/0"]}}, "service.loadBalancerSourceRanges: "),
+    ({"triton": {"enabled": False}}, "triton.address: triton.enabled=false needs the host"),
+    ({"triton": {"address": "triton"}}, "triton.address: is for triton.enabled=false"),
+    ({**SINGLE, "triton": {"enabled": False}}, "triton.enabled: false needs mode=pod"),
+    ({**RUNTIME, "triton": {"enabled": False}}, "triton.enabled: false needs mode=pod"),
+    (elsewhere(exposeMetrics=True), "triton.exposeMetrics: is for a Triton in the pod"),
+    (elsewhere(extraArgs=["--log-verbose=1"]), "triton.extraArgs: is for a Triton in the pod"),
+    (
+        {**elsewhere(), "settings": {"staging": "copy"}},
+        "settings.staging: copy needs a repository that Triton sees",
+    ),
+    ({**elsewhere(), "replicaCount": 2}, "replicaCount: each Triton needs one adapter"),
+    ({**elsewhere(), **HPA}, "autoscaling: each Triton needs one adapter"),
+    ({**SINGLE, "settings": {"staging": "upload"}}, "settings.staging: upload is for a Triton els"),
+    (
+        {**SINGLE, "triton": {"exposeMetrics": True, "metricsAddress": "ipv6:::"}},
+        "triton.metricsAddress: with mode=single only 0.0.0.0",
+    ),
+    (
+        {"adapter": {"extraEnv": [{"name": "ADAPTER_TRITON_HTTP", "value": "t:8000"}]}},
+        "adapter.extraEnv: ADAPTER_TRITON_HTTP would beat",
+    ),
     ({"models": {"type": "existingClaim"}}, "models.existingClaim: "),
+    ({"models": {"type": "image"}}, "models.image.reference: models.type=image needs"),
+    (
+        {"triton": {"resourceClaims": [{"name": "gpu"}]}},
+        "triton.gpu.count: with triton.resourceClaims the GPUs come from the claims",
+    ),
+    (
+        elsewhere(resourceClaims=[{"name": "gpu"}], gpu={"count": 0}),
+        "triton.resourceClaims: is for a Triton in the pod",
+    ),
+    ({**RUNTIME, "podSpec": {"hostUsers": False}}, "podSpec: needs mode=pod"),
+    (
+        {**RUNTIME, "triton": {"resourceClaims": [{"name": "gpu"}]}},
+        "triton.resourceClaims: needs mode=pod",
+    ),
+    (
+        {"podSpec": {"terminationGracePeriodSeconds": 5}},
+        "podSpec.terminationGracePeriodSeconds: the chart makes other values of it",
+    ),
+    ({"podSpec": {"serviceAccountName": "a"}}, "podSpec.serviceAccountName: the chart makes"),
+    ({"podSpec": {"volumes": []}}, "podSpec.volumes: would replace the list"),
+    (
+        {"podSpec": {"tolerations": []}, "tolerations": [{"operator": "Exists"}]},
+        "podSpec.tolerations: would replace the list",
+    ),
+    (
+        {"podSpec": {"containers": [{"name": "shipper", "image": "a"}]}},
+        "podSpec.containers: the chart makes none with the name shipper",
+    ),
+    (
+        {"podSpec": {"containers": [{"name": "triton", "tty": True}]}},
+        "podSpec.containers: the chart makes none with the name triton",
+    ),
+    (
+        {"podSpec": {"containers": [{"name": "adapter", "args": []}]}},
+        "podSpec.containers.adapter.args: would replace the list",
+    ),
+    (
+        {
+            "podSpec": {
+                "initContainers": [
+                    {"name": "triton", "securityContext": {"capabilities": {"drop": []}}}
+                ]
+            }
+        },
+        "podSpec.initContainers.triton.securityContext.capabilities.drop: would replace the list",
+    ),
     ({"models": {"type": "hostPath"}}, "models.hostPath: "),
     ({"models": {"mountPath": "/models"}}, "models.mountPath: /models holds or is in"),
     ({"autoscaling": {**HPA["autoscaling"], **KEDA["autoscaling"]}}, "autoscaling: hpa.enabled"),
@@ -84,13 +256,21 @@ BY_RULE = [
     ({"autoscaling": {"keda": {"enabled": True}}}, "autoscaling.keda.serverAddress: "),
     ({"autoscaling": {"minReplicas": 5}}, "autoscaling.minReplicas: is more than"),
     (
-        {"autoscaling": {**HPA["autoscaling"], "minReplicas": 0}},
+        {"autoscaling": {**HPA["autoscaling"], "minReplicas": 0}, "models": {"load": ["a"]}},
         "autoscaling.minReplicas: 0 needs autoscaling.keda",
     ),
     ({"pdb": {"enabled": True, "minAvailable": 1, "maxUnavailable": 1}}, "pdb: minAvailable and"),
     ({**RUNTIME, "pdb": {"enabled": True}}, "pdb.enabled: needs mode=pod"),
     ({**RUNTIME, **HPA}, "autoscaling.hpa.enabled: needs mode=pod"),
-    ({**RUNTIME, "networkPolicy": {"enabled": True}}, "networkPolicy.enabled: needs mode=pod"),
+    (
+        {**RUNTIME, "networkPolicy": {"management": [{"podSelector": {}}]}},
+        "networkPolicy.management: needs mode=pod",
+    ),
+    ({**RUNTIME, "networkPolicy": {"egress": []}}, "networkPolicy.egress: needs mode=pod"),
+    (
+        {"networkPolicy": {"enabled": False, "egress": [{}]}},
+        "networkPolicy.egress: is part of a policy",
+    ),
     ({**RUNTIME, "extraContainers": [{"name": "x"}]}, "extraContainers: needs mode=pod"),
     ({**RUNTIME, "settings": {"grpc": False}}, "settings.grpc: cannot be off"),
     ({**RUNTIME, "settings": {"http": "[::]:8080"}}, "settings.http: port 8080 is taken by"),
@@ -107,13 +287,14 @@ BY_RULE = [
 NEEDS_API = [
     ({"metrics": {"podMonitor": {"enabled": True}}}, "metrics.podMonitor.enabled", APIS[0]),
     (
-        {"metrics": {"serviceMonitor": {"enabled": True}}, "service": {"admin": 8081}},
+        {"metrics": {"serviceMonitor": {"enabled": True}}, "service": {"metrics": 8082}},
         "metrics.serviceMonitor.enabled",
         APIS[0],
     ),
     ({"metrics": {"prometheusRule": {"enabled": True}}}, "metrics.prometheusRule.enabled", APIS[0]),
-    (KEDA, "autoscaling.keda.enabled", APIS[1]),
+    ({**KEDA, "models": {"load": ["a"]}}, "autoscaling.keda.enabled", APIS[1]),
     (RUNTIME, "mode=servingRuntime", APIS[2]),
+    ({**STORE, "fleet": {"enabled": True}}, "fleet.enabled", APIS[3]),
 ]
 
 
@@ -147,6 +328,19 @@ def test_an_object_of_an_add_on_needs_that_add_on(values, key, api):
 def test_native_sidecars_are_refused_where_kubernetes_has_none(version):
     with pytest.raises(helm.HelmRenderError, match=r"triton.nativeSidecar: needs Kubernetes 1.29"):
         render({}, kube_version=version)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "says"),
+    [
+        ("image", "1.30", r"models.type: image needs Kubernetes 1.31"),
+        ("image", "1.32", r"models.subPath: with models.type=image needs Kubernetes 1.33"),
+        ("pod-spec", "1.30", r"triton.resourceClaims: needs Kubernetes 1.31"),
+    ],
+)
+def test_what_kubernetes_has_no_field_for_is_refused(name, version, says):
+    with pytest.raises(helm.HelmRenderError, match=says):
+        render(values_of(name), kube_version=version)
 
 
 def test_readme_and_schema_are_those_of_the_values():

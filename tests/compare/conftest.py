@@ -33,7 +33,7 @@ def endpoint(request: pytest.FixtureRequest, model_root: Path) -> Iterator[Endpo
 
 def adapter_endpoint(adapter: RunningAdapter, models: Path) -> Endpoint:
     """`processes` without the keeper, which the server is started by."""
-    return Endpoint(adapter.http, models, lambda: descendants(adapter.process.pid)[1:])
+    return Endpoint(adapter.http, models, lambda: descendants(adapter.process.pid)[1:], patience=60)
 
 
 @contextmanager

@@ -51,13 +51,15 @@ def path_of(name: str) -> str:
 class Endpoint:
     """`models` is the folder that urls must lie in, `processes` the pids of server and stubs.
 
-    `unpacked`: what tests have put into `models`.
+    `unpacked`: what tests have put into `models`. `patience`: the seconds that each answer has at
+    least. Limits below are for a server that never answers; the other may be late.
     """
 
     address: str
     models: Path
     processes: Callable[[], list[int]]
     unpacked: list[Path] = field(default_factory=list)
+    patience: float = 0
 
     def request(
         self,
@@ -69,7 +71,7 @@ class Endpoint:
         seconds: float = 15,
     ) -> Reply:
         """On a connection of its own."""
-        client = Client(self.address, seconds)
+        client = Client(self.address, max(seconds, self.patience))
         try:
             return client.request(method, path, body, headers)
         finally:
@@ -129,7 +131,7 @@ class Endpoint:
         return self.request("GET", "/models", seconds=5).status == 200
 
 
-def wait_for_file(path: Path, seconds: float = 30) -> None:
+def wait_for_file(path: Path, seconds: float = 60) -> None:
     """Part of a set-up: a model writes it when it has got so far."""
     try:
         wait_until(path.exists, seconds, f"{path.name} is written")

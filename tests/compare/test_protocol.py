@@ -136,13 +136,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
         [
-            ("PUT", "/models", "GET, POST"),
-            ("PATCH", "/models/x", "GET, DELETE"),
-            ("DELETE", "/models", "GET, POST"),
+            ("PUT", "/models", "GET, HEAD, POST"),
+            ("PATCH", "/models/x", "GET, HEAD, DELETE"),
+            ("DELETE", "/models", "GET, HEAD, POST"),
             ("GET", "/models/x/invoke", "POST"),
             ("DELETE", "/models/x/invoke", "POST"),
-            ("POST", "/models/x", "GET, DELETE"),
-            ("POST", "/ping", "GET"),
+            ("POST", "/models/x", "GET, HEAD, DELETE"),
+            ("POST", "/ping", "GET, HEAD"),
             ("GET", "/invocations", "POST"),
         ],
     )

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -63,13 +62,6 @@ def traffic(endpoint: Endpoint, name: str) -> Iterator[Traffic]:
             yield running
         finally:
             running.over.set()
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate.open")
-    yield gate
-    gate.open()
 
 
 @on_both("a load runs in a thread of the event loop")

@@ -62,7 +62,7 @@ def real_shelf(root: Path) -> Shelf:
     """Of an archive, which is unpacked before it is looked at."""
     folder, repository = root / "m", root / "repository"
     (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text("weights")
+    (folder / "1" / "model.py").write_text("def auto_complete_config(config): ...")
     (folder / "config.pbtxt").write_text(CONFIG)
     with tarfile.open(root / "m.tar", "w") as archive:
         archive.add(folder, ".")

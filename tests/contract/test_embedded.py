@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -48,7 +49,7 @@ async def main():
     any_port = ("127.0.0.1", 0)
     triton = EmbeddedTriton(
         tritonserver=None, repository=Path(sys.argv[1]), http=any_port, grpc=any_port,
-        metrics=any_port, extra_args=[], start_timeout_seconds=30, on_restart=None,
+        metrics=any_port, extra_args=[], start_timeout_seconds=100, on_restart=None,
     )
     await triton.start()
     client = InferenceServerClient(triton.grpc_address)
@@ -77,7 +78,7 @@ def new_triton(**changes) -> EmbeddedTriton:
         "grpc": any_port,
         "metrics": any_port,
         "extra_args": (),
-        "start_timeout_seconds": 30.0,
+        "start_timeout_seconds": 100.0,
         "on_restart": None,
     }
     return EmbeddedTriton(**(settings | changes))
@@ -110,7 +111,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def until(condition, seconds: float = 5.0) -> bool:
+async def until(condition, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -167,7 +168,7 @@ async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
 
         os.kill(stub, signal.SIGKILL)
         assert await until(lambda: triton.has_live_stub("identity") is False)
-        assert [*triton.owners()] == [server]
+        assert await until(lambda: [*triton.owners()] == [server])  # it ends a little later
 
         # Triton would wait for the dead stub at its end; this is quicker
         os.kill(server, signal.SIGKILL)
@@ -191,12 +192,12 @@ async def test_a_killed_server_is_replaced_at_the_same_addresses_and_its_stubs_a
         for count in (1, 2):
             pids = [*triton.owners()]
             os.kill(triton.pid, signal.SIGKILL)
-            assert await asyncio.wait_for(calls.get(), 20) == triton.pid not in pids
+            assert await asyncio.wait_for(calls.get(), 60) == triton.pid not in pids
             assert not [pid for pid in pids if is_alive(pid)]
             assert triton.restarts == count
             assert await is_ready(triton)
     events = [record.msg for record in caplog.records if record.msg.startswith("triton.")]
-    assert [event for event in events if event != "triton.log"] == [
+    assert [event for event in events if event not in {"triton.log", "triton.no_gpu"}] == [
         "triton.exited",
         "triton.restarted",
         "triton.restart_hook_failed",
@@ -231,15 +232,16 @@ async def test_nothing_outlives_a_killed_adapter_and_the_next_removes_its_folder
         assert len(pids) == 2
         (folder,) = temporary.iterdir()
         assert regions(folder)
-    assert await until(lambda: not any(map(is_alive, pids)), 2)
-    assert await until(lambda: not regions(folder), 2)
+    assert await until(lambda: not any(map(is_alive, pids)))
+    assert await until(lambda: not regions(folder))
     assert folder.exists()
     with killed_at_the_end(tmp_path / "repository", temporary) as pids:
         assert not folder.exists()
-    assert await until(lambda: not any(map(is_alive, pids)), 2)
+    assert await until(lambda: not any(map(is_alive, pids)))
 
 
 @real
+@pytest.mark.of_triton("2.51", "the words of its command line")
 async def test_a_bad_argument_is_refused_with_the_words_of_triton():
     for bad, words in (
         ("--no-such=1", "unrecognized option '--no-such=1'"),
@@ -259,8 +261,12 @@ async def test_a_bad_argument_is_refused_with_the_words_of_triton():
 async def test_a_busy_port_is_named():
     with socket.create_server(("127.0.0.1", 0)) as other:
         host, port = other.getsockname()
-        with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{port}, Triton's grpc address"):
+        with pytest.raises(BackendUnavailable) as raised:
             await new_triton(grpc=(host, port)).start()
+    assert str(raised.value) == (
+        f"127.0.0.1:{port}, Triton's grpc address, cannot be had: Address already in use;"
+        " say another by --triton-grpc=127.0.0.1:PORT, where port 0 is any free one"
+    )
 
 
 @real
@@ -298,7 +304,7 @@ async def test_what_a_model_prints_is_logged_and_a_huge_line_is_cut(caplog, tmp_
         assert await until(lambda: "after it" in records())
         assert records()["after it"].levelname == "INFO"
         assert max(map(len, records())) == 8192
-        assert {one.levelname for line, one in records().items() if line[0] == "W"} == {"WARNING"}
+        assert {one.levelname for line, one in records().items() if line[0] == "I"} == {"INFO"}
 
 
 async def test_a_missing_binary_is_named(tmp_path):
@@ -349,4 +355,15 @@ def test_a_sweep_spares_what_lives_and_what_is_not_ours():
     finally:
         foreign.rmdir()
         owned.remove()
+    assert not owned.path.exists()
+
+
+def test_the_next_start_removes_what_could_not_be_removed_at_the_end(monkeypatch):
+    owned = tritonserver.RunFolder()
+    (owned.path / "repository" / "t").mkdir(parents=True)
+    with monkeypatch.context() as failing:
+        failing.setattr(shutil, "rmtree", lambda *_, **__: None)  # as when somebody writes there
+        owned.remove()
+    assert owned.path.exists()
+    tritonserver.RunFolder.sweep()
     assert not owned.path.exists()

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,6 @@ from tests.asking import Gate, background
 from tests.processes import is_alive, tritonserver
 from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate.open")
-    yield gate
-    gate.open()
 
 
 @pytest.mark.triton

@@ -1,5 +1,6 @@
 """Memory of real processes as the kernel counts it."""
 
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,36 @@ def test_the_limit_is_positive_and_at_most_what_the_machine_has():
         if line.startswith("MemTotal:")
     ]
     assert 0 < host_limit_bytes() <= int(line.split()[1]) * 1024
+
+
+V1 = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def groups():
+    """Two memory cgroups of v1, one in the other, below our own."""
+    rows = [row.split(":", 2) for row in Path("/proc/self/cgroup").read_text().splitlines()]
+    [own] = [row[2] for row in rows if "memory" in row[1].split(",")] or [None]
+    outer = V1 / f"{own or ''}".lstrip("/") / f"limits-{secrets.token_hex(4)}"
+    try:
+        (outer / "inner").mkdir(parents=True)
+    except OSError as error:
+        pytest.skip(f"no memory cgroups of v1 here: {error}")
+    yield outer, outer / "inner"
+    (outer / "inner").rmdir()
+    outer.rmdir()
+
+
+@pytest.mark.parametrize(("outer_mib", "inner_mib"), [(500, None), (None, 300), (500, 300)])
+def test_a_process_knows_the_limit_of_its_own_cgroup_and_of_those_above(
+    groups, outer_mib, inner_mib
+):
+    for group, mib in zip(groups, (outer_mib, inner_mib), strict=True):
+        if mib is not None:
+            (group / "memory.limit_in_bytes").write_text(str(mib * MIB))
+    ask = "from adapter.backend.memory import host_limit_bytes; print(host_limit_bytes())"
+    script = f'echo $$ > {groups[1]}/cgroup.procs && exec "$0" -c "{ask}"'
+
+    said = subprocess.check_output(["sh", "-c", script, sys.executable], timeout=60)
+
+    assert int(said) == min(mib for mib in (outer_mib, inner_mib) if mib) * MIB

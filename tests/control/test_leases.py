@@ -10,6 +10,7 @@ from adapter.control.lease import LeaseState
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import InferenceFailed, ModelNotFound, StubDied, TooManyAbandoned
+from adapter.telemetry.traffic import WAITED, Waited, add_waited
 from tests.fakes.house import House
 
 M = ModelId("m")
@@ -48,6 +49,24 @@ async def test_a_block_that_is_left_ends_the_lease_whatever_it_is_left_by(house)
         except (InferenceFailed, KeyboardInterrupt):
             pass
         assert (counts(house), lease.state) == ((0, 0), LeaseState.ENDED)
+
+
+async def test_a_call_that_waits_for_a_load_says_nothing_of_the_adapters_own_time(house):
+    async def served() -> float | None:
+        WAITED.set(waited := Waited())
+        with await house.control.serving(ModelId("n"), 30):
+            add_waited(0.5)  # for Triton
+        return waited.seconds
+
+    gate = house.steps.hold("load n")
+    loading = house.begin(house.load("n"))
+    await gate.reached.wait()
+    waiting = asyncio.create_task(served())
+    await asyncio.sleep(0)
+    gate.open()
+    await loading
+    assert await waiting is None
+    assert await asyncio.create_task(served()) == 0.5
 
 
 async def test_a_lease_ends_once(house):
@@ -112,7 +131,10 @@ async def test_an_unload_that_waits_for_requests_says_for_how_many_and_how_long(
 async def test_an_unload_of_a_model_without_requests_waits_for_none(house, caplog):
     caplog.set_level(logging.INFO)
     await house.unload("m")
-    assert [record.message for record in caplog.records] == ["model.unloaded"]
+    assert [record.message for record in caplog.records] == [
+        "model.unloading",
+        "model.unloaded",
+    ]
 
 
 async def test_with_too_many_of_them_a_model_gets_no_new_calls(house):
@@ -165,10 +187,17 @@ async def test_a_call_of_an_earlier_model_of_that_name_ends_no_wait_of_the_later
     await unload
 
 
+async def test_who_still_sends_a_request_is_refused_and_not_waited_for(house):
+    lease = house.control.lease(M)
+    lease.begin()
+    lease.arrives(lambda: lease.end() and None)
+    await asyncio.wait_for(house.unload("m"), 3)  # a drain may take five seconds
+
+
 async def test_a_lease_that_has_ended_waits_for_its_caller_no_more(house):
     lease = house.control.lease(M)
     lease.begin()
     lease.arrives(lambda: None)
     lease.end()
     lease.arrives(lambda: None)
-    assert house.control.leases._arriving == {}
+    assert house.control.leases.arriving == {}

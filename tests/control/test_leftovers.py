@@ -9,7 +9,7 @@ import pytest_asyncio
 from adapter.control.leftovers import Leftovers
 from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
-from adapter.core.model import ModelId, ProcessId
+from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.state import ModelState
 from adapter.errors import BackendTimeout, LoadFailed, ModelNotFound
 from tests.fakes.house import House
@@ -51,7 +51,7 @@ async def test_a_process_that_outlives_its_model_is_killed_before_the_unload_end
     await house.unload("m")
     assert set(house.server.killed) == {FIRST, SECOND}
     assert events(caplog, "model.processes_killed")[0].processes == [11, 12]
-    assert metric(house, "adapter_processes_killed_total") == 2
+    assert metric(house, "triton_adapter_processes_killed_total") == 2
     house.check()
 
 
@@ -89,11 +89,11 @@ async def test_what_cannot_be_ended_is_504_and_the_model_goes_on_unloading(house
     assert house.held("m") == 300 * MIB
     (line,) = events(caplog, "model.left_running")
     assert (line.model_id, line.processes) == ("m", [11])
-    assert metric(house, "adapter_models_left_running") == 1
+    assert metric(house, "triton_adapter_models_left_running") == 1
 
     house.server.processes["m"].clear()  # the kernel has let go of it
     await house.quiet()
-    assert metric(house, "adapter_models_left_running") == 0
+    assert metric(house, "triton_adapter_models_left_running") == 0
     house.check()
 
 
@@ -119,6 +119,51 @@ async def test_where_no_process_can_be_seen_the_requests_in_flight_tell(house):
     lease.end()
     await house.quiet()
     house.check()
+
+
+async def test_requests_are_lost_once_no_process_is_left_that_could_answer_them(house, caplog):
+    """Also one whose caller waits still; an answer that comes in spite of all changes nothing."""
+    await load_with(house, FIRST)
+    record = house.control.registry.get(M)
+    house.triton.stuck.add("m")
+    house.server.live["m"] = False
+    left, waiting = house.control.lease(M), house.control.lease(M)
+    left.begin()
+    waiting.begin()
+    left.abandon()
+    await house.unload("m")
+    (line,) = events(caplog, "model.requests_lost")
+    assert (line.model_id, line.requests) == ("m", 2)
+    assert events(caplog, "model.left_running") == []
+    assert (left.is_lost, waiting.is_lost) == (True, True)
+    assert house.held("m") == 0
+    assert house.control.leases.begun == house.control.leases.ended == 2
+    assert house.control.leases.abandoned == 1  # its connection is still there
+
+    later = await house.load("m")
+    waiting.abandon()
+    for lease in (left, waiting):
+        lease.end()
+        assert not lease.is_lost
+    assert (later.in_flight, later.abandoned) == (0, 0)
+    assert (record.in_flight, record.abandoned, record.lost) == (0, 0, 0)
+    assert house.control.leases.begun == house.control.leases.ended == 2
+    assert house.control.leases.abandoned == 0
+    house.check("m")
+
+
+async def test_a_model_that_computes_within_triton_loses_no_request(house):
+    """Of a backend without processes nobody can see that it has stopped to compute."""
+    await house.load("m")
+    house.triton.stuck.add("m")
+    house.server.live["m"] = None
+    lease = house.control.lease(M)
+    lease.begin()
+    with pytest.raises(BackendTimeout, match="its unload goes on"):
+        await house.unload("m")
+    assert (house.state("m"), lease.is_lost) == (ModelState.UNLOADING, False)
+    lease.end()
+    await house.quiet()
 
 
 async def test_what_still_computes_when_its_time_is_over_has_no_more_of_it():
@@ -149,14 +194,14 @@ async def test_no_size_is_learned_while_a_process_is_nobodys(house, caplog):
     house.others = 50 * MIB
     await house.load("m")
     assert house.control.memory.sizes.as_dict()["packages"] == []
-    assert metric(house, "adapter_models_left_running") == 1
+    assert metric(house, "triton_adapter_models_left_running") == 1
     assert [line.triton_names for line in events(caplog, "model.left_running")] == [["gone"]]
 
     await house.unload("m")
     house.server.processes.clear()
     await house.load("m")
     assert house.held("m") == 300 * MIB
-    assert metric(house, "adapter_models_left_running") == 0
+    assert metric(house, "triton_adapter_models_left_running") == 0
 
 
 async def test_no_baseline_is_taken_while_a_process_is_nobodys(house):
@@ -189,6 +234,23 @@ async def test_processes_of_loaded_models_keep_nothing_from_being_learned(house)
     assert house.held("n") == 200 * MIB
 
 
+async def test_the_process_of_a_model_that_is_unloaded_while_processes_are_listed_is_not_left(
+    house,
+):
+    await load_with(house, FIRST)
+    leftovers = Leftovers(house.control.registry, house.server, house.metrics)
+
+    async def listed() -> frozenset[TritonName]:
+        house.server.running_models = running_models
+        house.server.processes.clear()
+        await house.unload("m")
+        return frozenset({TritonName("m")})
+
+    running_models, house.server.running_models = house.server.running_models, listed
+    assert not await leftovers.are_there()
+    assert house.listed() == []
+
+
 async def test_nothing_is_learned_while_no_process_can_be_seen(house):
     async def unseen() -> frozenset[str]:
         raise OSError("too many open files")
@@ -212,7 +274,7 @@ async def test_an_abandoned_process_is_ended_at_the_second_look(house, caplog):
     await leftovers.end_abandoned()
     assert house.server.killed == [FIRST]
     assert events(caplog, "model.processes_killed")[0].processes == [11]
-    assert metric(house, "adapter_processes_killed_total") == 1
+    assert metric(house, "triton_adapter_processes_killed_total") == 1
 
 
 async def test_an_abandoned_process_that_is_a_models_again_is_left_alone(house):

@@ -1,43 +1,25 @@
 """Thousands of models: what is told of all of them is told in pieces, and nothing gets lost."""
 
 import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
 
 import grpc
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from tritonclient.grpc import service_pb2
 
 from adapter.backend.triton import TritonControl
+from adapter.core.accounts import Account, Stage
 from adapter.core.faults import Faults
 from adapter.core.ledger import Ledger
-from adapter.core.memory import HOST, DeviceReading, MemoryReading
-from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.memory import HOST, NO_BYTES, DeviceReading, MemoryReading
+from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.oom import Classifier
-from adapter.frontends.admin import Admin
-from adapter.frontends.drain import Drain
+from adapter.core.sizing import Basis, Estimate
+from tests.control.admin import admin_of, adopt
 from tests.fakes.house import House
-
-
-def admin_of(house: House) -> TestClient:
-    admin = Admin(
-        house.control,
-        house.metrics,
-        why_not_live=lambda: None,
-        why_not_started=lambda: None,
-        why_not_ready=lambda: None,
-        drain=Drain(house.control, house.metrics.traffic, 0),
-        drain_seconds=1,
-        about={"version": "1"},
-        config={},
-    )
-    return TestClient(TestServer(admin.application()))
-
-
-def adopt(house: House, count: int) -> list[str]:
-    names = [f"m{number:03}" for number in range(count)]
-    for name in names:
-        house.control.registry.adopt(ModelId(name), TritonName(name), ModelSource(f"/{name}"))
-    return names
 
 
 @pytest.mark.parametrize(("seconds_ago", "looks"), [(-60, []), (3, ["read"])])
@@ -91,12 +73,41 @@ async def test_others_have_their_turn_while_the_state_is_told():
 class _Index(grpc.GenericRpcHandler):
     def __init__(self, answer: service_pb2.RepositoryIndexResponse) -> None:
         self._answer = answer
+        self.calls = 0
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         async def tell(_request: bytes, _context: object) -> bytes:
+            self.calls += 1
             return self._answer.SerializeToString()
 
         return grpc.unary_unary_rpc_method_handler(tell)
+
+
+@asynccontextmanager
+async def before(handler: _Index) -> AsyncIterator[TritonControl]:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    triton = TritonControl(Faults(Classifier(())), load_timeout_seconds=10, call_timeout_seconds=10)
+    triton.connect(f"127.0.0.1:{port}")
+    try:
+        yield triton
+    finally:
+        await triton.close()
+        await server.stop(None)
+
+
+async def test_unloads_that_wait_at_the_same_time_share_one_answer_of_triton():
+    index = service_pb2.RepositoryIndexResponse()
+    index.models.add(name="m0", version="1", state="UNLOADING")
+    handler = _Index(index)
+
+    async with before(handler) as triton:
+        left = await asyncio.gather(*(triton.wait_gone({f"m{n}"}, 0) for n in range(20)))
+
+    assert left == [{"m0"}, *[set[str]()] * 19]
+    assert handler.calls == 1
 
 
 async def test_a_long_index_is_read_to_its_end():
@@ -105,17 +116,9 @@ async def test_a_long_index_is_read_to_its_end():
     for number in range(1201):
         index.models.add(name=f"m{number}", version="1", state=states[number % 6])
     index.models.add(name="m3", version="2", state="READY")
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((_Index(index),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    triton = TritonControl(Faults(Classifier(())), load_timeout_seconds=10, call_timeout_seconds=10)
-    triton.connect(f"127.0.0.1:{port}")
-    try:
+
+    async with before(_Index(index)) as triton:
         ready, present = await triton.ready(), await triton.present()
-    finally:
-        await triton.close()
-        await server.stop(None)
 
     assert ready == {f"m{n}" for n in range(1201) if n % 6 in {0, 5}} | {"m3"}
     assert present == ready | {f"m{n}" for n in range(1201) if n % 6 in {1, 2}}
@@ -139,3 +142,50 @@ def test_the_books_of_many_models_add_up_as_they_come_change_and_go():
     assert models == 50
     assert book.reserved_bytes == sum(range(51, 100, 2))
     assert book.held_bytes == sum(5 if n % 4 == 0 else 3 for n in held)
+
+
+async def test_a_load_and_an_unload_look_at_no_other_model():
+    async def steps(known: int) -> int:
+        house = await House(limit=10**6).open()
+        house.memory.tells_apart = True
+        for number in range(known):
+            name = ModelId(f"m{number}")
+            record = house.control.registry.adopt(name, TritonName(name), ModelSource(f"/{name}"))
+            house.control.registry.place(record, Placement((record.name,)))
+            house.control.memory.accounts.add(_apart(name))
+        await _come_and_go(house)  # what is made once
+        with _counted_calls() as calls:
+            await _come_and_go(house)
+        await house.close()
+        return len(calls)
+
+    few, many = await steps(10), await steps(1000)
+
+    assert abs(many - few) < 10  # a sorted list is searched
+
+
+def _apart(model_id: ModelId) -> Account:
+    learned = Estimate(NO_BYTES, Basis.LEARNED)
+    return Account(model_id, "key", learned, stage=Stage.SETTLED, is_apart=True)
+
+
+async def _come_and_go(house: House) -> None:
+    await house.load("new")
+    await house.unload("new")
+
+
+@contextmanager
+def _counted_calls() -> Iterator[list[str]]:
+    """The functions that this thread calls, generators each time that they go on."""
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, _given: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    earlier = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(earlier)

@@ -84,16 +84,18 @@ def test_what_concerns_one_hop_is_not_passed_on():
 )
 async def test_the_shorter_time_limit_counts_and_triton_learns_of_none(caller, ours, expected):
     left: list[float | None] = []
-    gate = asyncio.Event()
+    begun, gate = asyncio.Event(), asyncio.Event()
 
     async def act(_: bytes, context: Any) -> bytes:
         left.append(context.time_remaining())
+        begun.set()
         await gate.wait()
         return b""
 
     async with dataplane_to(act, timeout_seconds=ours) as dataplane:
         with pytest.raises(BackendTimeout, match=f"^{expected}$"):
             await dataplane.call(call_with(caller), b"", lease())
+        await asyncio.wait_for(begun.wait(), 5)  # it may be on its way still
         gate.set()
     assert left == [None]
 

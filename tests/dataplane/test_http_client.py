@@ -1,7 +1,9 @@
 """Requests to Triton's HTTP port and its answers, over a Triton that is a script of bytes."""
 
 import asyncio
+import gc
 import gzip
+from contextlib import suppress
 
 import pytest
 
@@ -82,6 +84,26 @@ async def test_a_whole_body_arrives(size):
     async with served() as (plane, upstream):
         await ask(plane, post(bytes(size)))
     assert (upstream.requests[0].body, upstream.requests[0].is_whole) == (bytes(size), True)
+
+
+@pytest.mark.parametrize("raw", [OK, b"no answer"], ids=["answered", "broken off"])
+async def test_a_body_is_not_kept_until_the_garbage_is_collected(raw):
+    freed = []
+
+    class Body(bytes):
+        def __del__(self):
+            freed.append(self)
+
+    call = post(Body(b"{}"))
+    gc.disable()
+    try:
+        async with served(says(raw, closes=raw is not OK)) as (plane, _):
+            with suppress(BackendUnavailable):
+                await ask(plane, call)
+            del call
+            assert freed
+    finally:
+        gc.enable()
 
 
 async def test_a_stream_of_known_length_goes_with_that_length():

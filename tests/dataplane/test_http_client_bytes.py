@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.http_connection import NEXT, Connection, Event, State
+from adapter.dataplane.http_connection import NEXT, PLAIN, Connection, Event, Manner, State
 from adapter.errors import BackendTimeout, BackendUnavailable
 
 
@@ -118,7 +118,8 @@ def played(play, seconds=60):
             connection, wire = Connection(Owner(), Faults(Classifier(())), seconds), Wire(some)
             connection.connection_made(wire)
             try:
-                return await asyncio.wait_for(play(connection, wire, begun(connection)), 10)
+                async with asyncio.timeout(10):  # in this task: no timer comes before the play
+                    return await play(connection, wire, begun(connection))
             finally:
                 connection.connection_lost(None)
 
@@ -225,6 +226,63 @@ def test_no_byte_behind_an_answer_is_taken_for_a_part_of_the_next(answer, surplu
         assert taken.body == body
         assert connection.state is State.BROKEN
         assert wire.is_aborted
+
+    played(play)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(answers(), min_size=1, max_size=3).flatmap(
+        lambda some: st.lists(st.sampled_from(some), min_size=2, max_size=8)
+    ),
+    st.lists(st.integers(0, 1000), max_size=3),
+)
+def test_answers_that_come_again_are_told_to_each_call_as_the_first_time(several, cuts):
+    async def play(connection, _, taken):
+        for raw, body, is_kept in several:
+            if is_kept:
+                feed(connection, cut(raw, cuts))
+                assert (taken.body, connection.status, connection.state) == (body, 200, State.IDLE)
+                assert dict(connection.headers).get(b"X-A") == b"b"
+                taken = begun(connection)
+
+    played(play)
+
+
+ONE_BYTE = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
+
+
+@pytest.mark.parametrize(
+    ("before", "manner"),
+    [
+        (b"", Manner(is_head=True)),  # to which there is no body
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1", PLAIN),  # it is no part of another head
+    ],
+)
+def test_the_bytes_of_the_last_answer_are_not_always_an_answer(before, manner):
+    async def play(connection, wire, first):
+        connection.data_received(ONE_BYTE)
+        again = begun(connection)
+        connection.data_received(ONE_BYTE)
+        assert first.body == again.body == b"a"
+        third = Taken()
+        connection.begin(third, None, manner)
+        connection.send(b"a request", b"")
+        feed(connection, [piece for piece in (before, ONE_BYTE) if piece])
+        assert wire.is_aborted
+        assert b"".join(third.pieces) == b""
+
+    played(play)
+
+
+def test_the_bytes_of_the_last_answer_to_no_request_end_the_connection():
+    async def play(connection, wire, first):
+        connection.data_received(ONE_BYTE)
+        again = begun(connection)
+        connection.data_received(ONE_BYTE)
+        assert not wire.is_aborted
+        connection.data_received(ONE_BYTE)
+        assert (first.body, again.body, wire.is_aborted) == (b"a", b"a", True)
 
     played(play)
 

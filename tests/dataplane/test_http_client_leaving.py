@@ -94,6 +94,8 @@ async def test_a_call_that_was_given_up_as_late_lasts_as_well(failures, said, is
         assert not upstream.talks[0].ended.is_set()
         gate.set()
         await until(lambda: lease.state is LeaseState.ENDED)
+        (connection,) = plane._pool._open
+        connection._seconds = SECONDS
         assert await ask(plane, failures.lease()) == b""  # the connection is as good as new
         assert len(upstream.talks) == 1
 

@@ -88,9 +88,8 @@ async def test_what_is_idle_for_long_is_closed_and_what_is_used_is_not():
         await plane._pool.close()
         plane._pool = Pool(plane.host, plane._faults, 10, keep_seconds=0.3)
         await asyncio.gather(ask(plane), ask(plane))
-        ended = [asyncio.create_task(talk.ended.wait()) for talk in upstream.talks]
-        while not any(task.done() for task in ended):
+        while not any(talk.ended.is_set() for talk in upstream.talks):
             await ask(plane)
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"
-        await asyncio.gather(*ended)
+        await asyncio.gather(*(talk.ended.wait() for talk in upstream.talks))
         assert connections(plane) == "<Pool: 0 connections, 0 idle>"

@@ -201,10 +201,11 @@ def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
 
 
 @pytest.mark.parametrize("dimensions", [b"9" * 30, b"8589934592", b"65536,65536", b"-9,99999999"])
-async def test_a_shape_that_no_body_can_fill_is_refused(dimensions):
+@pytest.mark.parametrize("key", [b"shape", rb"\u0073hape", rb"sh\u0061p\u0065"])
+async def test_a_shape_that_no_body_can_fill_is_refused(dimensions, key):
     with pytest.raises(InvalidRequest):
-        check_whole(b'{"shape":[%s],"data":[1]}' % dimensions, None, MIB)
-    packed = gzip.compress(b'{"shape":[%s]}' % dimensions)
+        check_whole(b'{"%s":[%s],"data":[1]}' % (key, dimensions), None, MIB)
+    packed = gzip.compress(b'{"%s":[%s]}' % (key, dimensions))
     with pytest.raises(InvalidRequest):
         await check_packed(packed, {"Content-Encoding": "gzip"}, 99)
 
@@ -226,3 +227,35 @@ def test_time_grows_with_the_text_and_no_faster():
     check_whole(b"[" + b'"shape",' * (MIB // 8) + b"1]", None, MIB)
     check_whole(b"[" + b'"shape":1,' * (MIB // 8) + b"1]", None, MIB)
     assert not is_refused([b'"shape",' * 1000] * 500, Shapes(1))
+
+
+_PARTS = st.sampled_from(
+    [
+        *(
+            b'"shape"',
+            b'"shape":[',
+            b'"shape" : [ ',
+            b'"shape":7',
+            b"7,",
+            b"999]",
+            b"9" * 70 + b"]",
+        ),
+        *(b'"shape":[999]', b'"shape":[1]'),
+        *(b":", b" ", b"[", b"]", b"{", b'"', b",", b"-5", b"x"),
+    ]
+)
+
+
+@given(st.lists(_PARTS, max_size=14).map(b"".join))
+def test_a_short_way_to_see_that_shapes_are_small_overlooks_none(text):
+    def refused(check):
+        try:
+            check()
+        except InvalidRequest:
+            return True
+        return False
+
+    most = len(text)
+    assert refused(lambda: check_whole(text, None, most)) == refused(
+        lambda: Shapes(most).feed(text)
+    )

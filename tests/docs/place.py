@@ -7,12 +7,10 @@ they call four are stand-ins: `make` sets nothing up, `curl` fails when the answ
 
 import json
 import os
-import random
 import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,11 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapter.backend.tritonserver import RunFolder, prepare
-from adapter.cli.probe import why_not_ready
+from adapter.cli.connection import Target
+from adapter.cli.probe import why_not_ok
 from tests.docs.pages import ROOT, Block, blocks
+from tests.ports import free_ports
 from tests.running import wait_until
 
-SECONDS = 90
+SECONDS = 240
 PORTS = {
     8080: "http",
     8081: "admin",
@@ -39,16 +39,8 @@ _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "shared", "tests", "node
 
 
 def free_listeners() -> dict[str, str]:
-    """Below the ports that the kernel hands out by itself, so nobody is given them meanwhile."""
-    return {listener: f"127.0.0.1:{_free_port()}" for listener in PORTS.values()}
-
-
-def _free_port() -> int:
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
+    ports = free_ports(len(PORTS))
+    return {name: f"127.0.0.1:{port}" for name, port in zip(PORTS.values(), ports, strict=True)}
 
 
 def objects(text: str) -> list[object]:
@@ -165,12 +157,12 @@ class Place:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        url = f"http://{self.listeners['admin']}/readyz"
+        host, _, port = self.listeners["admin"].rpartition(":")
 
         def is_up() -> bool:
             assert self._server is not None
             assert self._server.poll() is None, f"{block} ended\n{self.said()}"
-            return not why_not_ready(url, 2)
+            return not why_not_ok(Target(host, int(port)), 2)[0]
 
         wait_until(is_up, SECONDS, f"{block} is ready")
 

@@ -10,7 +10,7 @@ from tests.docs.place import place
 
 @pytest.mark.triton
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_blocks_of_the_readme_can_be_pasted(tmp_path: Path) -> None:
     with place(tmp_path / "clone") as here:
         here.paste(README)

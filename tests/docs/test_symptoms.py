@@ -10,8 +10,11 @@ SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "adapter").rglob
 # literals that stand side by side are one text
 CODE = re.sub(r'"\s*\n\s*f?"', "", "\n".join(SOURCES))
 NAMES = {*EVENTS, *Settings.model_fields, *map(variable_of, Settings.model_fields)}
-# words of grpc and of the operating system, and names that stand for others
-FOREIGN = {"message larger than max", "address already in use", "Repository*", "/dev/shm"}
+# words of grpc, of Triton and of the operating system, and names that stand for others
+FOREIGN = {
+    *("message larger than max", "address already in use", "Repository*", "/dev/shm"),
+    "output tensor shape does not match size of output",
+}
 
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = sorted(

@@ -2,13 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +15,7 @@ from typing import Any, Self
 from docker import DockerClient
 from docker.models.containers import Container
 
+from tests.ports import free_ports
 from tests.running import Client, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,23 +35,18 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
 """
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 class Stack:
-    """One project of compose.yaml, with the profile cpu."""
+    """One project of compose.yaml, with one profile."""
 
-    def __init__(self, engine: DockerClient, environ: Mapping[str, str], *files: Path) -> None:
+    def __init__(
+        self, engine: DockerClient, environ: Mapping[str, str], *files: Path, profile: str = "cpu"
+    ) -> None:
         self.project = f"e2e-{uuid.uuid4().hex[:8]}"
         http, admin, grpc = free_ports(3)
         self.http, self.admin = f"127.0.0.1:{http}", f"127.0.0.1:{admin}"
         self.grpc = f"127.0.0.1:{grpc}"
         self._engine = engine
+        self._profile = profile
         self._files = [f"--file={file}" for file in (ROOT / "compose.yaml", *files)]
         self._environ = {
             **os.environ,
@@ -63,11 +58,11 @@ class Stack:
             **environ,
         }
 
-    def compose(self, *arguments: str, profile: str = "cpu") -> str:
+    def compose(self, *arguments: str) -> str:
         done = subprocess.run(
             [
                 *("docker", "compose", f"--project-name={self.project}"),
-                *(f"--project-directory={ROOT}", *self._files, f"--profile={profile}"),
+                *(f"--project-directory={ROOT}", *self._files, f"--profile={self._profile}"),
                 *arguments,
             ],
             env=self._environ,
@@ -79,16 +74,17 @@ class Stack:
         return done.stdout
 
     def container(self, service: str) -> Container:
-        [found] = self._engine.containers.list(
-            all=True,
-            filters={
-                "label": [
-                    f"com.docker.compose.project={self.project}",
-                    f"com.docker.compose.service={service}",
-                ]
-            },
-        )
+        [found] = self.containers(service)
         return found
+
+    def containers(self, service: str) -> list[Container]:
+        """Return all of a service, by their names."""
+        labels = [
+            f"com.docker.compose.project={self.project}",
+            f"com.docker.compose.service={service}",
+        ]
+        found = self._engine.containers.list(all=True, filters={"label": labels})
+        return sorted(found, key=lambda each: str(each.name))
 
     def logs(self) -> str:
         """The end of each container's log, for messages of failed tests."""
@@ -123,9 +119,11 @@ class Stack:
 
 
 @contextmanager
-def running(engine: DockerClient, environ: Mapping[str, str], *files: Path) -> Iterator[Stack]:
+def running(
+    engine: DockerClient, environ: Mapping[str, str], *files: Path, profile: str = "cpu"
+) -> Iterator[Stack]:
     """Up with images that are there, and down again with all that it made."""
-    stack = Stack(engine, environ, *files)
+    stack = Stack(engine, environ, *files, profile=profile)
     try:
         stack.compose("up", "--wait", "--no-build")
         yield stack

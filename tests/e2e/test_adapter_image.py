@@ -1,12 +1,13 @@
 """The image of the adapter: what it holds, and that it asks nothing of where it runs."""
 
 import json
+import subprocess
 from contextlib import closing
 
 import pytest
 from docker.errors import ContainerError
 
-from tests.e2e.stack import running
+from tests.e2e.stack import PYTHON_IMAGE, ROOT, running
 
 
 def run(engine, image: str, *command: str, **options: object) -> str:
@@ -58,6 +59,23 @@ def test_only_the_locked_packages_are_there(engine, image):
     assert not {"pytest", "hatchling", "nvidia-pytriton", "pip", "setuptools"} & set(names)
 
 
+def test_the_bill_of_materials_names_what_the_image_has(engine, image):
+    """`make sbom` installs the lock with this Python; names and versions must be the image's."""
+    made = subprocess.run([ROOT / "scripts/sbom.sh"], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    bill = json.loads((ROOT / "dist/triton-adapter.cdx.json").read_text())
+    code = (
+        "import importlib.metadata as m, json;"
+        "print(json.dumps([(d.metadata['Name'], d.version) for d in m.distributions()]))"
+    )
+
+    there = json.loads(run(engine, image, "-c", code, entrypoint="/opt/adapter/bin/python"))
+
+    billed = [bill["metadata"]["component"], *bill["components"]]
+    assert {(one["name"], one["version"]) for one in billed} == {*map(tuple, there)}
+    assert next(one for one in billed if one["name"] == "aiohttp")["licenses"]
+
+
 def test_wrong_settings_end_it_with_2(engine, image):
     with pytest.raises(ContainerError) as caught:
         run(engine, image, environment={"ADAPTER_HTPP": "x"}, stderr=True)
@@ -70,6 +88,7 @@ def test_labels_say_what_it_is(engine, image):
 
     assert labels["org.opencontainers.image.title"] == "triton-adapter"
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.base.name"] == PYTHON_IMAGE
     said = run(engine, image, "version").split()[1]
     assert labels["org.opencontainers.image.version"] == said
 

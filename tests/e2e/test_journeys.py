@@ -58,6 +58,14 @@ def test_a_model_that_does_not_fit_is_507_until_another_is_unloaded(client):
         assert client.delete(f"/models/{name}").status == 200
 
 
+def test_each_container_has_the_limit_of_memory_that_is_said(stack):
+    limits = {
+        service: stack.container(service).attrs["HostConfig"]["Memory"]
+        for service in ("adapter", "triton-cpu")
+    }
+    assert limits == {"adapter": 512 * 2**20, "triton-cpu": 8 * 2**30}
+
+
 def test_tritons_own_client_finds_v2_over_grpc(stack):
     said = run_example("examples/clients/grpc_client.py", stack.grpc)
 
@@ -79,4 +87,4 @@ def test_a_mesh_finds_its_runtime(stack):
 
 def test_prometheus_finds_its_metrics_at_the_admin_listener(stack):
     with closing(Client(stack.admin)) as client:
-        assert b"adapter_triton_live 1.0" in client.get("/metrics").body
+        assert b"triton_adapter_triton_live 1.0" in client.get("/metrics").body

@@ -10,12 +10,14 @@ import pytest
 from docker import DockerClient
 from docker.models.containers import Container
 
-from tests.e2e.stack import HEAL_SECONDS, free_ports
+from tests.e2e.stack import HEAL_SECONDS
+from tests.ports import free_ports
 from tests.running import EXAMPLES, Client, wait_until
 
 SAMPLE = (EXAMPLES / "digits" / "sample.json").read_bytes()
 # as /proc/net/tcp has them, and tcp6 in the last eight digits
 EVERYWHERE, LOOPBACK = "00000000", "0100007F"
+MIB = 2**20
 SIGKILL_COMES_AFTER_SECONDS = 30  # of SIGTERM
 KILL_TRITON = """
 import os, pathlib
@@ -52,7 +54,12 @@ class Served:
 
 @contextmanager
 def serving(
-    engine: DockerClient, image: str, mounts: Mapping[Path, str], port: int, **environ: str
+    engine: DockerClient,
+    image: str,
+    mounts: Mapping[Path, str],
+    port: int,
+    mem_limit: int | None = None,
+    **environ: str,
 ) -> Iterator[Served]:
     [published] = free_ports(1)
     container = engine.containers.run(
@@ -60,6 +67,7 @@ def serving(
         ["serve"],
         detach=True,
         environment=environ,
+        mem_limit=mem_limit,
         ports={f"{port}/tcp": ("127.0.0.1", published)},
         volumes={str(path): {"bind": at, "mode": "ro"} for path, at in mounts.items()},
     )
@@ -151,6 +159,25 @@ def test_a_triton_that_dies_is_started_again_and_leaves_no_dead_process(many):
     assert [name for name, state in many.processes() if state == "Z"] == []
 
 
+def test_what_does_not_fit_into_the_containers_memory_is_507_before_the_kernel_kills(
+    engine, sagemaker_image
+):
+    """The ledger's limit is the container's less 128 MiB for the adapter; a model takes 700."""
+    mounts = {EXAMPLES / "hungry_declared": "/opt/ml/models/hungry"}
+    multi = {"SAGEMAKER_MULTI_MODEL": "true"}
+    with serving(engine, sagemaker_image, mounts, 8080, 1536 * MIB, **multi) as served:
+        served.wait_well()
+        assert served.client.load("one", "/opt/ml/models/hungry").status == 200
+
+        refused = served.client.load("two", "/opt/ml/models/hungry")
+
+        assert refused.status == 507
+        assert refused.json()["limit_bytes"] == (1536 - 128) * MIB
+        served.container.reload()
+        assert served.container.attrs["State"]["OOMKilled"] is False
+        assert served.client.get("/models/one").status == 200
+
+
 def test_an_unknown_ping_mode_ends_it_with_2_and_names_it(engine, sagemaker_image):
     environ = {"SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "sometimes"}
     with serving(engine, sagemaker_image, {}, 8080, **environ) as served:
@@ -163,3 +190,17 @@ def test_its_labels_tell_sagemaker_what_it_can(engine, sagemaker_image):
 
     assert labels["com.amazonaws.sagemaker.capabilities.multi-models"] == "true"
     assert labels["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
+
+
+def test_it_needs_no_root(engine, sagemaker_image, one):
+    """All tests of this file are served by the user of the base here, who is not root."""
+    assert engine.images.get(sagemaker_image).attrs["Config"]["User"] == "65532:65532"
+    assert one.client.post("/invocations", SAMPLE).status == 200
+
+
+def test_its_labels_name_licence_and_base(engine, images, sagemaker_image):
+    labels = engine.images.get(sagemaker_image).labels
+
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.base.name"] == images["TRITON_CPU_IMAGE"]
+    assert labels["org.opencontainers.image.base.digest"] == "unknown"

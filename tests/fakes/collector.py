@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,12 +61,12 @@ class Collector:
             self._news.wait_for(found, seconds)
             return found()
 
-    def root_of(self, trace_id: str, seconds: float) -> Span | None:
-        """The span that Triton hung into the context which it was given."""
+    def root_of(self, trace_ids: Collection[str], seconds: float) -> Span | None:
+        """The span that Triton hung into one of the contexts which it was given."""
 
         def found() -> list[Span]:
             roots = [span for span in self.spans if span.name == "InferRequest"]
-            return [span for span in roots if span.trace_id == trace_id]
+            return [span for span in roots if span.trace_id in trace_ids]
 
         with self._news:
             self._news.wait_for(found, seconds)

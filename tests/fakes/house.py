@@ -1,6 +1,7 @@
 """ModelControl with fakes all around it."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.fakes.packages import FakePackages, FakeStore
 from tests.fakes.steps import Steps
 from tests.fakes.triton import FakeControlTriton, FakeServer
 
-QUICK = TimeLimits(load=10, unload=10, stall=5, recovery=1, alone=5)
+QUICK = TimeLimits(load=30, unload=10, stall=5, recovery=1, alone=5)
 
 
 _TURNS = 1000
@@ -45,7 +46,7 @@ class House:
         self.steps = Steps()
         self.triton = FakeControlTriton(self.steps)
         self.packages = FakePackages(self.steps)
-        self.server = FakeServer()
+        self.triton.server = self.server = FakeServer()
         self.store = FakeStore(self.steps)
         self.metrics = Metrics()
         self.sizes: dict[str, int] = {}
@@ -54,7 +55,7 @@ class House:
         self.memory = FakeMemory(self.steps, self._used, self._of_models)
         self.memory.limit_bytes = limit
         self.control = ModelControl(
-            registry=Registry(),
+            registry=Registry(time.monotonic),
             ledger=Ledger(memory_limit, lambda _: headroom),
             sizes=Sizes(),
             triton=self.triton,
@@ -118,7 +119,8 @@ class House:
     async def quiet(self) -> None:
         """No operation is under way any more."""
         opened = self.control.is_open
-        await self.control.drain(10)
+        self.control.close()
+        await self.control.operations.drain(10)
         self.control.is_open = opened
 
     def placement(self, name: str) -> Placement:

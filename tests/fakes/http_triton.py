@@ -127,7 +127,7 @@ def reads_itself(script: Script) -> Script:
 
 @asynccontextmanager
 async def served(
-    script: Script | None = None, seconds: float = 10
+    script: Script | None = None, seconds: float = 60
 ) -> AsyncIterator[tuple[HttpDataPlane, Upstream]]:
     """A data plane before such a Triton. At the end neither side has a connection left."""
     upstream = Upstream(script)
@@ -142,7 +142,7 @@ async def served(
         assert repr(pool) == "<Pool: 0 connections, 0 idle>"
         server.close()
         for talk in upstream.talks:
-            await asyncio.wait_for(talk.ended.wait(), 10)
+            await asyncio.wait_for(talk.ended.wait(), 30)
 
 
 def post(body: bytes | AsyncIterator[bytes] | None = b"{}", **fields: Any) -> V2Call:

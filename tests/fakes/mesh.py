@@ -97,6 +97,7 @@ class Mesh:
     data: str
     models: dict[str, Loaded] = field(default_factory=dict)
     polls: int = 0
+    predict_seconds: float = PREDICT_SECONDS
     _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _failed: dict[str, Exception] = field(default_factory=dict)
 
@@ -156,7 +157,7 @@ class Mesh:
             modelId=model_id, modelPath=path, modelKey=key, modelType=model_type
         )
         try:
-            answer = await self.manage("predictModelSize", request, PREDICT_SECONDS)
+            answer = await self.manage("predictModelSize", request, self.predict_seconds)
         except grpc.aio.AioRpcError:
             return int(self.status.defaultModelSizeInBytes)
         return int(answer.sizeInBytes)

@@ -31,6 +31,10 @@ class FakePackages:
             source.url, (), self.size_bytes, declared, source.url, warnings=self.warnings
         )
 
+    async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
+        await self._steps.take("has_changed", source.url)
+        return source.url != content_key
+
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
         placement = self.placements.get(package.root, Placement((name,)))
         self.folders[name] = StagedModel(name, model_id, placement)

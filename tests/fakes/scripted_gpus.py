@@ -161,7 +161,6 @@ def adapter_beside(
     triton: RunningAdapter, gpus: ScriptedGpus, root: Path, *flags: str
 ) -> Iterator[RunningAdapter]:
     """A real adapter before this Triton, whose NVML is the one of tests/fakes/driver."""
-    folders = [Path(__file__).parent / "driver", Path(__file__).parent.parent.parent]
     adapter = RunningAdapter(
         "--triton=external",
         "--http=127.0.0.1:0",
@@ -172,7 +171,7 @@ def adapter_beside(
         f"--model-roots={root}",
         "--memory-reserve=0",
         *flags,
-        environ={FOLDER: str(gpus.folder), "PYTHONPATH": ":".join(map(str, folders))},
+        environ=driver_environ(gpus),
     )
     try:
         adapter.wait_for("adapter.started")
@@ -180,6 +179,12 @@ def adapter_beside(
     finally:
         code = adapter.stop()
     assert code == 0, adapter.errors
+
+
+def driver_environ(gpus: ScriptedGpus) -> dict[str, str]:
+    """What makes NVML that of tests/fakes/driver in a process."""
+    folders = [Path(__file__).parent / "driver", Path(__file__).parent.parent.parent]
+    return {FOLDER: str(gpus.folder), "PYTHONPATH": ":".join(map(str, folders))}
 
 
 def from_environment() -> ScriptedGpus:

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Collection
 
 from adapter.core.model import ModelId, ProcessId, TritonName
+from adapter.errors import BackendUnavailable
 from tests.fakes.steps import Steps
 
 
 class FakeControlTriton:
     """`models` is what it has in memory, `loading` what it never ends loading. The unload of a
     name in `stuck` never ends, as with a python process that died, until the same name is loaded
-    again. `along[ensemble]` are the names that come and go with it.
+    again. `along[ensemble]` are the names that come and go with it. The load of a name in `deadly`
+    ends it, and sets `ended`. `not_warmed[name]` is why that model is not warmed up.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -19,13 +21,30 @@ class FakeControlTriton:
         self.stuck: set[str] = set()
         self.loading: set[str] = set()
         self.along: dict[str, set[str]] = {}
+        self.deadly: set[str] = set()
+        self.not_warmed: dict[str, str] = {}
+        self.ended = asyncio.Event()
+        self.server: FakeServer | None = None
         self.waited: list[float] = []
         self._steps = steps
 
     async def load(self, name: TritonName, model_id: ModelId) -> None:
         await self._steps.take("load", name)
+        if name in self.deadly:
+            self.end()
+            raise BackendUnavailable("the connection to Triton broke", delivered=True)
         self.models |= self._with_steps(name)
         self.stuck.discard(name)
+
+    async def warm_up(self, name: TritonName, model_id: ModelId, seconds: float) -> str | None:
+        await self._steps.take("warm_up", name)
+        return self.not_warmed.get(name)
+
+    def end(self) -> None:
+        self.models.clear()
+        if self.server is not None:
+            self.server.pid = None
+        self.ended.set()
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
         await self._steps.take("unload", name)
@@ -98,6 +117,9 @@ class FakeServer:
 
     async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
         return frozenset().union(*self.processes.values()) & frozenset(known)
+
+    async def free_regions(self, names: Collection[TritonName]) -> int:
+        return 0
 
     async def kill(self, known: Collection[ProcessId]) -> None:
         self.killed += known

@@ -1,7 +1,10 @@
 """Real CUDA memory: what a GPU machine alone can show. `make test-gpu`; docs/gpu-results.md."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,10 @@ from typing import Any
 import pytest
 
 from tests.gpu.models import MIB, gpu, why_not, write_cuda_model
-from tests.running import Client, Reply, RunningAdapter, embedded_adapter, unload_all
-from tests.trees import infer_body
+from tests.journeys.memory.models import metric
+from tests.processes import stubs
+from tests.running import Client, Reply, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.trees import infer_body, write_python_model
 
 _MISSING = why_not()
 pytestmark = [
@@ -70,6 +75,11 @@ def held(adapter: RunningAdapter) -> dict[str, int]:
 def book(adapter: RunningAdapter) -> dict[str, int]:
     (device,) = adapter.state()["memory"]["devices"].values()
     return device
+
+
+def recovery_seconds(adapter: RunningAdapter) -> float:
+    """For how long unloads have waited for memory, in all."""
+    return metric(adapter, "triton_adapter_memory_recovery_seconds_sum")
 
 
 def test_models_are_loaded_until_cuda_has_no_more_and_one_eviction_heals_it(
@@ -170,6 +180,83 @@ def test_an_inference_for_more_than_there_is_is_507_and_the_model_serves_on(
 
     assert body["needed_bytes"] == pytest.approx(wanted * MIB, rel=0.01)
     assert client.post("/models/eater/invoke", infer_body(16.0)).status == 200
+
+
+def test_a_load_without_room_for_its_context_is_507(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    """With more free than a load of unknown size needs to be tried, and less than a context."""
+    rest = "x = torch.cuda.mem_get_info()[0] - 200 * 2**20"
+    filler = write_python_model(
+        root / "filler",
+        imports="import torch",
+        initialize=f"{rest}\nself.held = torch.empty(x, dtype=torch.uint8, device='cuda')",
+    )
+    assert client.load("filler", filler).status == 200
+
+    body = out_of_memory(
+        client.load("no_room", write_cuda_model(root / "no_room", 1)), "OutOfMemory"
+    )
+
+    record_property("words_without_room", body["error"].partition("Internal: ")[2][:80])
+    assert client.delete("/models/filler").status == 200
+    assert client.load("no_room", root / "no_room").status == 200
+
+
+def test_packages_that_are_loaded_at_once_are_measured_each(
+    adapter: RunningAdapter, root: Path, record_property: Any
+) -> None:
+    asked = {f"at_once{n}": 64 * (n + 1) for n in range(4)}
+    packages = [write_cuda_model(root / name, mebibytes) for name, mebibytes in asked.items()]
+
+    def load(package: Path) -> int:
+        with closing(adapter.client(300)) as own:
+            return own.load(package.name, package).status
+
+    with ThreadPoolExecutor(len(packages)) as pool:
+        assert list(pool.map(load, packages)) == [200] * len(packages)
+
+    beside = {name: (count >> 20) - asked[name] for name, count in held(adapter).items()}
+    record_property("contexts_mib", beside)
+    assert max(beside.values()) - min(beside.values()) < 32
+
+
+def test_a_killed_process_gives_its_memory_back_and_its_model_loads_again(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    """Without a wait for memory that was back long ago: the recovery counts hardly any time."""
+    package, empty = write_cuda_model(root / "killed", 4096), gpu().used
+    assert client.load("killed", package).status == 200
+    begun = time.monotonic()
+    for pid in stubs(adapter, "killed"):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: gpu().used - empty < 0.25 * 4096 * MIB, 10, "the memory is back")
+    record_property("back_after_kill_seconds", round(time.monotonic() - begun, 3))
+    assert client.post("/models/killed/invoke", infer_body(1.0)).status == 500
+
+    waited, begun = recovery_seconds(adapter), time.monotonic()
+    assert client.load("killed", package).status == 200
+
+    record_property("load_again_seconds", round(time.monotonic() - begun, 3))
+    assert recovery_seconds(adapter) - waited < 2
+
+
+def test_a_model_that_takes_less_than_its_peak_is_unloaded_without_waiting_for_that(
+    adapter: RunningAdapter, client: Client, root: Path, record_property: Any
+) -> None:
+    package = write_cuda_model(root / "peak", 1024)
+    assert client.load("peak", package).status == 200
+    assert client.post("/models/peak/invoke", infer_body(8192.0)).status == 200  # torch keeps it
+    wait_until(lambda: held(adapter)["peak"] > 9000 * MIB, 15, "the growth is learned")
+    assert client.delete("/models/peak").status == 200
+    assert client.load("peak", package).status == 200
+    assert held(adapter)["peak"] > 9000 * MIB
+
+    waited, begun = recovery_seconds(adapter), time.monotonic()
+    assert client.delete("/models/peak").status == 200
+
+    record_property("delete_below_peak_seconds", round(time.monotonic() - begun, 3))
+    assert recovery_seconds(adapter) - waited < 2
 
 
 def test_a_model_larger_than_the_device_is_507_once(client: Client, root: Path) -> None:

@@ -13,13 +13,14 @@ from adapter.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+INSTALL = (ROOT / "deploy/images/install").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
 SCRIPTS = sorted(
     path
     for folder in ("scripts", "deploy/images", ".ci")
     for path in (ROOT / folder).iterdir()
-    if path.read_text(encoding="utf-8").startswith("#!") and path.suffix != ".py"
+    if path.is_file() and path.suffix != ".py" and path.read_text("utf-8").startswith("#!")
 )
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]+)\}")
 
@@ -63,18 +64,21 @@ def test_the_version_on_the_label_is_the_projects():
     assert argument("VERSION") == project["project"]["version"]
 
 
-@pytest.mark.parametrize("name", ["adapter", "build", "triton-cpu"])
+@pytest.mark.parametrize("name", ["adapter", "build", "triton-cpu", "envoy", "bucket"])
 def test_what_an_image_installs_is_locked_with_hashes(name):
-    assert f"--require-hashes -r /requirements/{name}.txt" in DOCKERFILE
+    commands = DOCKERFILE + INSTALL.replace('"$requirements"', f"/requirements/{name}.txt")
+    assert f"--require-hashes -r /requirements/{name}.txt" in commands
+    assert f" /requirements/{name}.txt" in DOCKERFILE
     locked = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     for package in re.split(r"\n(?=\w)", locked.strip()):
         assert "--hash=sha256:" in package, package
 
 
-def test_the_adapters_lock_has_what_tracing_needs():
+def test_the_adapters_lock_has_what_tracing_and_stores_need():
     locked = (ROOT / "requirements" / "adapter.txt").read_text(encoding="utf-8")
     assert "\nopentelemetry-sdk==" in locked
     assert "\nopentelemetry-exporter-otlp-proto-http==" in locked
+    assert "\nobstore==" in locked
 
 
 def test_the_builder_is_sent_whatever_the_dockerfile_copies_and_nothing_else():
@@ -115,6 +119,15 @@ def test_the_adapters_listeners_are_published_as_they_are_and_tritons_are_not():
     assert published("triton") == published("triton-cpu") == []
 
 
+def test_the_listeners_of_an_image_can_be_reached_from_outside_its_container():
+    """By the environment, which a setting of each listener beats."""
+    for target in ("adapter", "sagemaker", "machine"):
+        behind = DOCKERFILE.partition(f" AS {target}\n")[2]
+        stage = behind.partition("\nFROM ")[0].replace("\\\n", " ")
+        assert re.search(r"^ENV .* ADAPTER_LISTEN_HOST=::(\s|$)", stage, re.MULTILINE)
+    assert SERVICES["adapter"]["environment"]["ADAPTER_LISTEN_HOST"] == "::"
+
+
 def test_each_profile_has_one_triton_under_one_name():
     for service, profile in (("triton", "gpu"), ("triton-cpu", "cpu")):
         assert SERVICES[service]["profiles"] == [profile]
@@ -131,17 +144,105 @@ def test_the_adapter_starts_after_triton_and_so_stops_before_it():
 
 
 def test_triton_and_the_adapter_see_the_models_at_the_same_paths():
-    assert SERVICES["adapter"]["volumes"] == SERVICES["triton"]["volumes"]
-    assert SERVICES["adapter"]["volumes"] == SERVICES["triton-cpu"]["volumes"]
+    assert SERVICES["triton"]["volumes"] == SERVICES["triton-cpu"]["volumes"]
+    *theirs, cache = SERVICES["triton"]["volumes"]
+    assert [*theirs, cache.removesuffix(":ro")] == SERVICES["adapter"]["volumes"]
     path = Settings().repository
     assert f"repository:{path}" in SERVICES["adapter"]["volumes"]
     assert f"--model-repository={path}" in SERVICES["triton"]["command"]
+
+
+def test_the_adapter_has_a_cache_that_triton_can_only_read_and_that_any_user_may_fill():
+    """The image has its folder: a new volume takes the mode from there."""
+    path = SERVICES["adapter"]["environment"]["ADAPTER_CACHE_DIR"]
+    assert f"cache:{path}" in SERVICES["adapter"]["volumes"]
+    for triton in ("triton", "triton-cpu"):
+        assert f"cache:{path}:ro" in SERVICES[triton]["volumes"]
+    made = re.findall(r"install -d -m 1777 (.+)$", DOCKERFILE, re.MULTILINE)
+    assert path in made[0].split()
+
+
+def test_a_store_and_its_credentials_are_the_adapter_s_alone_and_only_where_they_are_set():
+    environment = SERVICES["adapter"]["environment"]
+    of_stores = {name for name in environment if name.startswith(("AWS_", "AZURE_"))}
+    assert of_stores >= {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3"}
+    for name in {*of_stores, "ADAPTER_MODEL_STORE", "ADAPTER_CACHE_LIMIT"}:
+        assert environment[name] is None
+    assert "environment" not in SERVICES["triton"]
+
+
+def test_the_envoy_of_a_fleet_looks_for_the_machines_by_the_name_that_they_have():
+    envoy = yaml.safe_load((ROOT / "deploy/fleet/envoy.yaml").read_text(encoding="utf-8"))
+    settings = Settings()
+    found = {
+        (endpoint["hostname"], endpoint["address"]["socket_address"]["port_value"])
+        for cluster in envoy["static_resources"]["clusters"]
+        for group in cluster["load_assignment"]["endpoints"]
+        for endpoint in (each["endpoint"] for each in group["lb_endpoints"])
+    }
+    [name] = SERVICES["machine"]["networks"]["default"]["aliases"]
+
+    assert found == {(name, settings.http.port), (name, settings.grpc.port)}
+    [listener] = envoy["static_resources"]["listeners"]
+    port = listener["address"]["socket_address"]["port_value"]
+    assert published("envoy") == [f"127.0.0.1:8080:{port}"]
+    assert published("machine") == published("bucket") == []
+
+
+def test_each_machine_of_a_fleet_has_a_repository_and_a_cache_of_its_own():
+    machine = SERVICES["machine"]
+    assert machine["volumes"] == [
+        str(Settings().repository),  # volumes without a name are of one container
+        machine["environment"]["ADAPTER_CACHE_DIR"],
+    ]
+
+
+def test_a_machine_that_is_stopped_takes_calls_until_envoy_has_seen_it():
+    envoy = yaml.safe_load((ROOT / "deploy/fleet/envoy.yaml").read_text(encoding="utf-8"))
+    looks = {
+        int(check["interval"].removesuffix("s"))
+        for cluster in envoy["static_resources"]["clusters"]
+        for check in cluster["health_checks"]
+    }
+    minimum = float(SERVICES["machine"]["environment"]["ADAPTER_DRAIN_MIN_SECONDS"])
+    kept = float(SERVICES["machine"]["stop_grace_period"].removesuffix("s"))
+
+    assert minimum >= max(looks) + 1
+    assert minimum < Settings().drain_timeout_seconds < kept
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_service_has_a_privilege(service):
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_service_has_a_limit_of_memory_that_can_be_another(service):
+    assert VARIABLE.fullmatch(SERVICES[service]["mem_limit"])
+
+
+@pytest.mark.parametrize(("password", "creates_none"), [("", "true"), ("s3cret", "")])
+def test_grafana_has_an_administrator_only_with_a_password_of_ours(
+    tmp_path, password, creates_none
+):
+    """Its command, with a stand-in for what Grafana's image starts with."""
+    grafana = SERVICES["grafana"]
+    assert "${GRAFANA_PASSWORD:-}" in grafana["environment"].values()
+    start = tmp_path / "run.sh"
+    start.write_text('#!/bin/sh\necho "$GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"\n')
+    start.chmod(0o755)
+    [command] = grafana["command"]
+
+    said = subprocess.run(
+        [*grafana["entrypoint"], command.replace("$$", "$").replace("/run.sh", str(start))],
+        env={"GF_SECURITY_ADMIN_PASSWORD": password},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert said.stdout.strip() == creates_none
 
 
 def test_prometheus_asks_the_admin_listener_and_triton():
@@ -171,7 +272,7 @@ def test_what_deploy_gives_to_compose_is_there():
     volumes = [v for one in SERVICES.values() for v in one.get("volumes", [])]
     sources = {v["source"] for v in volumes if isinstance(v, dict)}
     ours = {source for source in sources if source.startswith("deploy/")}
-    assert len(ours) == 2
+    assert len(ours) == 3
     assert {source for source in ours if not (ROOT / source).exists()} == set()
 
 

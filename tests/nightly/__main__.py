@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What a part runs, and its minutes of 90. The first three take the time that they take.
+# What a part runs, and its minutes of 90. The first three, versitygw, envoy_gateway,
+# first_contact, mutants, endpoint_clients and hundred_models take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -28,9 +29,21 @@ SHARES = {
     "memory_oracle": ("tests/nightly/test_memory_oracle.py", 10.0),
     "cuts": ("tests/nightly/test_cuts.py", 10.0),
     "cycles": ("tests/nightly/test_cycles.py", 7.0),
+    "long_runs": ("tests/nightly/test_long_runs.py", 8.0),
+    "alerts": ("tests/nightly/test_alerts.py", 8.0),
     "killed": ("tests/nightly/test_killed.py", 5.0),
+    "stores": ("tests/store/test_storm.py", 4.0),
+    "versitygw": ("tests/store/test_versitygw.py", 1.0),
+    "envoy_gateway": ("tests/nightly/test_envoy_gateway.py", 2.0),
+    "first_contact": ("tests/nightly/test_first_contact.py", 6.0),
+    "mutants": ("tests/nightly/test_mutants.py", 6.0),
+    "endpoint_clients": ("tests/journeys/endpoint/test_clients.py", 3.0),
+    "hundred_models": ("tests/fleet/test_hundred_models.py", 10.0),
+    "endpoint": ("tests/nightly/test_endpoint.py", 5.0),
+    "fleet": ("tests/nightly/test_fleet.py", 8.0),
     "fuzz_grpc": ("tests/nightly/test_fuzz_grpc.py", 4.0),
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
+    "openapi": ("tests/nightly/test_openapi.py", 4.0),
 }
 
 

@@ -187,8 +187,8 @@ def check_rest(adapter: RunningAdapter) -> None:
         return [model["in_flight"] for model in adapter.state()["models"]] == [0]
 
     wait_until(at_rest, 60, "no request holds the model")
-    lines = [f'adapter_requests_in_flight{{frontend="{one}"}}' for one in LISTENERS]
-    for line in ("adapter_abandoned_requests", *lines):
+    lines = [f'triton_adapter_requests_in_flight{{frontend="{one}"}}' for one in LISTENERS]
+    for line in ("triton_adapter_abandoned_requests", *lines):
         wait_until(lambda line=line: metric(adapter, line) == 0, 10, f"{line} is 0")
 
 

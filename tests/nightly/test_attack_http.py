@@ -71,7 +71,7 @@ def framed(books: Books, path: str, body: bytes, size: int) -> bytes:
     """Sized, or in chunks of odd lengths."""
     kind = "application/vnd.sagemaker-triton.binary+json;json-header-size="
     is_v2 = path.startswith("/v2")
-    lines = [f"POST {path} HTTP/1.1", "Host: x"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost"]
     lines.append(f"{LENGTH}: {size}" if is_v2 else f"Content-Type: {kind}{size}")
     if books.chance.random() < 0.6:
         return "\r\n".join([*lines, f"Content-Length: {len(body)}", "\r\n"]).encode() + body
@@ -170,7 +170,7 @@ async def hangs_up_while_the_model_computes(books: Books) -> None:
 async def dawdles(books: Books) -> None:
     async with Wire(books) as wire:
         path = books.chance.choice((*PATHS, f"/models/{OTHER}/invoke", "/models"))
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"
         wire.writer.write(head.encode())
         for _ in range(books.chance.randint(1, 60)):
             wire.writer.write(b"x")
@@ -184,7 +184,8 @@ async def loads_and_unloads(books: Books) -> None:
     body = json.dumps({"model_name": OTHER, "url": str(EXAMPLES / MODEL)})
     for method, path, text in (("POST", "/models", body), ("DELETE", f"/models/{OTHER}", "")):
         async with Wire(books) as wire:
-            head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
+            first = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
+            head = f"{first}Content-Length: {len(text)}\r\n\r\n"
             wire.writer.write((head + text).encode())
             found = await wire.reader.readuntil(b"\r\n\r\n")
         if found.split()[1] not in {b"200", b"404", b"409"}:
@@ -235,8 +236,10 @@ def check_rest(adapter: RunningAdapter) -> None:
         return [model["in_flight"] + model["abandoned"] for model in models if model["in_flight"]]
 
     wait_until(lambda: left() == [], 60, "no request holds a model")
-    lines = [f'adapter_requests_in_flight{{frontend="{one}"}}' for one in ("sagemaker", "v2")]
-    for line in ("adapter_abandoned_requests", *lines):
+    lines = [
+        f'triton_adapter_requests_in_flight{{frontend="{one}"}}' for one in ("sagemaker", "v2")
+    ]
+    for line in ("triton_adapter_abandoned_requests", *lines):
         wait_until(lambda line=line: metric(adapter, line) == 0, 15, f"{line} is 0")
     wait_until(lambda: connections_at(adapter) == 0, 30, "no connection of a caller is left")
 

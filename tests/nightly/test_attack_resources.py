@@ -136,7 +136,7 @@ class Attacks:
 
     def connections(self) -> None:
         host, _, port = self._adapter.http.rpartition(":")
-        firsts = (b"", b"POST /models/or", b"GET /ping HTTP/1.1\r\nHost: a\r\n")
+        firsts = (b"", b"POST /models/or", b"GET /ping HTTP/1.1\r\nHost: localhost\r\n")
         with ExitStack() as stack:
             end = time.monotonic() + _ATTACK_SECONDS
             while time.monotonic() < end:

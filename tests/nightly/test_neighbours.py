@@ -1,6 +1,9 @@
 """Ten models that print, hang, die and load large archives at once, and what their neighbours feel:
 how long probes, scrapes and small unloads take, as a ratio to a quiet time of the same run.
 
+The adapter, and who asks it, have sessions of their own, as in containers: with autogroups
+(sched(7)) Linux shares the CPUs out among sessions, and the bad models' callers take theirs.
+
 Where they have all CPUs to themselves no more is left for the adapter than for anybody. So in each
 round the same work is done once by processes that no adapter knows of: what that costs is the
 machine's, and the adapter may add as much again.
@@ -12,11 +15,11 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,10 +45,10 @@ _KINDS = {
 }
 _LOADERS = 3
 _UNLOADERS = 2
-_PAUSES = {"/ping": 0.01, "/metrics": 0.05}
 _UNLOAD = "small unload"
 _QUANTILES = {"/ping": 0.99, "/metrics": 0.99, _UNLOAD: 0.9}  # of some dozen there is no p99
 _ROUNDS = 3
+_APART: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
 # The work of the bad models, by processes that no adapter knows of.
 _UNPACKS = """
 import pathlib, shutil, sys, tarfile
@@ -78,44 +81,25 @@ class Felt:
     """Asks each thing again and again, and keeps how long each answer took, in seconds."""
 
     def __init__(self, adapter: RunningAdapter, root: Path) -> None:
-        self._adapter = adapter
-        self._root = root
+        small = str(root / "small")
+        self._questions = [
+            ("/ping", adapter.http, "0.01", "/ping"),
+            ("/metrics", adapter.admin, "0.05", "/metrics"),
+            *((_UNLOAD, adapter.http, f"small{n}", small, "unload") for n in range(_UNLOADERS)),
+        ]
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def ask(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        """Ask for so long, each by a process and in a session of its own, as callers elsewhere."""
+        program = (sys.executable, "-m", "tests.nightly.felt", str(seconds))
         asking = [
-            threading.Thread(target=self._again, args=(self._adapter.http, "/ping", end)),
-            threading.Thread(target=self._again, args=(self._adapter.admin, "/metrics", end)),
-            *(
-                threading.Thread(target=self._unload, args=(f"small{number}", end))
-                for number in range(_UNLOADERS)
-            ),
+            (what, subprocess.Popen((*program, *question), **_APART))
+            for what, *question in self._questions
         ]
-        for thread in asking:
-            thread.start()
-        for thread in asking:
-            thread.join()
-
-    def _again(self, address: str, path: str, end: float) -> None:
-        with closing(Client(address)) as client:
-            while time.monotonic() < end:
-                with self._timed(path):
-                    assert client.get(path).status == 200
-                time.sleep(_PAUSES[path])
-
-    def _unload(self, name: str, end: float) -> None:
-        with closing(self._adapter.client(timeout=120)) as client:
-            while time.monotonic() < end:
-                assert client.load(name, self._root / "small").status == 200
-                with self._timed(_UNLOAD):
-                    assert client.delete(f"/models/{name}").status == 200
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.seconds[what].append(time.monotonic() - began)
+        for what, process in asking:
+            taken, _ = process.communicate()
+            assert process.returncode == 0
+            self.seconds[what] += map(float, taken.split())
 
 
 Act = Callable[[Client], object]
@@ -189,7 +173,7 @@ def unload_bad_models(adapter: RunningAdapter) -> None:
 def test_ten_bad_models_slow_their_neighbours_by_a_bounded_factor(
     root: Path, tmp_path: Path, seconds: float
 ) -> None:
-    with embedded_adapter(f"--model-roots={root}") as adapter:
+    with embedded_adapter(f"--model-roots={root}", own_session=True) as adapter:
         felt = {when: Felt(adapter, root) for when in ("quiet", "strangers", "beside")}
         share = seconds / _ROUNDS / len(felt)
         for _ in range(_ROUNDS):

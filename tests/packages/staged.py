@@ -44,5 +44,12 @@ async def remove(packages, *names):
 
 
 def ensemble(*steps):
-    names = "".join(f'step {{ model_name: "{step}" model_version: -1 }} ' for step in steps)
-    return f'platform: "ensemble" ensemble_scheduling {{ {names}}}'
+    """Steps side by side, from IN to an output for each."""
+    outputs = "".join(f'output {{ name: "{number}" }} ' for number, _ in enumerate(steps))
+    names = "".join(
+        f'step {{ model_name: "{step}" model_version: -1 input_map {{ key: "IN" value: "IN" }}'
+        f' output_map {{ key: "OUT" value: "{number}" }} }} '
+        for number, step in enumerate(steps)
+    )
+    ends = f'input {{ name: "IN" }} {outputs}' if steps else ""
+    return f'platform: "ensemble" {ends}ensemble_scheduling {{ {names}}}'

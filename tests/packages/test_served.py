@@ -45,6 +45,14 @@ def check_nothing_is_left(adapter: RunningAdapter) -> None:
     assert books(adapter) == ([], 0, 0)
 
 
+def test_triton_warns_of_no_folder_of_the_adapters_own(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_adding(package / "source" / "net", 1)
+    put(client, "m", pack(package / "source", package / "m.tar.gz"))
+    assert [line for line in adapter.events("triton.log") if ".unpacked" in line["line"]] == []
+
+
 # -- one model ----------------------------------------------------------------------------------
 
 
@@ -287,6 +295,8 @@ def test_models_are_staged_by_other_means_than_links(tmp_path: Path, staging: st
         assert not staged.is_symlink()
         assert staged.samefile(model / "1" / "model.py") == (staging == "hardlink")
         assert [ask(client, name, 1) for name in "me"] == [[2], [3]]
+        # unlike with links, Python's bytecode is not written into the package
+        assert [path.name for path in (model / "1").iterdir()] == ["model.py"]
         for name in "me":
             take_down(client, name)
         check_nothing_is_left(adapter)

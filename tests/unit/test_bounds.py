@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.core.breaker import EvictionLoopBreaker
-from adapter.core.doubt import Doubt
+from adapter.core.evidence import Doubt
 from adapter.core.memory import HOST
 from adapter.core.overrun import Oversize
 from adapter.errors import OutOfMemory

@@ -7,23 +7,31 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from adapter.app import Adapter
-from adapter.assembly import model_roots
-from adapter.settings import Loaded, Settings, load_settings
-from adapter.settings.examples import examples_folder
+from adapter.app.on_demand import OnDemand
+from adapter.control.models import ModelControl
+from adapter.control.residency import Options, Residency
+from adapter.control.residency.arrival import Arrivals
+from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.v2 import V2
+from adapter.frontends.model_repository import Repository
+from adapter.settings import Loaded, Settings, examples_folder, load_settings
+from adapter.store.cache import ArtifactCache
 
 TESTS = Path(__file__).parents[1]
+Part = TypeVar("Part")
 
 # A value that nothing else has, and the attributes of the adapter's parts that must hold it.
 HELD = {
-    "load_timeout_seconds": ("1234.5", {"load", "_load_timeout"}),
-    "unload_timeout_seconds": ("1235.5", {"unload"}),
+    "load_timeout_seconds": ("1234.5", {"load", "_load_timeout", "load_seconds", "_seconds"}),
+    "unload_timeout_seconds": ("1235.5", {"unload", "unload_seconds"}),
     "unload_stall_seconds": ("7.25", {"stall"}),
     "infer_timeout_seconds": ("1236.5", {"_timeout"}),
-    "load_wait_seconds": ("1237.5", {"load_wait_seconds", "_load_wait_seconds", "_load_wait"}),
+    "load_wait_seconds": ("1237.5", {"_load_wait_seconds", "_load_wait"}),
     "control_timeout_seconds": ("1238.5", {"_timeout"}),
     "memory_recovery_seconds": ("1239.5", {"recovery"}),
     "drain_min_seconds": ("6.75", {"_min_seconds"}),
@@ -37,10 +45,10 @@ HELD = {
     "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),
     "memory_limit": ("98765432109", {"_memory_limit"}),
     "max_abandoned_requests": ("77", {"_max_abandoned"}),
-    "modelmesh_default_size": ("567891", {"_default"}),
+    "modelmesh_default_size": ("567891", {"default_bytes"}),
     "modelmesh_memory_buffer": ("12345678", {"_buffer"}),
     "modelmesh_memory": ("9876543210", {"_memory"}),
-    "max_connections": ("501", {"_most"}),
+    "max_connections": ("501", {"_most", "max_connections"}),
 }
 
 
@@ -60,6 +68,19 @@ def parts_of(held: object) -> Iterator[tuple[str, object]]:
         for name in (*getattr(held, "__dict__", ()), *slots):
             if hasattr(held, name):
                 yield name, getattr(held, name)
+
+
+def part(root: object, kind: type[Part]) -> Part:
+    """The part of this kind, wherever in the adapter it is."""
+    seen, left = {id(root)}, [root]
+    while left:
+        for _, held in parts_of(left.pop()):
+            if isinstance(held, kind):
+                return held
+            if id(held) not in seen and not isinstance(held, Settings | Loaded | type):
+                seen.add(id(held))
+                left.append(held)
+    raise AssertionError(f"the adapter has no {kind.__name__}")
 
 
 def numbers_in(root: object) -> dict[float, set[str]]:
@@ -128,7 +149,8 @@ SEEN = {
     "repository": Look("/elsewhere", lambda a: a._repository, Path("/elsewhere")),
     "model_roots": Look(["/a", "/b"], lambda a: a._control._packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
-    "examples": Look("true", lambda a: model_roots(a._settings)[-1], examples_folder()),
+    "ready_when": Look("started", lambda a: str(a._wanted._is_awaited), "False"),
+    "examples": Look("true", lambda a: a._control._packages._roots[-1], str(examples_folder())),
     "memory_source": Look("nvml", lambda a: a._memory._wanted, "nvml"),
     "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
     "sizes_file": Look("/kept", lambda a: a._control._housekeeping._store._path, Path("/kept")),
@@ -138,33 +160,79 @@ SEEN = {
     ),
     # with a second for those who are told that it is over
     "drain_timeout_seconds": Look("21", lambda a: a._listeners._grace_seconds, 22),
-    "passthrough": Look("log", lambda a: a._v2._passthrough, {"log"}),
+    "inline_files": Look("off", lambda a: str(part(a, Repository)._takes_files), "False"),
+    "passthrough": Look("log", lambda a: part(a, V2)._passthrough, {"log"}),
 }
 
 # What is read once the adapter runs, or by what is given all settings: the test that sees it.
 SHOWN = {
+    "endpoint_keys": "journeys/endpoint/test_signed.py::test_a_signed_call_is_answered",
+    **dict.fromkeys(
+        ("model_store", "endpoints", "cache_dir", "cache_limit", "fetch_concurrency"),
+        "unit/test_wiring.py::test_stores_and_their_cache_are_as_their_settings_say",
+    ),
+    "store_timeout_seconds": (
+        "store/test_web.py::test_a_store_that_falls_silent_is_given_up_after_the_timeout"
+    ),
+    "metrics_models": (
+        "journeys/observability/test_metrics_page.py::test_a_model_is_named_while_it_is_loaded"
+    ),
+    "inference_type": (
+        "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"
+    ),
+    **dict.fromkeys(
+        ("vertex_predict_route", "vertex_health_route"),
+        "journeys/neighbours/test_vertex.py"
+        "::test_a_prediction_is_an_inference_of_the_default_model",
+    ),
+    "vertex_model": (
+        "journeys/neighbours/test_vertex.py"
+        "::test_the_port_is_that_of_the_platform_and_a_model_in_storage_is_loaded_by_a_call"
+    ),
+    "load_at_start": "journeys/sagemaker/test_load_at_start.py"
+    "::test_probes_say_ready_when_every_wanted_model_is_loaded",
+    "listen_host": (
+        "unit/settings/test_settings.py::"
+        "test_listeners_are_for_this_machine_alone_unless_the_listen_host_is_another"
+    ),
     "http": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
     "grpc": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "http_data": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
     "grpc_data": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
     "admin": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "control_token": "journeys/access/test_control_token.py"
+    "::test_a_control_call_over_rest_without_the_token_is_401",
+    "control_token_file": "journeys/access/test_control_token.py"
+    "::test_a_control_call_over_rest_without_the_token_is_401",
+    "metrics": "unit/test_wiring.py::test_each_listener_is_where_its_setting_says",
+    "allowed_hosts": "frontends/http/test_sites.py::test_on_loopback_its_own_names_are_known",
     "triton_hang_seconds": (
         "contract/test_hangs.py::test_a_triton_that_stands_still_is_ended_and_started_again"
     ),
-    "load_concurrency": "frontends/grpc/test_modelmesh.py::test_what_a_mesh_is_told",
+    **dict.fromkeys(
+        (
+            *("pin", "preload", "idle_unload_seconds", "model_wait_seconds", "on_demand"),
+            *("on_demand_load_concurrency", "revalidate_seconds"),
+        ),
+        "unit/test_wiring.py::test_models_on_demand_are_as_their_settings_say",
+    ),
+    "load_concurrency": "frontends/grpc/modelmesh/test_status.py::test_what_a_mesh_is_told",
     "modelmesh_load_timeout_seconds": (
-        "frontends/grpc/test_modelmesh.py::test_no_longer_load_is_promised_than_is_allowed"
+        "frontends/grpc/modelmesh/test_status.py::test_no_longer_load_is_promised_than_is_allowed"
     ),
     "modelmesh_model_concurrency": (
-        "frontends/grpc/test_modelmesh.py::test_a_model_is_told_with_its_limit"
+        "frontends/grpc/modelmesh/test_load.py::test_a_model_is_told_with_its_limit"
     ),
     "modelmesh_runtime_version": (
-        "frontends/grpc/test_modelmesh.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
+        "frontends/grpc/modelmesh/test_status.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
     ),
     "grpc_max_message_bytes": (
         "unit/settings/test_modelmesh.py::test_the_limit_of_all_messages_holds_however_they_go"
     ),
     "log_level": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
     "log_format": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
+    "warm_up": "packages/test_warm_up.py::"
+    "test_a_model_has_computed_zeros_before_its_load_is_answered",
 }
 
 
@@ -176,10 +244,41 @@ def test_the_effect_of_every_setting_is_looked_at():
         assert f"def {name}(" in (TESTS / path).read_text(encoding="utf-8")
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def test_stores_and_their_cache_are_as_their_settings_say(tmp_path):
+    flags = {
+        "model_store": "/models",
+        "endpoints": ["team=/team"],
+        "cache_dir": str(tmp_path),
+        "cache_limit": "3GiB",
+        "fetch_concurrency": "7",
+    }
+    cache = part(Adapter(load_settings(flags, {}, None)), ArtifactCache)
+    assert {name: str(store.location) for name, store in cache._stores.items()} == {
+        "": "/models",
+        "team": "/team",
+    }
+    assert (cache.root, cache._limit_bytes, cache._slots._value) == (tmp_path, 3 * 2**30, 7)
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
+    flags = {
+        "model_store": "/models",
+        "cache_dir": str(tmp_path),
+        "on_demand": on_demand,
+        "pin": ["a*"],
+        "preload": ["b.zip"],
+        "idle_unload_seconds": "71.5",
+        "model_wait_seconds": "72.5",
+        "on_demand_load_concurrency": "7",
+        "revalidate_seconds": "73.5",
+    }
+    adapter = Adapter(load_settings(flags, {}, None))
+    assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5)
+    assert part(adapter, Arrivals)._slots._value == 7
+    assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
+    served = part(adapter, Inferences)._serving.__self__
+    assert isinstance(served, Residency if on_demand else ModelControl)
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -196,9 +295,8 @@ async def test_a_setting_is_what_its_part_goes_by(name, tmp_path):
 
 
 async def test_each_listener_is_where_its_setting_says(tmp_path):
-    listeners = {
-        name: f"unix:{tmp_path / name}.sock" for name in ("http", "grpc", "grpc_data", "admin")
-    }
+    names = ("http", "http_data", "grpc", "grpc_data", "admin", "metrics")
+    listeners = {name: f"unix:{tmp_path / name}.sock" for name in names}
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     adapter = Adapter(load_settings(flags | listeners, {}, None))
     await adapter._open_listeners()
@@ -210,21 +308,35 @@ async def test_each_listener_is_where_its_setting_says(tmp_path):
         await adapter._listeners.close_probes()
 
 
+async def test_every_http_listener_takes_inferences_by_the_fast_path_once_triton_is_known(tmp_path):
+    flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
+    settings = load_settings(flags | {"http_data": f"unix:{tmp_path}/data"}, {}, None)
+    adapter = Adapter(settings)
+    adapter._connect("127.0.0.1:4567", "127.0.0.1:4568")
+    assert {rest.name: rest.heads.host for rest in adapter._rest} == {
+        "http": "127.0.0.1:4567",
+        "http_data": "127.0.0.1:4567",
+    }
+
+
+@pytest.mark.slow
 def test_the_log_is_as_its_settings_say(tmp_path):
     """Of a start that fails for want of a Triton: errors for people, and nothing of less weight."""
-    nobody = f"127.0.0.1:{free_port()}"
-    flags = [
-        *("--log-level=error", "--log-format=text", "--start-timeout-seconds=0.1"),
-        *(f"--triton-http={nobody}", f"--triton-grpc={nobody}", f"--repository={tmp_path}"),
-        *(f"--grpc=unix:{tmp_path}/grpc.sock", "--http=off", "--admin=off"),
-    ]
-    ended = subprocess.run(
-        [sys.executable, "-m", "adapter", "serve", *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and listens to nobody
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = [
+            *("--log-level=error", "--log-format=text", "--start-timeout-seconds=0.1"),
+            *(f"--triton-http={nobody}", f"--triton-grpc={nobody}", f"--repository={tmp_path}"),
+            *(f"--grpc=unix:{tmp_path}/grpc.sock", "--http=off", "--admin=off"),
+        ]
+        ended = subprocess.run(
+            [sys.executable, "-m", "adapter", "serve", *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert ended.returncode == 1
     lines = ended.stdout.splitlines()
     assert any("Triton was not live" in line for line in lines), ended

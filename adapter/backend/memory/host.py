@@ -12,6 +12,8 @@ from adapter.runtime.threads import PROCESSES
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STALE_SECONDS = 5.0
+# 98 MiB of resident memory were seen, and connections and uploads take more
+_ADAPTER_BYTES = 128 * 2**20
 # Errors that concern the file; any other, such as a lack of descriptors, concerns the reader.
 _ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError)
 
@@ -159,6 +161,14 @@ def host_limit_bytes(root: Path = Path("/")) -> int:
             if each == mounted:
                 break
     return min(limits)
+
+
+def models_limit_bytes(root: Path = Path("/")) -> int:
+    """Return what Triton and its models may take where nobody has said: the limit of this process
+    less 128 MiB for the adapter itself, which lives under the same limit; half of a small one.
+    """
+    limit = host_limit_bytes(root)
+    return limit - min(_ADAPTER_BYTES, limit // 2)
 
 
 def _limit(path: Path) -> int | None:

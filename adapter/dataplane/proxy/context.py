@@ -60,10 +60,11 @@ class ProxyContext:
         self.answers: HeaderBlockCache[Answer] = HeaderBlockCache(read_answer)
         self.tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
 
 def connect_to(address: Callable[[], str | None]) -> Connect:

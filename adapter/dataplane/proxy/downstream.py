@@ -1,6 +1,7 @@
 """The server end of a client's connection: new streams, and graceful shutdown."""
 
 import asyncio
+from enum import Enum, auto
 from typing import Protocol
 
 from adapter.dataplane.proxy.context import ProxyContext
@@ -13,12 +14,26 @@ from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
 from adapter.protocols.http2.headers import HeaderReader
 from adapter.protocols.http2.states import AFTER_PEERS_END, FAULTS, TAKES, State
 from adapter.protocols.http2.transport import Piece
+from adapter.protocols.http2.transport import State as Connection
 
 MAX_STREAMS = 1000
 _HEADER_BYTES = 2**16  # of a request: ModelMesh forwards the headers of its own clients
 _GLITCHES_OF_A_FAULT = 10
 _KEPT_RESETS = 2**12
 _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
+
+
+class Shutdown(Enum):
+    """How far the graceful shutdown of RFC 9113 section 6.8 has come."""
+
+    NOT_BEGUN = auto()
+    WANTED = auto()  # it begins when the connection is made
+    ANNOUNCED = auto()  # streams that cross the first GOAWAY are accepted
+    LAST_ACCEPTED = auto()  # no more streams; the connection closes with the last one
+
+
+_BEFORE_SHUTDOWN = (Shutdown.NOT_BEGUN, Shutdown.WANTED)
+_LAST_ACCEPTED = Shutdown.LAST_ACCEPTED  # looking up a member is slow in Python 3.11
 
 
 class Requests(Protocol):
@@ -46,8 +61,7 @@ class Downstream(Endpoint[Exchange]):
             context.buffered, HeaderReader(context.calls, _HEADER_BYTES), _HEADER_BYTES
         )
         self.session = session
-        self.accepts_new, self.is_gone = True, False
-        self._is_shutting_down = False  # before it is connected, where the listener closes
+        self._shutdown = Shutdown.NOT_BEGUN
         self._preface = frames.PREFACE
         self._shutdown_timer: asyncio.TimerHandle | None = None
         self._last_id = self._last_accepted = 0
@@ -67,9 +81,9 @@ class Downstream(Endpoint[Exchange]):
         super().received(data)
 
     def connected(self) -> None:
-        """The client sends first, unless the listener is closing."""
-        if self._is_shutting_down:
+        if self._shutdown is Shutdown.WANTED:
             self.shut_down()
+        self.flush()
 
     def flush_all(self) -> None:
         self.session.flush()
@@ -80,7 +94,6 @@ class Downstream(Endpoint[Exchange]):
         self.session.downstream_lost()
 
     def gone(self) -> None:
-        self.is_gone = True
         self.session.end_if_done()
 
     def goaway_received(self, last_stream_id: int) -> None:
@@ -95,8 +108,11 @@ class Downstream(Endpoint[Exchange]):
         """Shut down gracefully (RFC 9113 section 6.8): streams opened before the client received
         GOAWAY are accepted. The connection closes when its last stream has ended.
         """
-        self._is_shutting_down = True
-        if self._shutdown_timer is None and self.is_open:
+        if self._shutdown not in _BEFORE_SHUTDOWN:
+            return
+        self._shutdown = Shutdown.WANTED
+        if self.transport.state is Connection.OPEN:
+            self._shutdown = Shutdown.ANNOUNCED
             loop = asyncio.get_running_loop()
             self._shutdown_timer = loop.call_later(_SHUTDOWN_PING_SECONDS, self._refuse_new_streams)
             goaway = frames.goaway(frames.MAX_STREAM, Code.NO_ERROR)
@@ -104,19 +120,18 @@ class Downstream(Endpoint[Exchange]):
             self.flush()
 
     def ping_acknowledged(self, payload: bytes) -> None:
-        super().ping_acknowledged(payload)
-        if payload == _SHUTDOWN_PING and self._shutdown_timer is not None:
+        if payload == _SHUTDOWN_PING:
             self._refuse_new_streams()
 
     def _refuse_new_streams(self) -> None:
-        if self.accepts_new and self.is_open:
-            self.accepts_new = False
+        if self._shutdown is Shutdown.ANNOUNCED and self.transport.state is Connection.OPEN:
+            self._shutdown = Shutdown.LAST_ACCEPTED
             self.send_goaway()
             self.flush()
             self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if not (self.accepts_new or self.streams):
+        if self._shutdown is _LAST_ACCEPTED and not self.streams:
             asyncio.get_running_loop().call_soon(self.close)
 
     # -- requests ---------------------------------------------------------------------------
@@ -151,7 +166,7 @@ class Downstream(Endpoint[Exchange]):
         if stream is not None:
             code = Code.STREAM_CLOSED if stream.is_ended else Code.PROTOCOL_ERROR
             raise StreamFault(code, "gRPC has no trailers of requests")
-        if not self.accepts_new or len(self.streams) >= MAX_STREAMS:
+        if self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
             raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:

@@ -1,5 +1,6 @@
 """One proxied request: its two streams, and how far it has come."""
 
+import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +19,7 @@ class Stage(Enum):
     follows: tuple["Stage", ...]
 
     ARRIVING = "nothing has been forwarded; what was received is buffered"
-    WAITING = "as ARRIVING, while too many bytes are in flight to Triton"
+    WAITING = "as ARRIVING, while too many bytes are in flight to Triton, or the model is loaded"
     SENDING = "its headers have been forwarded, its end has not"
     SENT = "all of it has been forwarded"
     ABANDONED = "as SENT, and nobody waits for the response, which is not complete"
@@ -27,7 +28,7 @@ class Stage(Enum):
 
 FOLLOWS = {
     Stage.ARRIVING: {Stage.WAITING, Stage.SENDING, Stage.SENT, Stage.OVER},
-    Stage.WAITING: {Stage.SENDING, Stage.OVER},
+    Stage.WAITING: {Stage.WAITING, Stage.SENDING, Stage.OVER},
     Stage.SENDING: {Stage.SENT, Stage.OVER},
     Stage.SENT: {Stage.ABANDONED, Stage.OVER},
     Stage.ABANDONED: {Stage.OVER},
@@ -38,7 +39,7 @@ FOLLOWS = {
 for _stage, _after in FOLLOWS.items():
     _stage.follows = tuple(_after)
 
-_ABANDONED, _OVER = Stage.ABANDONED, Stage.OVER
+_ARRIVING, _ABANDONED, _OVER = Stage.ARRIVING, Stage.ABANDONED, Stage.OVER
 _RECEIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
 
 
@@ -53,14 +54,24 @@ class UpstreamConnection(Protocol):
     def add_buffered(self, size: int) -> None: ...
 
 
+class Wait:
+    """A wait for a model, in place of a claim; `end` gives it up."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def end(self) -> None:
+        self._task.cancel()
+
+
 class Exchange:
     """`inbound` is the stream of the client's connection, `outbound` that of `upstream`.
     `direct_call` is set when the upstream is Triton. `deadline` is by the event loop's clock.
 
     `buffered` holds what was received while ARRIVING or WAITING; with less than `needed_bytes` of
     it there is nothing to decide. `claim` is a large request's share of the bytes in flight.
-    `remaining_bytes` of the message are still to come. `last_byte` is forwarded together with
-    END_STREAM, so that Triton never executes a request whose end was not received.
+    Once it is forwarded `remaining_bytes` of its message are still to come. `last_byte` goes
+    together with END_STREAM, so that Triton never executes a request whose end was not received.
     `received_bytes` of the request came in `waited_seconds`; `taken_bytes` of the response were
     sent. `unread_mark` and `hurry_mark` are a time and the `taken_bytes` of that time: of the last
     progress, and of when the model or the adapter began to wait for this response.
@@ -92,13 +103,13 @@ class Exchange:
     def __init__(self, stream_id: int, send_window: int, call: Call, deadline: float) -> None:
         self.call = call
         self.deadline = deadline
-        self.stage = Stage.ARRIVING
+        self.stage = _ARRIVING
         self.inbound: Stream[Exchange] = Stream(stream_id, self, send_window)
         self.outbound: Stream[Exchange] | None = None
         self.upstream: UpstreamConnection | None = None
         self.direct_call: DirectCall | None = None
         self.scanner: NameScanner | None = None
-        self.claim: Claim | None = None
+        self.claim: Claim | Wait | None = None
         self.buffered: bytearray | bytes = b""
         self.needed_bytes = PREFIX_BYTES + 2
         self.remaining_bytes = 0

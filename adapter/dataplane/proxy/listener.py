@@ -9,7 +9,8 @@ from typing import NoReturn, cast
 
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.session import ProxySession
-from adapter.runtime import background
+from adapter.protocols.http2.transport import State
+from adapter.runtime import background, sockets
 from adapter.runtime.threads import REPOSITORY
 
 _TICK_SECONDS, _TICKS_A_SECOND = 0.1, 10
@@ -36,14 +37,14 @@ class ProxyListener:
         self._path: str | None = None
         self._sessions: set[ProxySession] = set()
 
-    async def listen(self, host: str | None, port: int, path: str | None) -> int:
+    async def listen(self, host: str, port: int, path: str | None) -> int:
         """Return the port, 0 for a unix socket. OSError when the address is taken."""
         loop = asyncio.get_running_loop()
         self._path, self._is_closing = path, False
         if path is not None:
             self._server = await loop.create_unix_server(self._accept, path, backlog=_BACKLOG)
         else:
-            self._server = await loop.create_server(self._accept, host, port, backlog=_BACKLOG)
+            self._server = await sockets.listen(self._accept, host, port, _BACKLOG)
         self._ticking = background.begin(
             "grpc-proxy-ticks", background.forever(self._tick, seconds=_TICK_SECONDS)
         )
@@ -51,7 +52,7 @@ class ProxyListener:
 
     @property
     def connections(self) -> int:
-        return sum(not session.downstream.is_gone for session in self._sessions)
+        return sum(s.downstream.transport.state is not State.CLOSED for s in self._sessions)
 
     def _accept(self) -> asyncio.Protocol:
         most = self._max_connections
@@ -62,7 +63,7 @@ class ProxyListener:
             return _Refusal()
         session = ProxySession(self._context)
         self._sessions.add(session)
-        return session.downstream
+        return session.downstream.transport
 
     async def _tick(self) -> None:
         self._ticks += 1
@@ -95,7 +96,7 @@ class ProxyListener:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 for session in list(self._sessions):
-                    await session.ended.wait()
+                    await session.until_done()
         for session in self._sessions:
             session.close()
         background.end(self._ticking)

@@ -6,12 +6,12 @@ from typing import Protocol
 
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.downstream import Downstream
-from adapter.dataplane.proxy.exchange import Exchange, Stage
+from adapter.dataplane.proxy.exchange import Exchange, Stage, Wait
 from adapter.dataplane.proxy.responses import Responses
 from adapter.dataplane.proxy.routing import Call
 from adapter.dataplane.proxy.time_limits import TimeLimits
 from adapter.dataplane.proxy.upstream import Upstream
-from adapter.errors import InvalidRequest, MessageTooLarge, Overloaded
+from adapter.errors import IncompleteMessage, InvalidRequest, MessageTooLarge, Overloaded
 from adapter.protocols.http2.frames import Code
 from adapter.protocols.http2.states import AFTER_PEERS_END
 from adapter.protocols.http2.transport import Piece
@@ -27,6 +27,8 @@ from adapter.protocols.protobuf import (
 _NAME_PREFIX_BYTES = 2**11  # the name ends within them, where the message begins with one
 # smaller messages are forwarded when they are complete, larger ones as they are received
 _BUFFERED_MESSAGE_BYTES = 2**18
+# looking up a member of an enumeration is slow in Python 3.11
+_ARRIVING, _WAITING, _SENDING = Stage.ARRIVING, Stage.WAITING, Stage.SENDING
 
 
 class FindUpstream(Protocol):
@@ -62,9 +64,11 @@ class Requests:
         elif call.http_status is not None:
             self._responses.discard(exchange, b"", end=end)
         elif call.refusal is not None:
-            self._responses.refuse(exchange, InvalidRequest(call.refusal))
-        elif end or (call.direct is None and call.max_bytes is None):
+            self._responses.refuse(exchange, call.refusal)
+        elif call.max_bytes is None:
             self._open_fallback(exchange, end=end)
+        elif end:
+            self._refuse_incomplete(exchange)
 
     def data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         exchange.received_bytes += len(piece)
@@ -77,12 +81,12 @@ class Requests:
             )  # RFC 9113 section 8.1.1
         elif exchange.call.http_status is not None:
             self._responses.discard(exchange, piece, end=end)
-        elif exchange.stage is Stage.ARRIVING:
-            self._arrive(exchange, piece, end=end)
-        elif exchange.stage is Stage.WAITING:
-            self._buffer(exchange, piece)
-        elif exchange.stage is Stage.SENDING:
+        elif exchange.stage is _SENDING:
             self._forward(exchange, piece, end=end)
+        elif exchange.stage is _ARRIVING:
+            self._arrive(exchange, piece, end=end)
+        elif exchange.stage is _WAITING:
+            self._buffer(exchange, piece)
         else:
             self._downstream.credit(exchange.inbound, len(piece))
 
@@ -108,13 +112,17 @@ class Requests:
     # -- buffering --------------------------------------------------------------------------
 
     def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
-        if exchange.buffered or not end:
+        start: Piece | bytearray = piece
+        if exchange.buffered:
             self._buffer(exchange, piece)
-            if len(exchange.buffered) < exchange.needed_bytes and not end:
+            start = exchange.buffered
+            if len(start) < exchange.needed_bytes and not end:
                 return
-        name = self._name_in(exchange, exchange.buffered or piece)
-        if end or not self._needs_more(exchange, name):
+        name = self._name_in(exchange, start)
+        if end or not self._needs_more(exchange, name, start):
             self._claim_and_route(exchange, name, bytes(exchange.buffered) or piece, end=end)
+        elif start is piece:
+            self._buffer(exchange, piece)
 
     def _buffer(self, exchange: Exchange, piece: Piece) -> None:
         if not isinstance(exchange.buffered, bytearray):
@@ -127,13 +135,13 @@ class Requests:
             return Peek.NO
         return first_name(bytes(start[:_NAME_PREFIX_BYTES]), self._context.max_message_bytes)
 
-    def _needs_more(self, exchange: Exchange, name: bytes | Peek) -> bool:
-        """Whether to wait for more of the message before it is routed."""
-        here = len(exchange.buffered)
+    def _needs_more(self, exchange: Exchange, name: bytes | Peek, start: Piece | bytearray) -> bool:
+        """Whether to wait for more of the message, of which this is there, before it is routed."""
+        here = len(start)
         if name is Peek.MORE:
             exchange.needed_bytes = here + 1
             return True
-        size = PREFIX_BYTES + length_of(exchange.buffered)
+        size = PREFIX_BYTES + length_of(start)
         is_large = size < here or size > _BUFFERED_MESSAGE_BYTES
         if name is Peek.NO or is_large or self._downstream.is_over_budget:
             return False
@@ -164,7 +172,7 @@ class Requests:
         if size <= _BUFFERED_MESSAGE_BYTES:
             self._route(exchange, name, piece, end=end)
         elif inflight.has_room_for(size):
-            exchange.claim = inflight.claim(size, _granted)
+            exchange.claim = inflight.claim(size)
             self._route(exchange, name, piece, end=end)
         else:
             if not exchange.buffered:
@@ -180,15 +188,47 @@ class Requests:
     def _route(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
         self._responses.release_buffer(exchange)
         block = exchange.call.direct
-        if block is not None and self._admits(exchange, name, piece, end=end):
+        exchange.remaining_bytes = PREFIX_BYTES + length_of(piece)
+        if self._breaks_off(exchange, piece, end=end):
+            self._refuse_incomplete(exchange)
+        elif block is not None and self._admits(exchange, name, piece, end=end):
             self._open(exchange, block, is_triton=True, end=False)
             self._send(exchange, piece, end=end)
         elif (error := self._too_large(exchange, length_of(piece))) is not None:
-            why = self._context.policy.error_of(name) if isinstance(name, bytes) else None
-            self._responses.refuse(exchange, why or error)
+            if block is None or not isinstance(name, bytes):
+                self._responses.refuse(exchange, error)
+            elif self._may_wait(exchange, name, length_of(piece)):
+                self._wait_for_model(exchange, name, piece)
+            else:
+                self._responses.refuse(exchange, self._context.policy.error_of(name) or error)
         else:
             self._open_fallback(exchange, end=False)
             self._forward(exchange, piece, end=end)
+
+    def _may_wait(self, exchange: Exchange, name: bytes, size: int) -> bool:
+        is_too_large = size > self._context.max_message_bytes
+        return not is_too_large and self._context.policy.may_wait(name, exchange.call.mesh_id)
+
+    def _wait_for_model(self, exchange: Exchange, name: bytes, piece: Piece) -> None:
+        """Keep back a message that is too large for the fallback server until its model takes
+        inferences, and it can go to Triton directly. The stream's window bounds what comes of it
+        meanwhile, and none of it counts as in flight.
+        """
+        if exchange.claim is not None:
+            exchange.claim.end()
+        self._buffer(exchange, piece)
+        exchange.to(Stage.WAITING)
+        exchange.claim = Wait(self._context.begin(self._route_ready(exchange, name)))
+
+    async def _route_ready(self, exchange: Exchange, name: bytes) -> None:
+        error = await self._context.policy.ready(name)
+        exchange.claim = None
+        if error is not None:
+            self._responses.refuse(exchange, error)
+        else:
+            piece = bytes(exchange.buffered)
+            self._claim_and_route(exchange, name, piece, end=exchange.inbound.is_ended)
+        self._responses.flush()
 
     def _too_large(self, exchange: Exchange, size: int) -> MessageTooLarge | None:
         most, direct = exchange.call.max_bytes, self._context.max_message_bytes
@@ -214,8 +254,19 @@ class Requests:
         exchange.scanner = scanner
         if not end:
             exchange.direct_call.on_unload(partial(self._time_limits.model_unloads, exchange))
-        exchange.remaining_bytes = PREFIX_BYTES + length_of(start)
         return True
+
+    def _breaks_off(self, exchange: Exchange, piece: Piece, *, end: bool) -> bool:
+        """Whether the request ends with this piece, and its message does not: the fallback server
+        would never begin with it.
+        """
+        is_unary = exchange.call.max_bytes is not None
+        return end and is_unary and len(piece) < exchange.remaining_bytes
+
+    def _refuse_incomplete(self, exchange: Exchange) -> None:
+        count = exchange.received_bytes
+        why = f"the request ended after {count} bytes, before its message was complete"
+        self._responses.refuse(exchange, IncompleteMessage(why))
 
     # -- forwarding -------------------------------------------------------------------------
 
@@ -231,6 +282,10 @@ class Requests:
 
     def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         scanner = exchange.scanner
+        if self._breaks_off(exchange, piece, end=end):
+            self._downstream.credit(exchange.inbound, len(piece))
+            self._refuse_incomplete(exchange)
+            return
         if scanner is not None:
             try:
                 scanner.feed(piece)
@@ -246,14 +301,10 @@ class Requests:
         upstream, outbound = exchange.upstream, exchange.outbound
         if upstream is None or outbound is None:
             return
+        exchange.remaining_bytes -= len(piece)
         if exchange.scanner is not None:
-            exchange.remaining_bytes -= len(piece)
             if end:
                 piece = exchange.last_byte or piece
             elif not exchange.remaining_bytes and piece:
                 piece, exchange.last_byte = piece[:-1], bytes(piece[-1:])
         upstream.send(outbound, piece, end=end)
-
-
-def _granted() -> None:
-    """The claim was granted at once."""

@@ -5,16 +5,23 @@ from collections.abc import Callable
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.downstream import Downstream
 from adapter.dataplane.proxy.exchange import Exchange, Stage
-from adapter.dataplane.proxy.routing import Answer, DirectCall
-from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
+from adapter.dataplane.proxy.routing import NOT_STARTED, Answer, DirectCall
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    BackendUnavailable,
+    InferenceFailed,
+    UnknownEncoding,
+)
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code
-from adapter.protocols.http2.headers import plain_block, status_block
+from adapter.protocols.http2.headers import Headers, plain_block, status_block
 from adapter.protocols.http2.transport import Piece
 from adapter.protocols.protobuf import length_of
 
 _UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
 _LATE = "BackendTimeout"
+_OVER = Stage.OVER  # looking up a member is slow in Python 3.11
 _NOT_GRPC = b"gRPC only\n"
 
 
@@ -52,7 +59,7 @@ class Responses:
             status = _UNKNOWN if answer.status is None else answer.status
             self.fail(exchange, direct_call.fault(status, answer.text))
             return
-        exchange.to(Stage.OVER)
+        exchange.to(_OVER)
         if direct_call is not None:
             direct_call.answered()
         inbound, start = exchange.inbound, answer.end_start
@@ -93,7 +100,8 @@ class Responses:
             self.fail(exchange, BackendUnavailable(why, delivered=delivered))
         else:
             self._detach(exchange)
-            self._end(exchange, _UNAVAILABLE, f"BackendUnavailable: {why}")
+            more = () if delivered else NOT_STARTED
+            self._end(exchange, _UNAVAILABLE, f"BackendUnavailable: {why}", more)
 
     def upstream_reset(self, exchange: Exchange, code: int) -> None:
         if exchange.is_answered:
@@ -128,32 +136,36 @@ class Responses:
         self, exchange: Exchange, direct_call: DirectCall, error: AdapterError
     ) -> None:
         is_over = exchange.stage is Stage.OVER
-        status, text = await direct_call.failed(error, is_over=is_over)
+        status, text, more = await direct_call.failed(error, is_over=is_over)
         if self._downstream.streams.get(exchange.inbound.id) is exchange.inbound:
-            self._end(exchange, status, text)
+            self._end(exchange, status, text, more)
             self.flush()
 
-    def _end(self, exchange: Exchange, status: int, text: str) -> None:
-        """Send trailers; queued DATA is dropped."""
+    def _end(self, exchange: Exchange, status: int, text: str, more: Headers = ()) -> None:
+        """Send trailers, with `more`; queued DATA is dropped."""
         inbound = exchange.inbound
         self._downstream.unqueue(inbound)
-        block = status_block(status, text, alone=not exchange.has_headers)
+        block = status_block(status, text, more, alone=not exchange.has_headers)
         self._downstream.end(inbound, frames.header_block(inbound.id, block, end=True))
 
     def refuse(self, exchange: Exchange, error: AdapterError) -> None:
         if exchange.direct_call is not None:
             self.fail(exchange, error)
             return
-        status, text = self._context.policy.refused(exchange.call.path, error)
+        status, text, more = self._context.policy.refused(exchange.call.path, error)
         self._detach(exchange)
-        self._end(exchange, status, text)
+        if isinstance(error, UnknownEncoding):
+            more = ((b"grpc-accept-encoding", error.accepted.encode()),)
+        self._end(exchange, status, text, more)
 
     def deadline_exceeded(self, exchange: Exchange) -> None:
-        if exchange.stage in {Stage.ARRIVING, Stage.WAITING}:
+        is_handed_on = exchange.stage not in {Stage.ARRIVING, Stage.WAITING}
+        is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
+        if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
             self._detach(exchange)
             self._end(exchange, _DEADLINE_EXCEEDED, f"{_LATE}: the request did not come in time")
         elif exchange.direct_call is None:
-            return  # the fallback server has the same limit
+            return  # the fallback server, which has begun with it, has limits of its own
         elif not exchange.is_answered:
             text, seconds = "Triton did not answer in time", exchange.call.seconds
             if seconds is not None and seconds < self._context.timeout_seconds:

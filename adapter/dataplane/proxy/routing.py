@@ -1,12 +1,15 @@
 """Which calls go to Triton directly, as the proxy asks it, and the heads of calls and answers."""
 
+import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
-from adapter.dataplane.proxy.metadata import odd_header, seconds_of
-from adapter.errors import AdapterError
+from adapter.core.calls import RPC_NOT_STARTED
+from adapter.errors import AdapterError, InvalidRequest, UnknownEncoding
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.headers import (
     Headers,
@@ -15,6 +18,13 @@ from adapter.protocols.http2.headers import (
     content_length,
     encoded,
 )
+
+NOT_STARTED: Headers = ((RPC_NOT_STARTED.encode(), b"1"),)
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT = re.compile(rb"([0-9]{1,18}) *([HMSmun])")
+_NAME = re.compile(rb"[a-z0-9._-]+")
+_ENCODINGS = (b"identity", b"deflate", b"gzip")
+_MOST_NUMBER, _COST_BYTES = 2**31, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class Call:
     direct: bytes | None
     mesh_id: str | None
     seconds: float | None
-    refusal: str | None
+    refusal: InvalidRequest | None
     max_bytes: int | None
     length: int | None
     http_status: int | None
@@ -59,6 +69,10 @@ class DirectCall(Protocol):
     possibly after the client was answered or has left.
     """
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the model is gone and can never answer; nobody waits for the call to end."""
+
     def on_unload(self, act: Callable[[], None]) -> None:
         """Run `act` when an unload begins before the call ends; at once where it has begun."""
 
@@ -77,8 +91,10 @@ class DirectCall(Protocol):
     def fault(self, status: int, text: str) -> AdapterError:
         """Return the error that Triton's status means. The call does not end."""
 
-    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str]:
-        """Return the gRPC status for the client. `is_over`: Triton has finished the call."""
+    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str, Headers]:
+        """Return the gRPC status for the client, its text and more trailers. `is_over`: Triton has
+        finished the call.
+        """
 
 
 class RoutingPolicy(Protocol):
@@ -91,11 +107,19 @@ class RoutingPolicy(Protocol):
     def max_bytes(self, path: bytes) -> int | None:
         """Return the limit of a message that goes to the fallback server; None for streams."""
 
-    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str]:
-        """Return the gRPC status for a call that was not forwarded."""
+    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str, Headers]:
+        """Return the gRPC status for a call that was not forwarded, its text and more trailers."""
 
     def admit(self, name: bytes, mesh_id: str | None) -> DirectCall | None:
         """None: use the fallback server, which also produces the error response."""
+
+    def may_wait(self, name: bytes, mesh_id: str | None) -> bool:
+        """Whether `ready` may change it that the call was not admitted."""
+
+    async def ready(self, name: bytes) -> AdapterError | None:
+        """Wait until the model takes inferences, for which it may be loaded; return why it does
+        not.
+        """
 
     def error_of(self, name: bytes) -> AdapterError | None:
         """Return why the model takes no inference now; None where it does."""
@@ -136,3 +160,69 @@ def read_answer(headers: Headers) -> Answer:
         unquote_to_bytes(found.get(b"grpc-message", b"")).decode("utf-8", "replace"),
         b":status" in found,
     )
+
+
+def odd_header(headers: Headers) -> InvalidRequest | None:
+    """Return why a call with these headers is refused, None where it is not. Triton and the
+    fallback server would answer it INTERNAL, or reset it, though the client is at fault.
+    """
+    for key, value in headers:
+        if key.startswith(b":"):
+            continue
+        if not _NAME.fullmatch(key):
+            name = key.decode("ascii", "backslashreplace")
+            return InvalidRequest(f"{name} is not a name of metadata")
+        if key.endswith(b"-bin") and _bytes_of(value) is None:
+            return InvalidRequest(f"the header {key.decode()} is not base64")
+        is_fine = _OWN.get(key)
+        if is_fine is not None and not is_fine(value):
+            return _not_understood(key.decode(), value)
+    return None
+
+
+def _not_understood(key: str, value: bytes) -> InvalidRequest:
+    shown = value[:40].decode("ascii", "backslashreplace")
+    if key == "grpc-encoding":
+        text = f"grpc-encoding {shown!r}; identity, deflate and gzip are understood"
+        return UnknownEncoding(text, accepted=b",".join(_ENCODINGS).decode())
+    return InvalidRequest(f"the header {key} cannot be {shown!r}")
+
+
+def seconds_of(timeout: bytes) -> float | None:
+    """Parse `grpc-timeout`; None where it is malformed."""
+    found = _TIMEOUT.fullmatch(timeout)
+    return None if found is None else int(found[1]) * _UNITS[found[2]]
+
+
+def _bytes_of(text: bytes) -> bytes | None:
+    """Decode base64 with or without padding; None where grpc would reject it."""
+    padded = text + b"=" * (-len(text) % 4)
+    try:
+        found = b64decode(padded, validate=True)
+    except Base64Error:
+        return None
+    return found if b64encode(found) == padded else None
+
+
+def _is_number(value: bytes) -> bool:
+    return value.isdigit() and len(value) < 11 and int(value) < _MOST_NUMBER  # noqa: PLR2004
+
+
+def _is_timeout(value: bytes) -> bool:
+    return seconds_of(value) is not None
+
+
+def _is_cost(value: bytes) -> bool:
+    return len(_bytes_of(value) or b"") >= _COST_BYTES
+
+
+# headers with a meaning to gRPC itself
+_OWN: dict[bytes, Callable[[bytes], bool]] = {
+    b"grpc-encoding": _ENCODINGS.__contains__,
+    b"grpc-internal-encoding-request": _ENCODINGS.__contains__,
+    b"grpc-previous-rpc-attempts": _is_number,
+    b"grpc-retry-pushback-ms": _is_number,
+    b"grpc-status": _is_number,
+    b"grpc-timeout": _is_timeout,
+    b"lb-cost-bin": _is_cost,
+}

@@ -7,6 +7,7 @@ Triton works on abandoned requests.
 """
 
 import asyncio
+from contextlib import suppress
 
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.downstream import Downstream
@@ -15,8 +16,10 @@ from adapter.dataplane.proxy.responses import Responses
 from adapter.dataplane.proxy.time_limits import TimeLimits
 from adapter.dataplane.proxy.upstream import Upstream
 from adapter.protocols.http2.frames import Code
+from adapter.protocols.http2.transport import Heard, State
 
 _SETTINGS_SECONDS, _SILENT_SECONDS, _PING_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
+_POLL_SECONDS = 0.1
 
 
 class ProxySession:
@@ -34,13 +37,9 @@ class ProxySession:
         self._begun = self._received_at = self._busy_at = self._clock()
 
     def flush(self) -> None:
-        self.downstream.send_window_updates()
-        if self.downstream.out:
-            self.downstream.flush()
+        self.downstream.flush()
         for upstream in self.upstreams:
-            upstream.send_window_updates()
-            if upstream.out:
-                upstream.flush()
+            upstream.flush()
 
     # -- upstream connections ---------------------------------------------------------------
 
@@ -59,14 +58,14 @@ class ProxySession:
             self.context.connect_triton if upstream.is_triton else self.context.connect_fallback
         )
         try:
-            await connect(upstream)
+            await connect(upstream.transport)
         except OSError:
             upstream.close()
             self.flush()
 
     def upstream_lost(self, upstream: Upstream) -> None:
         self.upstreams.remove(upstream)
-        delivered = upstream.was_connected
+        delivered = upstream.transport.was_open
         why = "the connection to Triton broke" if delivered else "Triton cannot be reached"
         for stream in list(upstream.streams.values()):
             upstream.forget(stream)
@@ -82,8 +81,23 @@ class ProxySession:
             upstream.close_if_done()
 
     def end_if_done(self) -> None:
-        if self.downstream.is_gone and not self.upstreams:
+        if self.downstream.transport.state is State.CLOSED and not self.upstreams:
             self.ended.set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the client has left and no model works on a request of it."""
+        return self.downstream.transport.state is State.CLOSED and all(
+            stream.owner.direct_call is not None and stream.owner.direct_call.is_lost
+            for upstream in self.upstreams
+            for stream in upstream.streams.values()
+        )
+
+    async def until_done(self) -> None:
+        while not (self.ended.is_set() or self.is_done):
+            with suppress(TimeoutError):  # that a model is gone is told to nobody
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self.ended.wait()
 
     def close(self) -> None:
         """Close every connection at once, whatever is in flight."""
@@ -100,19 +114,18 @@ class ProxySession:
 
     def check_connection(self) -> None:
         """Called once a second: detect dead and idle peers, and refill the budget of glitches."""
-        now, downstream = self._clock(), self.downstream
+        now, downstream, transport = self._clock(), self.downstream, self.downstream.transport
         for endpoint in (downstream, *self.upstreams):
             endpoint.glitches = 0
         if downstream.streams:
             self._busy_at = now
-        if downstream.has_received:
-            self._received_at, downstream.has_received = now, False
-            downstream.is_ping_acknowledged = True
+        if transport.heard is Heard.SOMETHING:
+            self._received_at, transport.heard = now, Heard.NOTHING
         if not downstream.is_acknowledged and now - self._begun > _SETTINGS_SECONDS:
             downstream.close(Code.SETTINGS_TIMEOUT)
         elif now - self._received_at > _SILENT_SECONDS + _PING_SECONDS:
             downstream.close()
-        elif now - self._received_at > _SILENT_SECONDS and downstream.is_ping_acknowledged:
+        elif now - self._received_at > _SILENT_SECONDS and transport.heard is Heard.NOTHING:
             downstream.ping()
         elif now - self._busy_at > _IDLE_SECONDS:
             downstream.shut_down()

@@ -16,6 +16,7 @@ from adapter.protocols.http2.transport import Piece
 
 _HEADER_BYTES = 4 * 2**20  # texts of Triton's errors may be long
 _LAST_ID = frames.MAX_STREAM - 2
+_SENDING, _SENT = Stage.SENDING, Stage.SENT  # looking up a member is slow in Python 3.11
 
 
 class Responses(Protocol):
@@ -47,7 +48,7 @@ class Upstream(Endpoint[Exchange]):
         )
         self.session = session
         self.is_triton = is_triton
-        self.was_connected = self.has_goaway = False
+        self.has_goaway = False
         self._next_id = 1
         self.out.append(frames.PREFACE)
         self.send_settings({frames.ENABLE_PUSH: 0})
@@ -58,9 +59,6 @@ class Upstream(Endpoint[Exchange]):
         return not (self.has_goaway or self.is_lost or is_full)
 
     # -- the connection ---------------------------------------------------------------------
-
-    def connected(self) -> None:
-        self.was_connected = True
 
     def flush_all(self) -> None:
         self.session.flush()
@@ -85,7 +83,7 @@ class Upstream(Endpoint[Exchange]):
         self.close_if_done()
 
     def close_if_done(self) -> None:
-        if (self.has_goaway or self.session.downstream.is_lost) and not self.streams:
+        if not self.streams and (self.has_goaway or self.session.downstream.is_lost):
             self.close()
 
     # -- requests ---------------------------------------------------------------------------
@@ -129,7 +127,7 @@ class Upstream(Endpoint[Exchange]):
 
     def finished(self, stream: Stream[Exchange]) -> None:
         stream.state = AFTER_OUR_END[stream.state]
-        stream.owner.to(Stage.SENT)
+        stream.owner.to(_SENT)
 
     def receiver_of(self, _: Stream[Exchange]) -> Receiver:
         return self.session.downstream
@@ -169,7 +167,7 @@ class Upstream(Endpoint[Exchange]):
     def _ended(self, stream: Stream[Exchange]) -> None:
         """Close a stream whose response is complete; the rest of the request is not needed."""
         stream.state = AFTER_PEERS_END[stream.state]
-        if stream.owner.stage is Stage.SENDING:
+        if stream.owner.stage is _SENDING:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
         self.forget(stream)
         self.close_if_done()

@@ -8,23 +8,42 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping
 
 import grpc
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2 as v2
 
-from adapter.control.lease import Lease
+from adapter._proto import model_runtime_pb2
+from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
 from adapter.control.presence import lost
 from adapter.core.faults import Faults
-from adapter.core.model import ModelId
-from adapter.errors import AdapterError, BackendError, BackendUnavailable, CapacityError
-from adapter.frontends.grpc.limits import MessageLimits
-from adapter.frontends.grpc.middleware import CountedRequest, GrpcMiddleware
+from adapter.core.model import ModelId, parse_model_id
+from adapter.errors import (
+    AdapterError,
+    BackendError,
+    BackendUnavailable,
+    CapacityError,
+    InferenceFailed,
+)
+from adapter.frontends.grpc.middleware import (
+    CountedRequest,
+    GrpcMiddleware,
+    MessageLimits,
+    trailers_of,
+)
 from adapter.frontends.grpc.v2 import SERVICE
+from adapter.protocols.http2.headers import Headers
 from adapter.telemetry.metrics import Metrics
 
 FRONTEND, _METHOD = "grpc_data", "ModelInfer"
 
-_V2, _MESH_RUNTIME = f"/{SERVICE}/".encode(), b"/mmesh.ModelRuntime/"
-_PATH, _STREAM, _LOAD = (
-    _V2 + name for name in (b"ModelInfer", b"ModelStreamInfer", b"RepositoryModelLoad")
+_PATH, _LOAD = (f"/{SERVICE}/{name}".encode() for name in (_METHOD, "RepositoryModelLoad"))
+# methods whose request is one message
+_UNARY = frozenset(
+    f"/{service.full_name}/{method.name}".encode()
+    for file in (v2.DESCRIPTOR, model_runtime_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+    if not method.client_streaming
 )
 _MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
 _ENDS_HERE = frozenset({b"grpc-timeout", b"content-length"})
@@ -34,7 +53,11 @@ __all__ = ["FRONTEND", "GrpcFastPath"]
 
 
 class GrpcFastPath:
-    """The policy of one listener. `is_traced`: every call gets a span, in the fallback server."""
+    """The policy of one listener. `is_direct`: calls may go to Triton directly, and need neither a
+    span nor a look at who sends them, which they get in the fallback server. `serving`: how a call
+    comes to its model, by default one that is loaded; else calls load models, so that metadata with
+    the name that the message has is no mesh's. `load_wait_seconds` is as in V2Service.
+    """
 
     def __init__(
         self,
@@ -44,14 +67,19 @@ class GrpcFastPath:
         limits: MessageLimits,
         *,
         frontend: str = FRONTEND,
-        is_traced: bool = False,
+        is_direct: bool = True,
+        load_wait_seconds: float = 0,
+        serving: Serving | None = None,
     ) -> None:
         self.control = control
         self.faults = faults
         self.middleware = GrpcMiddleware(metrics, frontend)
         self.served = self.middleware.served(_METHOD)
         self._limits = limits
-        self._is_traced = is_traced
+        self._is_direct = is_direct
+        self._loads_on_demand = serving is not None
+        self._serving = serving or control.serving
+        self._load_wait_seconds = load_wait_seconds
 
     def is_forwarded(self, header: bytes) -> bool:
         """False for ModelMesh's own metadata, and for the deadline, which is kept here."""
@@ -59,7 +87,7 @@ class GrpcFastPath:
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         is_plain = (
-            not self._is_traced
+            self._is_direct
             and found[b":path"] == _PATH
             and found[b":method"] == b"POST"
             and found.get(b"content-type", b"").startswith(b"application/grpc")
@@ -75,15 +103,14 @@ class GrpcFastPath:
         """None for a stream, and for unknown methods."""
         if path == _LOAD:
             return self._limits.stream
-        is_unary = path.startswith((_V2, _MESH_RUNTIME)) and path != _STREAM
-        return self._limits.unary if is_unary else None
+        return self._limits.unary if path in _UNARY else None
 
-    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str]:
+    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str, Headers]:
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
         code, text = self.middleware.status_of(method, error)
         if path == _PATH:
             self.served.count(code.name, 0.0)
-        return int(code.value[0]), text
+        return int(code.value[0]), text, _trailers(error)
 
     def admit(self, name: bytes, mesh_id: str | None) -> "_DirectCall | None":
         try:
@@ -95,7 +122,21 @@ class GrpcFastPath:
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
-        return _DirectCall(self, lease, is_of_mesh=mesh_id is not None)
+        is_of_mesh = mesh_id is not None and not self._loads_on_demand
+        return _DirectCall(self, lease, is_of_mesh=is_of_mesh)
+
+    def may_wait(self, name: bytes, mesh_id: str | None) -> bool:
+        is_of_another = mesh_id is not None and mesh_id.encode() != name
+        return not is_of_another and self.error_of(name) is not None
+
+    async def ready(self, name: bytes) -> AdapterError | None:
+        try:
+            await self._serving(parse_model_id(name.decode()), self._load_wait_seconds)
+        except AdapterError as error:
+            return error
+        except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
+            return InferenceFailed(self.middleware.status_of(_METHOD, bug)[1])
+        return None
 
     def error_of(self, name: bytes) -> AdapterError | None:
         try:
@@ -105,6 +146,10 @@ class GrpcFastPath:
         except AdapterError as error:
             return error
         return None
+
+
+def _trailers(error: AdapterError) -> Headers:
+    return tuple((key.encode(), value.encode()) for key, value in trailers_of(error))
 
 
 def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
@@ -122,8 +167,13 @@ class _DirectCall(CountedRequest):
         super().__init__(policy.served)
         self._policy = policy
         self._lease = lease
+        self.model_id = lease.record.asked_for
         self._is_of_mesh = is_of_mesh
         lease.begin()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lease.is_lost
 
     def on_unload(self, act: Callable[[], None]) -> None:
         self._lease.arrives(act)
@@ -144,24 +194,26 @@ class _DirectCall(CountedRequest):
     def fault(self, status: int, text: str) -> AdapterError:
         code, record = _CODES.get(status, grpc.StatusCode.UNKNOWN).name, self._lease.record
         faults = self._policy.faults
-        return faults.of_grpc_inference(code, text, name=record.name, model_id=record.id)
+        return faults.of_grpc_inference(code, text, name=record.name, model_id=record.asked_for)
 
-    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str]:
+    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str, Headers]:
         """A bug on the way is answered INTERNAL, and releases the model too."""
-        error.model_id = error.model_id or self._lease.record.id
+        error.model_id = error.model_id or self._lease.record.asked_for
         middleware = self._policy.middleware
         try:
             error = await self._judged(error)
             if is_over and isinstance(replaced := self._lease.end(error), AdapterError):
                 error = replaced
             code, text = middleware.status_of(_METHOD, error)
+            more = _trailers(error)
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
             code, text = middleware.status_of(_METHOD, bug)
+            more = ()
         finally:
             if is_over:
                 self._lease.end(error)
         self.count(code.name)
-        return int(code.value[0]), text
+        return int(code.value[0]), text, more
 
     async def _judged(self, error: AdapterError) -> AdapterError:
         if not isinstance(error, BackendError | CapacityError):

@@ -2,22 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
+from functools import partial
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from grpc_health.v1 import health_pb2 as pb  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
 from adapter.frontends.grpc.middleware import Context
+from adapter.frontends.listeners import GrpcService
 
 _SERVICE = "grpc.health.v1.Health"
+_V1, _V1ALPHA = "grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME
+_V1_FILE = "grpc/reflection/v1/reflection.proto"
+_OWN = (_SERVICE, _V1ALPHA, _V1)
 _POLL_SECONDS = 0.5
 
 
 class Health:
-    """Each service, and the empty name, has the readiness of the adapter."""
+    """Each service of the listener, and the empty name, has the readiness of the adapter."""
 
     def __init__(self, services: Collection[str], is_ready: Callable[[], bool]) -> None:
-        self._services = frozenset(services) | {""}
+        self._services = frozenset(("", *services, *_OWN))
         self._is_ready = is_ready
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -61,7 +68,39 @@ class Health:
         return pb.HealthCheckResponse(status=pb.HealthCheckResponse.NOT_SERVING)
 
 
-def add_reflection(server: grpc.aio.Server, services: Collection[str]) -> None:
-    """`services` besides health and reflection itself; their descriptors are protobuf's own."""
-    names = [*services, _SERVICE, reflection.SERVICE_NAME]
+def health_services(
+    names: Collection[str], is_ready: Callable[[], bool]
+) -> tuple[GrpcService, GrpcService]:
+    """Return the health and the reflection of a listener with the services `names`."""
+    return Health(names, is_ready).add_to, partial(_add_reflection, services=names)
+
+
+def _add_reflection(server: grpc.aio.Server, services: Collection[str]) -> None:
+    """Add both versions of server reflection, whose messages are the same on the wire.
+
+    `services` besides health and reflection itself; their descriptors are protobuf's own.
+    """
+    names = [*services, *_OWN]
+    _describe_v1()
     reflection.enable_server_reflection(names, server)
+    answer = grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    v1 = grpc.method_handlers_generic_handler(_V1, {"ServerReflectionInfo": answer})
+    server.add_generic_rpc_handlers((v1,))
+
+
+def _describe_v1() -> None:
+    """Make the descriptor of reflection v1, where grpcio-reflection does not bring it."""
+    pool = descriptor_pool.Default()
+    with suppress(KeyError):
+        pool.FindFileByName(_V1_FILE)
+        return
+    alpha = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
+    text = text_format.MessageToString(alpha).replace("reflection.v1alpha", "reflection.v1")
+    v1 = text_format.Parse(text, descriptor_pb2.FileDescriptorProto())
+    v1.name = _V1_FILE
+    pool.AddSerializedFile(v1.SerializeToString())

@@ -4,17 +4,18 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
-from adapter.core.calls import RpcMetadata
-from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, was_refused
-from adapter.frontends.status import grpc_status
+from adapter.core.calls import RPC_NOT_STARTED, RpcMetadata
+from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, was_not_started
+from adapter.frontends.access import Access
+from adapter.frontends.status import grpc_status, level_of
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
-from adapter.telemetry.traffic import Served
-from adapter.telemetry.waiting import WAITED, Waited
+from adapter.telemetry.traffic import WAITED, Served, Waited
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -23,6 +24,17 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Unary: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
 Stream: TypeAlias = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLimits:
+    """Limits of messages that do not go to Triton directly, in bytes. `stream`: a message of a
+    stream, a load that brings files, and any answer; `unary`: every other request.
+    """
+
+    unary: int
+    stream: int
+
 
 _INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})
 
@@ -37,12 +49,30 @@ def ids_of(context: Context) -> dict[str, str]:
     return request_ids.of_metadata(metadata_of(context))
 
 
+def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of a request that fails with `error`."""
+    is_not_started = isinstance(error, AdapterError) and was_not_started(error)
+    return ((RPC_NOT_STARTED, "1"),) if is_not_started else ()
+
+
 class GrpcMiddleware:
     """Makes handlers whose requests and responses are bytes."""
 
-    def __init__(self, metrics: Metrics, frontend: str) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        frontend: str,
+        listener: str | None = None,
+        *,
+        access: Access | None = None,
+    ) -> None:
+        """`listener`: if its name is not that of the frontend. `access`: which calls are answered;
+        None where no handler is made.
+        """
         self._metrics = metrics
         self._frontend = frontend
+        self._listener = listener or frontend
+        self._access = access
 
     def served(self, method: str) -> Served:
         return self._metrics.traffic.served(self._frontend, method)
@@ -52,6 +82,7 @@ class GrpcMiddleware:
         served = self.served(method)
 
         async def bounded(request: bytes, context: Context) -> bytes:
+            self._check(method, context)
             if max_bytes is not None and len(request) > max_bytes:
                 raise MessageTooLarge(f"message larger than max ({len(request)} vs. {max_bytes})")
             return await act(request, context)
@@ -64,10 +95,19 @@ class GrpcMiddleware:
     def stream(self, method: str, act: Stream) -> Handler:
         served = self.served(method)
 
+        async def checked(requests: AsyncIterator[bytes], context: Context) -> None:
+            self._check(method, context)
+            await act(requests, context)
+
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
-            await self._serve(method, served, act(requests, context), context)
+            await self._serve(method, served, checked(requests, context), context)
 
         return grpc.stream_stream_rpc_method_handler(handle)
+
+    def _check(self, method: str, context: Context) -> None:
+        if self._access is not None:
+            found = [str(value) for key, value in metadata_of(context) if key == "authorization"]
+            self._access.check(method, found)
 
     def status_of(
         self, method: str, error: Exception, log_fields: Mapping[str, str] | None = None
@@ -78,19 +118,26 @@ class GrpcMiddleware:
         if isinstance(error, AdapterError):
             self.note(method, error, log_fields)
             return grpc_status(error)
-        log.error("request.failed", exc_info=error, extra={"method": method})
-        return grpc.StatusCode.INTERNAL, "InternalError: internal error; see the log"
+        status = grpc.StatusCode.INTERNAL
+        fields = {"listener": self._listener, "method": method, "status": status.name}
+        log.error("request.failed", exc_info=error, extra=fields)
+        return status, "InternalError: internal error; see the log"
 
     def note(
         self, method: str, error: AdapterError, log_fields: Mapping[str, str] | None = None
     ) -> None:
         """Log and count an error with which a request is answered."""
-        level = logging.INFO if was_refused(error) else logging.WARNING
-        fields = {**(log_fields or {}), "method": method, "reason": str(error)[:2000]}
-        fields["error"] = type(error).__name__
+        fields = {
+            **(log_fields or {}),
+            "listener": self._listener,
+            "method": method,
+            "status": grpc_status(error)[0].name,
+            "reason": str(error)[:2000],
+            "error": type(error).__name__,
+        }
         if error.model_id:
             fields["model_id"] = error.model_id
-        log.log(level, "request.failed", extra=fields)
+        log.log(level_of(error), "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
 
@@ -107,7 +154,7 @@ class GrpcMiddleware:
             raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
             code, text = self.status_of(method, error, ids_of(context))
-            return await context.abort(code, text)
+            return await context.abort(code, text, trailers_of(error))
         finally:
             request.count(code.name, waited.seconds)
 
@@ -115,13 +162,15 @@ class GrpcMiddleware:
 class CountedRequest:
     """One request: in flight until it is counted with the code of its response."""
 
-    __slots__ = ("_begun", "_served")
+    __slots__ = ("_begun", "_served", "model_id")
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        served.in_flight.begin()
+        self.model_id: str | None = None
+        served.in_flight.count += 1
         self._begun = time.monotonic()
 
     def count(self, code: str, upstream_seconds: float | None = None) -> None:
-        self._served.in_flight.end()
-        self._served.count(code, time.monotonic() - self._begun, upstream_seconds)
+        self._served.in_flight.count -= 1
+        seconds = time.monotonic() - self._begun
+        self._served.count(code, seconds, upstream_seconds, model_id=self.model_id)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -23,9 +24,9 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
 )
+from adapter.frontends.access import Access
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, Unary, ids_of
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes, ModelKey, parse_key
-from adapter.settings import Settings
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,21 @@ class Triton(Protocol):
     async def instances(self, name: TritonName) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the contract leaves to the runtime. `promised_seconds`: the most that ModelMesh is told
+    of `load_seconds`. `model_concurrency`: requests that a model takes at a time, 0 for no limit, a
+    text for as many as it has instances. `version` is told while Triton does not tell its own.
+    """
+
+    load_seconds: float
+    unload_seconds: float
+    promised_seconds: float
+    load_concurrency: int
+    model_concurrency: int | str
+    version: str
+
+
 class ModelRuntime:
     """`is_ready`: the adapter is ready for work."""
 
@@ -56,18 +72,20 @@ class ModelRuntime:
         control: ModelControl,
         triton: Triton,
         sizes: MeshSizes,
-        settings: Settings,
+        options: Options,
         metrics: Metrics,
         *,
+        access: Access,
         is_ready: Callable[[], bool],
     ) -> None:
+        self._access = access
         self._control = control
         self._triton = triton
         self._sizes = sizes
-        self._settings = settings
+        self._options = options
         self._metrics = metrics
         self._is_ready = is_ready
-        self._load_slots = asyncio.Semaphore(settings.load_concurrency)
+        self._load_slots = asyncio.Semaphore(options.load_concurrency)
         # one at a time: a load that crashed Triton must not fail the other repeated loads again
         self._broken_off = asyncio.Lock()
         self._loads: set[asyncio.Task[ModelRecord]] = set()
@@ -79,11 +97,11 @@ class ModelRuntime:
         """Load idempotently: after NOT_FOUND ModelMesh loads again, at times without an unload."""
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
-        source, seconds = _source(request, key), self._settings.load_timeout_seconds
+        source, seconds = _source(request, key), self._options.load_seconds
         record = await self._with_triton(
             lambda: self._ensure_loaded(model_id, source, log_fields), seconds, self._broken_off
         )
-        limit = self._settings.modelmesh_model_concurrency
+        limit = self._options.model_concurrency
         if isinstance(limit, str):
             limit = await self._triton.instances(record.name)
         size = self._sizes.after_load(model_id)
@@ -152,7 +170,7 @@ class ModelRuntime:
         self, request: pb.UnloadModelRequest, **log_fields: str
     ) -> pb.UnloadModelResponse:
         """Also of an id that no load accepts: ModelMesh repeats failed unloads for 15 minutes."""
-        model_id, seconds = ModelId(request.modelId), self._settings.unload_timeout_seconds
+        model_id, seconds = ModelId(request.modelId), self._options.unload_seconds
         if model_id not in self._control.registry:  # nothing that Triton would have to do
             await self._unload(model_id, **log_fields)
         else:
@@ -184,22 +202,22 @@ class ModelRuntime:
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
         if not self._is_ready() or not await self._purged():
             return starting
-        settings = self._settings
-        seconds = min(settings.load_timeout_seconds, settings.modelmesh_load_timeout_seconds)
+        options = self._options
+        seconds = min(options.load_seconds, options.promised_seconds)
         return pb.RuntimeStatusResponse(
             status=pb.RuntimeStatusResponse.READY,
             capacityInBytes=self._sizes.capacity(),
-            maxLoadingConcurrency=settings.load_concurrency,
+            maxLoadingConcurrency=options.load_concurrency,
             modelLoadingTimeoutMs=int(seconds * 1000),
-            defaultModelSizeInBytes=settings.modelmesh_default_size,
-            runtimeVersion=await self._triton.version() or settings.modelmesh_runtime_version,
+            defaultModelSizeInBytes=self._sizes.default_bytes,
+            runtimeVersion=await self._triton.version() or options.version,
             methodInfos={
                 f"inference.GRPCInferenceService/{method}": pb.RuntimeStatusResponse.MethodInfo(
                     idInjectionPath=[1]
                 )
                 for method in _METHODS
             },
-            limitModelConcurrency=settings.modelmesh_model_concurrency != 0,
+            limitModelConcurrency=options.model_concurrency != 0,
         )
 
     async def _purged(self) -> bool:
@@ -237,7 +255,9 @@ class ModelRuntime:
             "modelSize": (self.size, pb.ModelSizeRequest),
             "runtimeStatus": (self.status, pb.RuntimeStatusRequest),
         }
-        middleware = GrpcMiddleware(self._metrics, "modelmesh")
+        middleware = GrpcMiddleware(
+            self._metrics, "modelmesh", listener="grpc", access=self._access
+        )
         handlers = {name: middleware.unary(name, _of_bytes(*act)) for name, act in acts.items()}
         service = grpc.method_handlers_generic_handler(SERVICE, handlers)
         server.add_generic_rpc_handlers((service,))

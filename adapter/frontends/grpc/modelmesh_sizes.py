@@ -13,14 +13,10 @@ from adapter.control.models import ModelControl
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, total
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, BackendError, CallerError, ModelNotFound
+from adapter.errors import BackendError, CallerError, ModelNotFound
 from adapter.frontends.callers_json import parsed
-from adapter.packages.config.check import parse, read_config
-from adapter.packages.config.footprint import declared_bytes
-from adapter.packages.source.inspection import CONFIG
-from adapter.packages.source.location import resolve
+from adapter.packages.config.footprint import quick_size
 from adapter.runtime.threads import LOOKUPS
-from adapter.settings import Settings
 from adapter.settings.modelmesh import refuse_capacity
 
 # ModelMesh waits 500 ms for a prediction, in one of its loading threads.
@@ -65,13 +61,25 @@ class MeshSizes:
     and books the answer.
     """
 
-    def __init__(self, control: ModelControl, settings: Settings, roots: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        control: ModelControl,
+        roots: Sequence[Path],
+        *,
+        default_bytes: int,
+        size_factor: float,
+        memory_bytes: int | None,
+        buffer_bytes: int,
+    ) -> None:
+        """`memory_bytes`: that of Triton's container, of which `buffer_bytes` are not for models;
+        None: unknown.
+        """
+        self.default_bytes = default_bytes
         self._control = control
         self._learned = control.memory.sizes
-        self._default = settings.modelmesh_default_size
-        self._factor = settings.size_factor
-        self._memory = settings.modelmesh_memory
-        self._buffer = settings.modelmesh_memory_buffer
+        self._factor = size_factor
+        self._memory = memory_bytes
+        self._buffer = buffer_bytes
         self._roots = [os.path.realpath(root) for root in roots]
 
     def capacity(self) -> int:
@@ -89,7 +97,7 @@ class MeshSizes:
             names = "modelmesh_memory (CONTAINER_MEM_REQ_BYTES) or memory_limit"
             raise BackendError(f"no memory is measured here: set {names}")
         try:
-            refuse_capacity(min(bounds), self._default)
+            refuse_capacity(min(bounds), self.default_bytes)
         except ValueError as error:
             raise BackendError(f"what there is of memory {error}") from error
         return min(bounds)
@@ -101,7 +109,7 @@ class MeshSizes:
         if learned := self._learned.of_url(path) or self._learned.of_model(model_id):
             return learned
         end = time.monotonic() + _SCAN_SECONDS
-        scan = LOOKUPS.run(scan_package, path, self._roots, end)
+        scan = LOOKUPS.run(quick_size, path, self._roots, end)
         try:
             declared, on_disk = await asyncio.wait_for(scan, _SCAN_SECONDS)
         except TimeoutError:
@@ -134,34 +142,4 @@ class MeshSizes:
 
     def _guess(self, declared: int | None, on_disk: float) -> int:
         size_bytes = on_disk * self._factor if declared is None else declared
-        return max(self._default, min(int(size_bytes), _MAX_BYTES))
-
-
-def scan_package(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
-    """Return the sum that the configs declare, None without any, and the bytes of all files; 0 when
-    they cannot be read, or not all of them until `end` (time.monotonic).
-    """
-    configs: list[Path] = []
-    found = 0
-    try:
-        path = resolve(url, roots)
-        if path.is_file():
-            return None, path.stat().st_size
-        for folder, _, names in os.walk(path):
-            if time.monotonic() > end:
-                return None, 0
-            found += sum(Path(folder, name).stat().st_size for name in names)
-            configs += [Path(folder, CONFIG)] if CONFIG in names else []
-    except (AdapterError, OSError):
-        return None, 0
-    sizes = [size for config in configs if (size := _declared(config)) is not None]
-    return (sum(sizes) if sizes else None), found
-
-
-def _declared(config: Path) -> int | None:
-    try:
-        # reading a pipe of that name would block for ever
-        text = read_config(config) if config.is_file() else ""
-        return declared_bytes(parse(text, config).config, config)
-    except (AdapterError, OSError):  # the load reports what is wrong with it
-        return None
+        return max(self.default_bytes, min(int(size_bytes), _MAX_BYTES))

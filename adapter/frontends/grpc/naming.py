@@ -51,7 +51,7 @@ def named_for_triton(message: bytes, record: ModelRecord, field: int = 1) -> byt
 
 def named_for_caller(message: bytes, record: ModelRecord, path: Sequence[int]) -> bytes:
     """`path`: the numbers of the fields around the name, then its own."""
-    return _replaced(message, path, record.id.encode()) if record.is_renamed else message
+    return _replaced(message, path, record.asked_for.encode()) if record.is_renamed else message
 
 
 def _replaced(message: bytes, path: Sequence[int], value: bytes) -> bytes:

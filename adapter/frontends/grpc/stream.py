@@ -5,7 +5,7 @@ error of the stream ends it with a status.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,12 +44,12 @@ class StreamInfer:
         dataplane: RpcDataPlane,
         faults: Faults,
         middleware: GrpcMiddleware,
-        load_wait_seconds: float,
+        lease: Callable[[ModelId], Awaitable[Lease]],
     ) -> None:
         self.control = control
+        self.lease = lease
         self.faults = faults
         self.middleware = middleware
-        self.load_wait_seconds = load_wait_seconds
         self._dataplane = dataplane
 
     async def serve(self, requests: AsyncIterator[bytes], context: Context) -> None:
@@ -101,8 +101,7 @@ class _StreamLeases:
             model.lease.end(error)
         return error
 
-    async def take(self, model_id: ModelId, wait_seconds: float) -> ModelRecord:
-        lease = await self._control.serving(model_id, wait_seconds)
+    def take(self, lease: Lease) -> ModelRecord:
         record = lease.record
         model = self._models.get(record.name)
         if model is None or model.lease.record is not record:  # its first request, or reloaded
@@ -176,7 +175,7 @@ class _StreamProxy:
         request_id = read_field(message, _ID)
         try:
             model_id = id_in(message, self._metadata)
-            record = await self._leases.take(model_id, self._service.load_wait_seconds)
+            record = self._leases.take(await self._service.lease(model_id))
         except AdapterError as error:
             self._service.middleware.note(_METHOD, error, self._ids)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)

@@ -1,27 +1,42 @@
 """Serves inference.GRPCInferenceService: forwards bytes to Triton; loads through control."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.control.lease import Lease
+from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
 from adapter.control.presence import lost
 from adapter.core.calls import RpcCall, RpcDataPlane
 from adapter.core.faults import Faults
+from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import (
     BackendError,
     BackendUnavailable,
     CapacityError,
+    InvalidRequest,
     ModelNotFound,
     ModelNotReady,
     NotPassedThrough,
+    PayloadTooLarge,
 )
-from adapter.frontends.grpc.limits import MessageLimits
-from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, Handler, Unary, metadata_of
+from adapter.frontends.access import Access
+from adapter.frontends.extensions import Extensions
+from adapter.frontends.grpc.middleware import (
+    Context,
+    GrpcMiddleware,
+    Handler,
+    MessageLimits,
+    Unary,
+    ids_of,
+    metadata_of,
+)
 from adapter.frontends.grpc.naming import (
     forwarded,
     id_in,
@@ -30,14 +45,15 @@ from adapter.frontends.grpc.naming import (
     named_for_triton,
 )
 from adapter.frontends.grpc.stream import StreamInfer
-from adapter.frontends.grpc.v2_repository import GrpcRepository, serialised
 from adapter.frontends.model_repository import Repository
 from adapter.protocols.protobuf import read_field
 from adapter.telemetry.metrics import Metrics
 
 SERVICE = "inference.GRPCInferenceService"
+_MAX_PARAMETERS = 10_000
+_NAME = 1  # field of each request about one model
 
-# fields that hold the model's name in the response; in each request it is field 1
+# fields that hold the model's name in the response
 _NAME_IN_ANSWER = {"ModelInfer": (1,), "ModelMetadata": (1,), "ModelConfig": (1, 1)}
 
 # methods that an item of the setting `passthrough` allows
@@ -56,7 +72,8 @@ _TRACED_MODEL = 2  # field of TraceSettingRequest
 
 class V2Service(grpc.GenericRpcHandler):
     """Without `repository` only inference is served. `load_wait_seconds`: how long a call waits for
-    a load of its model that is under way.
+    a load of its model that is under way. `serving`: how a call comes to its model, by default one
+    that is loaded.
     """
 
     def __init__(
@@ -66,21 +83,24 @@ class V2Service(grpc.GenericRpcHandler):
         faults: Faults,
         metrics: Metrics,
         *,
+        access: Access,
         repository: Repository | None,
         is_live: Callable[[], bool],
         is_ready: Callable[[], bool],
         load_wait_seconds: float,
         passthrough: Collection[str],
         limits: MessageLimits,
-        frontend: str = "grpc",
+        serving: Serving | None = None,
     ) -> None:
         self._control = control
+        self._serving = serving or control.serving
+        self._loads_on_demand = serving is not None
         self._dataplane = dataplane
-        self._is_live = is_live
-        self._is_ready = is_ready
+        self._is_live, self._is_ready = is_live, is_ready
         self._load_wait_seconds = load_wait_seconds
-        middleware = GrpcMiddleware(metrics, frontend)
-        stream = StreamInfer(control, dataplane, faults, middleware, load_wait_seconds)
+        self._extensions = Extensions(passthrough, has_repository=repository is not None)
+        middleware = GrpcMiddleware(metrics, access.name, access=access)
+        stream = StreamInfer(control, dataplane, faults, middleware, self._lease_of)
         handlers = {"ModelStreamInfer": middleware.stream("ModelStreamInfer", stream.serve)}
         most = limits.unary
         handlers |= {
@@ -107,7 +127,7 @@ class V2Service(grpc.GenericRpcHandler):
         return {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
-            "ServerMetadata": partial(self._forwarded, "ServerMetadata"),
+            "ServerMetadata": self._server_metadata,
             "ModelReady": partial(self._for_mesh, self._ready),
             "ModelStatistics": partial(self._for_mesh, self._statistics),
             **{
@@ -132,6 +152,13 @@ class V2Service(grpc.GenericRpcHandler):
     async def _server_ready(self, _: bytes, __: Context) -> bytes:
         return serialised(pb.ServerReadyResponse(ready=self._is_ready()))
 
+    async def _server_metadata(self, message: bytes, context: Context) -> bytes:
+        """Without the extensions that are not open at this listener."""
+        answer = await self._forwarded("ServerMetadata", message, context)
+        found = pb.ServerMetadataResponse.FromString(answer)
+        found.extensions[:] = self._extensions.served(found.extensions)
+        return serialised(found)
+
     async def _forwarded(self, method: str, message: bytes, context: Context) -> bytes:
         return await self._forward(method, message, context, None)
 
@@ -150,7 +177,7 @@ class V2Service(grpc.GenericRpcHandler):
         """Answer ModelMesh NOT_FOUND where Triton's process, and its models with it, are gone: it
         loads the model again, and that load waits for Triton. Of UNAVAILABLE it makes INTERNAL.
         """
-        model_id, presence = id_of_mesh(metadata_of(context)), self._control.presence
+        model_id, presence = self._id_of_mesh(message, context), self._control.presence
         if model_id is None:
             return await act(message, context)
         presence.refuse_lost(model_id)
@@ -161,9 +188,28 @@ class V2Service(grpc.GenericRpcHandler):
                 raise lost(model_id) from error
             raise
 
+    async def _lease(self, message: bytes, context: Context) -> Lease:
+        """Return a lease of the model that the message is about. What a mesh asks for is loaded by
+        the mesh alone.
+        """
+        if (model_id := self._id_of_mesh(message, context)) is not None:
+            return await self._control.serving(model_id, self._load_wait_seconds)
+        return await self._lease_of(id_in(message, metadata_of(context)))
+
+    def _id_of_mesh(self, message: bytes, context: Context) -> ModelId | None:
+        """Return the model that a mesh asks for. Where calls load models, metadata with the name
+        that the message has is for a proxy, which routes by it, and no mesh's.
+        """
+        model_id = id_of_mesh(metadata_of(context))
+        if model_id is None or not self._loads_on_demand:
+            return model_id
+        return None if read_field(message, _NAME) == model_id.encode() else model_id
+
+    async def _lease_of(self, model_id: ModelId) -> Lease:
+        return await self._serving(model_id, self._load_wait_seconds)
+
     async def _about_model(self, method: str, message: bytes, context: Context) -> bytes:
-        model_id = id_in(message, metadata_of(context))
-        lease = await self._control.serving(model_id, self._load_wait_seconds)
+        lease = await self._lease(message, context)
         with lease as record:
             message = named_for_triton(message, record)
             try:
@@ -178,7 +224,7 @@ class V2Service(grpc.GenericRpcHandler):
         try:
             lease = self._control.lease(id_in(message, metadata))
         except (ModelNotFound, ModelNotReady) as error:
-            if isinstance(error, ModelNotFound) and id_of_mesh(metadata):
+            if isinstance(error, ModelNotFound) and self._id_of_mesh(message, context):
                 raise
             return serialised(pb.ModelReadyResponse(ready=False))
         with lease as record:
@@ -190,8 +236,7 @@ class V2Service(grpc.GenericRpcHandler):
         if not read_field(message, 1) and not id_of_mesh(metadata_of(context)):
             answer = await self._forwarded("ModelStatistics", message, context)
             return _with_callers_names(answer, self._control.registry.records())
-        model_id = id_in(message, metadata_of(context))
-        lease = await self._control.serving(model_id, self._load_wait_seconds)
+        lease = await self._lease(message, context)
         with lease as record:
             message = named_for_triton(message, record)
             answer = await self._forward("ModelStatistics", message, context, lease)
@@ -216,10 +261,61 @@ async def _deny(method: str, setting: str, _: bytes, __: Context) -> bytes:
 
 def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> bytes:
     """Put clients' names into the statistics; other models keep theirs."""
-    names = {str(r.name): r.id for r in records if r.is_renamed}
+    names = {str(r.name): r.asked_for for r in records if r.is_renamed}
     if not names:
         return answer
     found = pb.ModelStatisticsResponse.FromString(answer)
     for model in found.model_stats:
         model.name = names.get(model.name, model.name)
     return serialised(found)
+
+
+class GrpcRepository:
+    """Triton's model repository extension: frontends/model_repository.py in protobuf."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    async def index(self, message: bytes, _: Context) -> bytes:
+        request = _parsed(pb.RepositoryIndexRequest, message)
+        entries = await self._repository.index(only_ready=request.ready)
+        models = [pb.RepositoryIndexResponse.ModelIndex(**asdict(entry)) for entry in entries]
+        return serialised(pb.RepositoryIndexResponse(models=models))
+
+    async def load(self, message: bytes, context: Context) -> bytes:
+        request = _parsed(pb.RepositoryModelLoadRequest, message)
+        model_id, parameters = _about(request)
+        await self._repository.load(model_id, parameters, **ids_of(context))
+        return serialised(pb.RepositoryModelLoadResponse())
+
+    async def unload(self, message: bytes, context: Context) -> bytes:
+        request = _parsed(pb.RepositoryModelUnloadRequest, message)
+        model_id, parameters = _about(request)
+        await self._repository.unload(model_id, parameters, **ids_of(context))
+        return serialised(pb.RepositoryModelUnloadResponse())
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    try:
+        request = kind.FromString(message)
+    except DecodeError as error:
+        raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.name}") from error
+    if request.repository_name:  # nor does Triton
+        raise InvalidRequest("repository_name is not supported: there is one repository")
+    return request
+
+
+def _about(request: Any) -> tuple[ModelId, Mapping[str, Any]]:
+    if len(request.parameters) > _MAX_PARAMETERS:
+        raise PayloadTooLarge(
+            f"{len(request.parameters)} parameters; at most {_MAX_PARAMETERS} are accepted"
+        )
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
+        for name, value in request.parameters.items()
+    }
+    return parse_model_id(request.model_name), parameters
+
+
+def serialised(message: Any) -> bytes:
+    return bytes(message.SerializeToString())

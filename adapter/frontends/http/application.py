@@ -7,12 +7,12 @@ tests/contract/test_aiohttp.py.
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 
-from adapter.errors import AdapterError, InvalidRequest
+from adapter.errors import AdapterError, BrokenBody
 
 # As Node.js has it; of the bytes that a caller sends no more are held before they are a request.
 HEAD_BYTES = 16 * 2**10
@@ -21,7 +21,7 @@ HEAD_BYTES = 16 * 2**10
 _NEVER_SECONDS = 1e9
 # What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
 _SKIPPED_BYTES = 64 * 2**10
-_MALFORMED = InvalidRequest("the body is malformed")
+_MALFORMED = BrokenBody("the body is malformed")
 
 
 class Front(Protocol):
@@ -114,7 +114,7 @@ class Application:
         if not is_whole and self._handler is not None and self._handler.has_misread:
             self.failed(_MALFORMED)
         elif not is_whole and self.front.has_ended:
-            self.failed(InvalidRequest("the body broke off"))
+            self.failed(BrokenBody("the body broke off"))
 
     def may_be_kept(self, request: web.BaseRequest) -> bool:
         """What is left of the body is known to be little, and surely comes."""
@@ -149,15 +149,16 @@ class Application:
         self.front.end(gently=is_gentle)
         await _until_cancelled()
 
-    async def caller_has_left(self) -> None:
+    async def caller_has_left(self) -> NoReturn:
         """Amid an answer; aiohttp would call that an error of the handler."""
         self.front.abort()
         await _until_cancelled()
 
 
-async def _until_cancelled() -> None:
+async def _until_cancelled() -> NoReturn:
     """By the end of the connection."""
     await asyncio.get_running_loop().create_future()
+    raise AssertionError("nothing completes it")
 
 
 class Handler(web.RequestHandler):

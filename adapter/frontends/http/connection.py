@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, cast
 
-from adapter.errors import AdapterError, InvalidRequest, NotStarted, SlowBody
+from adapter.errors import AdapterError, BrokenBody, InvalidRequest, NotStarted, SlowBody
 from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
 from adapter.frontends.http.callbacks import guarded
 from adapter.frontends.http.fast_path import FastPath, Inference
@@ -21,6 +21,7 @@ from adapter.frontends.http.head import END, Head, Heads
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
+_END_BYTES = len(END)
 _CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
 # What a request, or the empty lines before it, may begin with. Anything else is refused at once.
 _METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
@@ -69,7 +70,7 @@ class Arrival:
         self._seen = self.received
         limits = self._limits
         if self._quiet >= limits.body:
-            return InvalidRequest(f"nothing came of the body for {limits.body:g} s")
+            return BrokenBody(f"nothing came of the body for {limits.body:g} s")
         if self._seconds > limits.slow and self.received < self._seconds * limits.rate:
             return SlowBody(f"the body comes at less than {limits.rate / 2**10:g} KiB/s")
         return None
@@ -100,7 +101,7 @@ class Listener(Protocol):
     def handler(self, application: Application) -> Handler: ...
     def opened(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
-    def malformed(self, error: InvalidRequest) -> bytes: ...
+    def malformed(self, why: str) -> bytes: ...
 
 
 class Connection(asyncio.Protocol):
@@ -119,7 +120,8 @@ class Connection(asyncio.Protocol):
         self._write_due = self._gone_due = math.inf
         self._ahead = b""
         self._arrival: Arrival | None = None
-        self._inference = Inference(self, server.fast)
+        self._known = server.heads.known
+        self._inference = (server.fast.make or Inference)(self, server.fast)
         self._application = Application(self, server.handler)
 
     @property
@@ -145,23 +147,33 @@ class Connection(asyncio.Protocol):
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._server.opened(self)
 
-    @guarded
     def data_received(self, data: bytes) -> None:
-        state = self.state
-        if state is _LINGERING or state is _CLOSING:
-            return
-        if self._application.is_for_good:
-            if state is _APPLICATION:
-                self._arrived(len(data))
+        try:
+            state = self.state
+            if state is _LINGERING or state is _CLOSING:
+                return
+            if self._application.is_for_good:
+                self._pass_on(data)
+            elif state is _IDLE and not self.is_full:
+                at = data.find(END) + _END_BYTES
+                if at < _END_BYTES or data[0] == _CR:
+                    self._read_head(data)
+                else:
+                    self._read_whole_head(data[:at], data[at:])
+            elif state is _HEAD:
+                self._read_head(self._ahead + data, max(0, len(self._ahead) - _END_BYTES + 1))
             else:
-                self._enter(_HEAD)
-            self._application.feed(data)
-        elif state is _IDLE and not self.is_full:
-            self._read_head(data)
-        elif state is _HEAD:
-            self._read_head(self._ahead + data)
-        else:
-            self._read_body(data)
+                self._read_body(data)
+        except Exception as error:  # noqa: BLE001 - as @guarded does, for less
+            self.bug(error)
+
+    def _pass_on(self, data: bytes) -> None:
+        """To aiohttp, whose connection it is for good."""
+        if self.state is _APPLICATION:
+            self._arrived(len(data))
+        elif self.state is _HEAD or data.strip(b"\r\n"):  # empty lines begin no request
+            self._enter(_HEAD)
+        self._application.feed(data)
 
     def eof_received(self) -> bool:
         """True: the caller may still read."""
@@ -180,7 +192,7 @@ class Connection(asyncio.Protocol):
             else:
                 self.close()  # after empty lines, which begin no request
         elif self.state not in {_IDLE, _LINGERING, _CLOSING} and not self._is_whole():
-            self._fail(InvalidRequest("the body broke off"))
+            self._fail(BrokenBody("the body broke off"))
 
     @guarded
     def connection_lost(self, exc: Exception | None) -> None:
@@ -210,40 +222,58 @@ class Connection(asyncio.Protocol):
 
     # -- requests, one after the other ------------------------------------------------------
 
-    def _read_head(self, data: bytes) -> None:
+    def _read_head(self, data: bytes, begin: int = 0) -> None:
+        """`begin`: from where on the end of the head is to be looked for."""
         if data[0] == _CR and (empty := _EMPTY_LINES.match(data)):  # RFC 9112 section 2.2
-            data, self._ahead = data[empty.end() :], b""
+            data, self._ahead, begin = data[empty.end() :], b"", 0
             if not data:
                 self._enter(_HEAD)
                 return
-        end = data.find(END, max(0, len(self._ahead) - 3)) + len(END)
-        is_whole = end >= len(END)
-        if (end if is_whole else len(data)) > HEAD_BYTES:
-            self.refuse_head(f"the head of the request is longer than {HEAD_BYTES} bytes")
-        elif not is_whole and data[0] in _METHOD:
+        at = data.find(END, begin) + _END_BYTES
+        if at >= _END_BYTES:
+            self._read_whole_head(data[:at], data[at:])
+        elif len(data) > HEAD_BYTES:
+            self._refuse_long_head()
+        elif data[0] in _METHOD:
             self._ahead = data
             self._enter(_HEAD)
-        elif is_whole and (head := self._server.heads.read(data[:end])).length is not None:
-            self._begin(head, data, end)
         else:
-            self._ahead = b""
-            self._enter(_HEAD)
-            self._application.is_for_good = True
-            self._application.serve(data)
+            self._serve_for_good(data)
 
-    def _begin(self, head: Head, data: bytes, end: int) -> None:
-        raw, length = data[:end], cast("int", head.length)
-        body, self._ahead = data[end : end + length], data[end + length :]
+    def _read_whole_head(self, raw: bytes, behind: bytes) -> None:
+        head = self._known.get(raw)
+        if head is None:
+            if len(raw) > HEAD_BYTES:
+                self._refuse_long_head()
+                return
+            head = self._server.heads.read(raw)
+        if head.length is None:
+            self._serve_for_good(raw + behind)
+        else:
+            self._begin(head, raw, behind)
+
+    def _serve_for_good(self, data: bytes) -> None:
+        """All that comes is aiohttp's."""
+        self._ahead = b""
+        self._enter(_HEAD)
+        self._application.is_for_good = True
+        self._application.serve(data)
+
+    def _begin(self, head: Head, raw: bytes, body: bytes) -> None:
+        length, self._ahead = head.length or 0, b""
+        left = length - len(body)
+        if left < 0:
+            left, body, self._ahead = 0, body[:length], body[length:]
         self.had_request = True
-        self.left = length - len(body)
+        self.left = left
         self._arrival = None
-        if self.left:
+        if left:
             self._arrived(len(body))
         self.state = _FAST
-        if not (head.plain and self._inference.begin(head.plain, raw, body, length)):
+        if not self._inference.begin(head, raw, body):
             self.serve_by_application(raw + body)
-        if self.left and self.has_ended:
-            self._fail(InvalidRequest("the body broke off"))
+        if left and self.has_ended:
+            self._fail(BrokenBody("the body broke off"))
 
     def serve_by_application(self, data: bytes) -> None:
         """The request whose first bytes these are."""
@@ -282,8 +312,11 @@ class Connection(asyncio.Protocol):
         if is_last or self.left or not self._server.fast.takes_more:
             self.end(gently=bool(self.left or self._ahead))
             return
+        was_at_once = self.state is _FAST and self._arrival is None and not self._ahead
         self.state, self._since = _IDLE, self._loop.time()
         self._arrival = None
+        if was_at_once and not self.has_ended:  # nothing has held the caller back
+            return
         if not (self._application.is_for_good or self.transport.is_reading()):
             self.transport.resume_reading()
         if self._ahead or self.has_ended:
@@ -302,7 +335,8 @@ class Connection(asyncio.Protocol):
     def look(self, now: float) -> None:
         """Close what has waited for too long; called every now and then."""
         limits, seconds = self._server.limits, now - self._since
-        if self.transport.is_closing():  # aiohttp may have done so
+        # aiohttp may have done so; the fast path waits to be told that the caller is lost
+        if self.transport.is_closing() and self.state is not _FAST:
             self._enter(_CLOSING)
         if now >= self._write_due or now >= self._gone_due:
             self.abort()
@@ -346,9 +380,12 @@ class Connection(asyncio.Protocol):
 
     # -- ends -------------------------------------------------------------------------------
 
+    def _refuse_long_head(self) -> None:
+        self.refuse_head(f"the head of the request is longer than {HEAD_BYTES} bytes")
+
     def refuse_head(self, why: str) -> None:
         """Nobody knows where the next request would begin."""
-        self.transport.write(self._server.malformed(InvalidRequest(why)))
+        self.transport.write(self._server.malformed(why))
         self.end(gently=True)
 
     def _enter(self, state: State) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import resource
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -11,6 +12,18 @@ from adapter.frontends.http.connection import Connection
 _SHARE = 64
 _NO_NEW_LOOK_SECONDS = 0.1
 _LINGER_SECONDS = 1.0
+_OTHER_DESCRIPTORS = 100
+_FEWEST, _MOST = 16, 10_000
+
+
+def bearable_connections(http_listeners: int, grpc_listeners: int) -> int:
+    """Return how many connections each listener may have. With all at their limit, descriptors are
+    left for files, Triton's processes, memory readings and the admin listener: a connection over
+    HTTP takes two, with its connection to Triton; one over gRPC takes four.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    bearable = (descriptors - _OTHER_DESCRIPTORS) // (2 * http_listeners + 4 * grpc_listeners)
+    return min(max(bearable, _FEWEST), _MOST)
 
 
 class Connections:

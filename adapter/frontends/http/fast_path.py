@@ -6,7 +6,7 @@ cannot be begun here goes to aiohttp, which says why. Nothing is parsed but the 
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
@@ -15,23 +15,22 @@ from typing import Any, Protocol
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
-from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
+from adapter.core.calls import NOT_STARTED, Check, FastDataPlane, RawHeaders, Upstream
 from adapter.core.inflight import Claim, InflightBytes
-from adapter.errors import AdapterError, BackendError, CapacityError, NotStarted
+from adapter.errors import AdapterError, BackendError, CapacityError, was_not_started
 from adapter.frontends.http import binary
 from adapter.frontends.http.callbacks import guarded
-from adapter.frontends.http.head import Plain, headers_of
+from adapter.frontends.http.content_types import explained
+from adapter.frontends.http.head import Head, Plain, headers_of
 from adapter.frontends.http.observer import (
     INTERNAL_ERROR,
-    NOT_STARTED,
     OF_THE_CONNECTION,
     Clock,
     Observer,
+    begin_of_head,
     encoded,
     error_body,
-    head_of,
     json_answer,
-    lines_of,
 )
 
 # Bodies up to this size are gathered, and answers up to this are; others are passed on, and all
@@ -43,6 +42,7 @@ _ALL_HELD_BYTES = 64 * 2**20
 _JOINED_BYTES = 2**14
 
 _OK = 200
+_CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _HEADER_LENGTH = b"inference-header-content-length"
 _DROPPED = frozenset(name.encode() for name in OF_THE_CONNECTION)
 _JSON = [(b"Content-Type", b"application/json")]
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 class FastPath:
     """What all plain inferences share. `held`: bytes of bodies that wait for the rest of them, and
     of answers. `inflight`: of bodies that are not gathered. `takes_more`: the next request of a
-    connection is welcome here.
+    connection is welcome here. `make`: an Inference of another kind.
     """
 
     control: ModelControl
@@ -82,6 +82,7 @@ class FastPath:
     inflight: InflightBytes
     held: int = 0
     takes_more: bool = True
+    make: "Callable[[Front, FastPath], Inference] | None" = None
 
 
 class Front(Protocol):
@@ -105,6 +106,7 @@ class Inference:
         self._front = front
         self._path = path
         self._stage = _NONE
+        self._head: Head
         self._plain: Plain
         self._upstream: Upstream | None = None
         self._lease: Lease | None = None
@@ -116,20 +118,20 @@ class Inference:
 
     # -- the caller's side ------------------------------------------------------------------
 
-    def begin(self, plain: Plain, raw: bytes, body: bytes, length: int) -> bool:
-        """Take the request, of whose body of `length` bytes some is there; False: it is not for
-        here.
-        """
-        if not self._path.takes_more:
+    def begin(self, head: Head, raw: bytes, body: bytes) -> bool:
+        """Take the request, of whose body some is there; False: it is not for here."""
+        plain, length = head.plain, head.length
+        if plain is None or length is None or not self._path.takes_more:
             return False
-        self._plain, self._raw = plain, raw
+        self._head, self._plain, self._raw = head, plain, raw
         self._begun = monotonic()
         self._waited: float | None = None
+        self._callers = 0.0
         self._is_whole = len(body) == length
         self._status = 0
         self._check = None
         self._stage = _GATHERING
-        plain.served.in_flight.begin()
+        plain.served.in_flight.count += 1
         if self._is_whole:
             is_taken = self._serve(body)
         elif self._hold(length, _GATHERED_BYTES):
@@ -144,11 +146,9 @@ class Inference:
         self._is_whole = is_last
         if self._stage is _SENDING:
             self._pass_on(piece)
-        elif self._stage is _CONNECTING or self._stage is _WAITING_ITS_TURN:
+        elif self._stage in {_GATHERING, _WAITING_ITS_TURN, _CONNECTING}:
             self._pieces.append(piece)
-        elif self._stage is _GATHERING:
-            self._pieces.append(piece)
-            if is_last:
+            if is_last and self._stage is _GATHERING:
                 self._gathered()
 
     def left(self) -> None:
@@ -188,6 +188,7 @@ class Inference:
         return True
 
     def _gathered(self) -> None:
+        self._callers = monotonic() - self._begun
         body, self._pieces = b"".join(self._pieces), []
         self._let_go_of_held()
         if not self._serve(body):
@@ -195,24 +196,32 @@ class Inference:
             self._front.serve_by_application(self._raw + body)
 
     def _serve(self, body: bytes) -> bool:
-        """With the whole body."""
+        """With the whole body. A connection to Triton that is idle is taken here, for less."""
+        dataplane = self._path.dataplane
         try:
-            self._path.dataplane.check(body, self._plain.json_bytes)
+            dataplane.check(body, self._plain.json_bytes)
         except AdapterError:
             return False
-        if self._take_lease() is None:
+        if (lease := self._find_lease()) is None:
             return False
-        self._to_triton(body)
+        self._lease = lease
+        lease.begin(self._begun)
+        if (upstream := dataplane.idle()) is None:
+            self._to_triton(body)
+        else:
+            self._send(upstream, body)
         return True
 
     def _stream(self, body: bytes, length: int) -> bool:
-        if (lease := self._take_lease()) is None:
+        if (lease := self._find_lease()) is None:
             return False
+        self._lease = lease
+        lease.begin()
         lease.arrives(lambda: self._front.refuse("the model is being unloaded"))
         self._check = self._path.dataplane.checking(self._plain.json_bytes, length)
         inflight = self._path.inflight
         if inflight.has_room_for(length):
-            self._claim = inflight.claim(length, _at_once)
+            self._claim = inflight.claim(length)
             self._to_triton(body)
         else:
             self._stage = _WAITING_ITS_TURN
@@ -245,14 +254,9 @@ class Inference:
             lease = self._path.control.lease(self._plain.model_id)
         except AdapterError:
             return None
-        return None if lease.record.is_renamed else lease
-
-    def _take_lease(self) -> Lease | None:
-        lease = self._find_lease()
-        if lease is not None:
-            self._lease = lease
-            lease.begin()
-        return lease
+        record = lease.record
+        is_ours = not (self._plain.is_typed and record.content_types)
+        return None if record.is_renamed or not is_ours else lease
 
     async def _connect(self) -> None:
         try:
@@ -279,10 +283,10 @@ class Inference:
         self._asked = monotonic()
         if self._check is None:
             self._stage = _WAITING
-            upstream.send(self._plain.onward, body)
+            upstream.send(self._head.onward, body)
         else:
             self._stage = _SENDING
-            upstream.write(self._plain.onward)
+            upstream.write(self._head.onward)
             self._pass_on(body)
 
     def _pass_on(self, piece: bytes) -> None:
@@ -301,42 +305,44 @@ class Inference:
 
     # -- Receiver ---------------------------------------------------------------------------
 
-    @guarded
     def answered_whole(self, body: bytes) -> None:
-        head = self._begin_answer(b"Content-Length: %d\r\n" % len(body))
-        self._status = _OK
-        if len(body) <= _JOINED_BYTES:
-            self._front.transport.write(head + body)
-        else:
-            self._front.transport.writelines((head, body))
-        lease, self._lease, self._upstream = self._lease, None, None
-        if lease is not None:  # nothing else is left of a request that went on to its end
-            lease.end()
-        self._over()
-        self._front.answered(is_last=self._is_last)
+        try:
+            head = self._begin_answer(len(body))
+            self._status = _OK
+            if len(body) <= _JOINED_BYTES:
+                self._front.transport.write(head + body)
+            else:
+                self._front.transport.writelines((head, body))
+            lease, self._lease, self._upstream = self._lease, None, None
+            if lease is not None:  # nothing else is left of a request that went on to its end
+                lease.end(now=self._heard)
+            self._over()
+            self._front.answered(is_last=self._is_last)
+        except Exception as error:  # noqa: BLE001 - as @guarded does, for less
+            self.bug(error)
 
     @guarded
     def answered(self) -> None:
         assert self._upstream is not None  # noqa: S101 - it tells this
         length = self._upstream.length
         self._is_chunked = length is None
-        frame = b"Transfer-Encoding: chunked\r\n"
         if length is not None:
-            frame = b"Content-Length: %d\r\n" % length
             self._hold(length, _WHOLE_BYTES)
-        self._head = self._begin_answer(frame)
+        self._answers_head = self._begin_answer(length)
 
-    def _begin_answer(self, frame: bytes) -> bytes:
-        """The head of the answer; `frame` is its line on where the body ends."""
+    def _begin_answer(self, length: int | None, more: bytes = b"") -> bytes:
+        """The head of the answer, with `more` lines; `length` of its body, None for chunks."""
         assert self._upstream is not None  # noqa: S101 - it tells this
-        self._waited = monotonic() - self._asked
+        self._heard = monotonic()
+        self._waited = self._heard - self._asked
         self._stage = _ANSWERING
         self._is_last = not (self._is_whole and self._path.takes_more)
-        plain, headers = self._plain, self._upstream.headers
-        if plain.answered is not headers:  # Triton says the same again, mostly
-            plain.answered, plain.lines = headers, lines_of(self._fields(headers))
-        rest = plain.lines + frame + plain.echoed
-        return head_of(_OK, (), rest, self._path.clock, is_last=self._is_last)
+        plain, headers, clock = self._plain, self._upstream.headers, self._path.clock
+        if plain.answered is not headers or plain.length != length:  # else Triton says it again
+            plain.answered, plain.length = headers, length
+            frame = _CHUNKED if length is None else b"Content-Length: %d\r\n" % length
+            plain.answer = begin_of_head(_OK, self._fields(headers)) + plain.echoed + frame
+        return plain.answer + more + (clock.last if self._is_last else clock.line)
 
     def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         if self._plain.route.frontend == "v2":
@@ -364,7 +370,7 @@ class Inference:
         front = self._front
         if not self._status:
             self._status = _OK
-            pieces.insert(0, self._head)
+            pieces.insert(0, self._answers_head)
         if self._held <= _JOINED_BYTES:
             front.transport.write(b"".join(pieces))
         else:
@@ -376,6 +382,8 @@ class Inference:
     def ended(self) -> None:
         if self._is_chunked:
             self._pieces.append(b"0\r\n\r\n")
+        if self._status and self._waited is not None:  # it was passed on as it came
+            self._callers += monotonic() - self._asked - self._waited
         if self._pieces or not self._status:
             self._write()
         self._let_go(None)
@@ -417,12 +425,12 @@ class Inference:
             self.bug(bug)
 
     def _refuse(self, error: AdapterError) -> None:
-        path, plain = self._path, self._plain
-        status, body = error_body(error, plain.model_id)
+        observer, plain = self._path.observer, self._plain
         target, headers = headers_of(self._raw)
-        path.observer.refused(error, headers, target, plain.route.operation, plain.model_id)
-        fields = [(NOT_STARTED.encode(), b"1")] if isinstance(error, NotStarted) else []
-        self._say(status, body, fields)
+        error = explained(error, headers, None) if plain.is_typed else error
+        status, body = error_body(error, plain.model_id)
+        observer.refused(error, headers, ("POST", target), plain.route.operation, plain.model_id)
+        self._say(status, body, [(NOT_STARTED.encode(), b"1")] if was_not_started(error) else [])
 
     def _say(
         self, status: int, body: dict[str, Any], fields: Sequence[tuple[bytes, bytes]] = ()
@@ -440,9 +448,10 @@ class Inference:
 
     def bug(self, error: Exception) -> None:
         """An error that nobody expected: 500, or where an answer has begun its end."""
-        fields = {"path": "", "model_id": None}
+        fields = self._path.observer.bug_fields(("", ""), None)
         if self._stage is not _NONE:
-            fields = {"path": headers_of(self._raw)[0][:500], "model_id": self._plain.model_id}
+            target = ("POST", headers_of(self._raw)[0])
+            fields = self._path.observer.bug_fields(target, self._plain.model_id)
         log.error("request.failed", exc_info=error, extra=fields)
         try:
             upstream = self._upstream
@@ -473,10 +482,8 @@ class Inference:
                 upstream.leave(self, lease)
             if lease.state is _HELD:
                 told = lease.end(error)
-        if self._held:
-            self._let_go_of_held()
-        if self._claim is not None:
-            self._end_claim()
+        self._let_go_of_held()
+        self._end_claim()
         self._pieces = []
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
@@ -484,12 +491,10 @@ class Inference:
         return told
 
     def _over(self) -> None:
-        served = self._plain.served
+        plain, status = self._plain, self._status
+        served = plain.served
         self._stage = _NONE
-        served.in_flight.end()
-        if self._status:
+        served.in_flight.count -= 1
+        if status:
             seconds = monotonic() - self._begun
-            served.count(self._status, seconds, self._waited, is_fast=True)
-
-
-def _at_once() -> None: ...
+            served.count(status, seconds, self._waited, self._callers, plain.model_id, is_fast=True)

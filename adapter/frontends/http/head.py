@@ -7,6 +7,7 @@ HTTP being understood than is here. Whatever two parsers might read differently 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import TypeAlias
 
@@ -17,8 +18,11 @@ from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
 from adapter.frontends.http import binary
+from adapter.frontends.http.content_types import is_typed
+from adapter.frontends.http.endpoint.plain import PlainCall, PlainCalls
 from adapter.frontends.http.inference import Route, route_of
 from adapter.frontends.http.observer import ECHOED, FORWARDED
+from adapter.frontends.sites import SitePolicy
 from adapter.telemetry.traffic import Served
 
 END = b"\r\n\r\n"
@@ -28,15 +32,19 @@ Fields: TypeAlias = dict[bytes, bytes]
 # Of how many heads what they say is kept, and of how long ones.
 _KNOWN, _KNOWN_BYTES = 256, 2 * 2**10
 
+# Values of Host of which it is kept whether they are ours.
+_HOSTS = 64
+
 # As aiohttp has it.
 _HEADERS = 128
 
-_DIGITS = re.compile(rb"[0-9]{1,15}")
+_DIGITS, _PERCENT = re.compile(rb"[0-9]{1,15}"), ord("%")
 _HEADER_LENGTH = b"inference-header-content-length"
 _FRAME = frozenset({b"host", b"content-length", b"content-type", b"connection", _HEADER_LENGTH})
 _NEVER_PLAIN = frozenset(
     {
         *(b"expect", b"content-encoding", b"keep-alive", b"te", b"trailer"),
+        *(b"origin", b"sec-fetch-site"),  # a browser's: frontends/sites.py judges them
         *(b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
     }
 )
@@ -44,29 +52,59 @@ _FORWARDED = {name.lower().encode(): name.encode() for name in FORWARDED}
 _ECHOED = {name.lower().encode(): name.encode() for name in ECHOED}
 
 
+# Lines that differ from request to request, as clients spell them: to ignore the case takes twice
+# as long. Each is one line of printable characters, so that the head is read the same without it.
+_TRACE = rb"[Tt]race(?:parent|state):[\t\x20-\x7e]*(?=\r\n[^\t ])"
+_SIGNING = (
+    rb"(?:[Xx]-[Aa]mz-(?:[Dd]ate|[Ss]ecurity-[Tt]oken|[Cc]ontent-[Ss][Hh][Aa]256)"
+    rb"|[Aa]uthorization|amz-sdk-(?:invocation-id|request)|[Xx]-[Aa]mzn-[Tt]race-[Ii]d)"
+    rb":[\t\x20-\x7e]*(?=\r\n[^\t ])"
+)
+# Triton is told those of a trace; by V2 all of them, but to nothing in SageMaker's contract, nor to
+# an endpoint without keys, do the others say anything.
+_BEGIN_OF_V2 = b"POST /v2/"
+_DIFFERING_IN_V2 = re.compile(rb"\r\n(%b|%b)" % (_TRACE, _SIGNING))
+_DIFFERING = re.compile(rb"\r\n(?:(%b)|%b)" % (_TRACE, _SIGNING))
+
+
+def without_differing(raw: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a head as a client says it again and again, and the lines for Triton that it had
+    besides.
+    """
+    differing = _DIFFERING_IN_V2 if raw.startswith(_BEGIN_OF_V2) else _DIFFERING
+    parts = differing.split(raw)
+    return b"".join(parts[::2]), [line for line in parts[1::2] if line]
+
+
 @dataclass(slots=True)
 class Plain:
-    """`onward` is its head for Triton, `echoed` are header lines of the answer. `json_bytes`: how
-    much of the body is JSON, None for all. `lines`: what the answer says of Triton's headers that
-    are `answered`.
+    """`echoed` are header lines of the answer. `json_bytes`: how
+    much of the body is JSON, None for all. `answer`: how the answer begins where Triton's headers
+    are those that it `answered` and its body has that `length`. `call`: of InvokeEndpoint, where it
+    is one. `is_typed`: it is not plain for a model that opted into content types.
     """
 
     route: Route
     model_id: ModelId
     served: Served
-    onward: bytes
     echoed: bytes
     json_bytes: int | None
+    call: PlainCall | None = None
+    is_typed: bool = False
     answered: RawHeaders | None = None
-    lines: bytes = b""
+    length: int | None = None
+    answer: bytes = b""
 
 
 @dataclass(slots=True)
 class Head:
-    """`length` of the body; None where only aiohttp is to tell where it ends."""
+    """`length` of the body; None where only aiohttp is to tell where it ends. `onward`: the head
+    for Triton of a request that is plain.
+    """
 
     length: int | None
     plain: Plain | None = None
+    onward: bytes = b""
 
 
 _UNKNOWN = Head(None)
@@ -74,7 +112,8 @@ _UNKNOWN = Head(None)
 
 class Heads:
     """Reads heads. Those that came before are found by their bytes: callers say the same again and
-    again. `host` is Triton's; without it nothing is plain.
+    again. `host` is Triton's; without it nothing is plain. `known`: the same dict for ever.
+    `invokes`: SageMaker's invocations are inferences.
     """
 
     def __init__(
@@ -83,22 +122,36 @@ class Heads:
         *,
         default_model: ModelId | None,
         max_body_bytes: int,
+        sites: SitePolicy,
+        calls: PlainCalls | None = None,
+        invokes: bool = True,
     ) -> None:
         self.host = ""
+        self._calls = calls
+        self._invokes = invokes
         self._served = served
         self._default_model = default_model
         self._max_body = max_body_bytes
-        self._known: dict[bytes, Head] = {}
+        self.known: dict[bytes, Head] = {}
+        self._knows_host = lru_cache(_HOSTS)(lambda host: sites.knows_host(host.decode("latin-1")))
 
     def read(self, raw: bytes) -> Head:
         """`raw` ends with the empty line."""
-        head = self._known.get(raw)
+        if (head := self.known.get(raw)) is not None:
+            return head
+        same, lines = without_differing(raw)
+        if lines and len({line.partition(b":")[0].lower() for line in lines}) < len(lines):
+            return self._read(raw)  # one twice
+        head = self.known.get(same)
         if head is None:
-            head = self._read(raw)
-            if self.host and len(raw) <= _KNOWN_BYTES:
-                if len(self._known) == _KNOWN:
-                    self._known.clear()
-                self._known[raw] = head
+            head = self._read(same)
+            if self.host and len(same) <= _KNOWN_BYTES:
+                if len(self.known) == _KNOWN:
+                    self.known.clear()
+                self.known[same] = head
+        if lines and head.plain is not None:
+            onward = b"\r\n".join([head.onward[: -len(END)], *lines, END[2:]])
+            return Head(head.length, head.plain, onward)
         return head
 
     def _read(self, raw: bytes) -> Head:
@@ -119,33 +172,40 @@ class Heads:
             return _UNKNOWN
         size = int(length)
         is_plain = method == b"POST" and self.host and 0 < size <= self._max_body
-        return Head(size, self._plain(target, headers, fields, size) if is_plain else None)
+        return self._plain(target, headers, fields, size) if is_plain else Head(size)
 
-    def _plain(self, target: bytes, headers: Fields, fields: Fields, size: int) -> Plain | None:
+    def _plain(self, target: bytes, headers: Fields, fields: Fields, size: int) -> Head:
         """`fields`: the headers by their names in lower case."""
-        route = None if b"%" in target else route_of(target)
+        call = None if self._calls is None else self._calls.read(target, fields)
+        route = None if _PERCENT in target else _route(target, call)
         if (
             route is None
             or (model_id := route.model_id or self._default_model) is None
             or route.operation.startswith("generate")
+            or not (self._invokes or route.frontend == "v2")
             or fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
             or not _NEVER_PLAIN.isdisjoint(fields)
             or b"host" not in fields
+            or not self._knows_host(fields[b"host"])
         ):
-            return None
+            return Head(size)
         if route.frontend == "v2":
             prefix = fields.get(_HEADER_LENGTH)
             told = [pair for pair in headers.items() if pair[0].lower() not in _FRAME]
         else:
             prefix = _prefix(fields.get(b"content-type", b""), size)
             told = [(name, fields[key]) for key, name in _FORWARDED.items() if key in fields]
+            if call is not None and call.is_renamed:  # the answer must not come compressed
+                told = [pair for pair in told if pair[0] != b"Accept-Encoding"]
         if prefix is not None and _DIGITS.fullmatch(prefix) is None:
-            return None
-        path = f"/v2/models/{model_id}{route.path or '/infer'}"
+            return Head(size)
+        path = f"/v2/models/{call.name if call else model_id}{route.path or '/infer'}"
         onward = self._onward(path, told, prefix, size)
         json_bytes = None if prefix is None else int(prefix)
         served = self._served(route.frontend, route.operation)
-        return Plain(route, model_id, served, onward, _echoed(fields), json_bytes)
+        echoed = call.lines() if call else _echoed(fields)
+        typed = route.frontend != "v2" and _is_typed(fields)
+        return Head(size, Plain(route, model_id, served, echoed, json_bytes, call, typed), onward)
 
     def _onward(
         self, path: str, told: list[tuple[bytes, bytes]], prefix: bytes | None, size: int
@@ -162,15 +222,26 @@ class Heads:
         return b"\r\n".join(lines)
 
 
+def _route(target: bytes, call: PlainCall | None) -> Route | None:
+    if call is None:
+        return route_of(target)
+    return Route("endpoint", "invocations", call.model_id)
+
+
 def _prefix(kind: bytes, size: int) -> bytes | None:
     """Of SageMaker's media type; what is no number where that is not acceptable."""
-    if b"/vnd." not in kind.lower():
+    if kind.lower().find(b"/vnd.") < 0:  # `in` takes twice as long
         return None
     try:
         found = binary.json_header_bytes(kind.decode("utf-8", "surrogateescape"), size)
     except InvalidRequest:
         return b"?"
     return None if found is None else b"%d" % found
+
+
+def _is_typed(fields: Fields) -> bool:
+    kind, accept = fields.get(b"content-type", b""), fields.get(b"accept", b"")
+    return is_typed(kind.decode("latin-1"), accept.decode("latin-1"))
 
 
 def _echoed(fields: dict[bytes, bytes]) -> bytes:

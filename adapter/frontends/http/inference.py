@@ -3,33 +3,44 @@ their way to Triton. Those that are plain never come here (http/fast_path.py).
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from functools import lru_cache
 
 from aiohttp import HttpVersion11, web
 
-from adapter.control.lease import Lease
+from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
-from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest
+from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
-from adapter.frontends.http.middleware import chunks_of, whole_body
-from adapter.frontends.http.observer import (
-    FORWARDED,
-    call_headers,
-    echoed_headers,
-    passed_on,
-    path_segments,
+from adapter.frontends.http.content_types import (
+    JSON,
+    Kind,
+    answer_type,
+    explained,
+    is_typed,
+    kind_of,
+    refuse_bytes,
 )
+from adapter.frontends.http.conversion import Source, as_answer, as_request
+from adapter.frontends.http.middleware import chunks_of, dialect_of, whole_body
+from adapter.frontends.http.observer import FORWARDED, call_headers, passed_on, path_segments
+from adapter.protocols.content_types import ContentTypes
+from adapter.telemetry.traffic import waiting_for_caller
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 _EVENT_END = b"\n\n"
+_INFER, _GENERATE_STREAM = "infer", "generate_stream"
+# Triton 2.51 says so with 200, of a decoupled model that did not answer exactly once.
+_SEVERAL_ANSWERS = b'{"error":"generate expects'
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
 # What a body may become whose length nobody has said, or that is compressed.
@@ -39,13 +50,15 @@ _UNKNOWN_BYTES = 2**26
 @dataclass(frozen=True, slots=True)
 class Route:
     """`model_id` is None for the one model of single-model mode. `path` is what stands behind the
-    model's name in V2.
+    model's name in V2. `media_type`: of the platform that a call of V2 came through, in which it
+    says where raw tensors begin.
     """
 
     frontend: str
     operation: str
     model_id: ModelId | None
     path: str = ""
+    media_type: str = ""
 
 
 @lru_cache(512)
@@ -76,9 +89,11 @@ def _route(segments: list[str]) -> Route | None:
 
 
 class Inferences:
-    """`default_model` is what /invocations serves in single-model mode.
+    """`default_model` is what /invocations serves in single-model mode. `operation`: what Triton is
+    asked for an invocation: infer, generate or generate_stream.
 
-    `load_wait_seconds`: how long a call of V2 waits for the end of its model's load.
+    `load_wait_seconds`: how long a call of V2 waits for the end of its model's load. `serving`: how
+    V2 comes to its models, by default those that are loaded.
     """
 
     def __init__(
@@ -90,13 +105,17 @@ class Inferences:
         max_body_bytes: int,
         default_model: ModelId | None,
         inflight: InflightBytes,
+        serving: Serving | None = None,
+        operation: str = _INFER,
     ) -> None:
         self._control = control
+        self._serving = serving or control.serving
         self._dataplane = dataplane
         self._load_wait = load_wait_seconds
         self._max_body = max_body_bytes
         self._default_model = default_model
         self._inflight = inflight
+        self._operation = operation
 
     async def serve(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
         """Whatever is no good answer of Triton's is raised as one of our errors."""
@@ -109,19 +128,19 @@ class Inferences:
             )
         try:
             if route.frontend == "v2":
-                lease = await self._control.serving(model_id, self._load_wait)
+                lease = await self._serving(model_id, self._load_wait)
                 with lease:
-                    return await self._infer(route.path, lease, request)
+                    return await self._infer(route, lease, request)
             lease = self._control.lease(model_id)
             with lease:
-                return await self._invoke(lease, request)
+                return await self.invoke(lease, request)
         except (BackendError, CapacityError) as error:
             raise await self._control.judged(error, model_id) from error
 
     async def _body_of(
-        self, request: web.BaseRequest, lease: Lease
+        self, request: web.BaseRequest, lease: Lease, held: ExitStack | None = None
     ) -> bytes | AsyncIterator[bytes]:
-        """Whole when small, else a stream."""
+        """Whole when small, else a stream, which counts until its end or until `held` is closed."""
         if not request.content.is_eof():
             front = application_of(request).front
             lease.arrives(lambda: front.refuse("the model is being unloaded"))
@@ -130,48 +149,124 @@ class Inferences:
         if length is None or length > _WHOLE_BYTES or (length and is_packed):
             size = _UNKNOWN_BYTES if length is None or is_packed else length
             turn = application_of(request).turn = asyncio.Event()
-            return self._in_turn(chunks_of(request, self._max_body), size, turn)
-        return await whole_body(request, self._max_body)
+            return self._in_turn(chunks_of(request, self._max_body), size, turn, held)
+        with waiting_for_caller():
+            return await whole_body(request, self._max_body)
 
     async def _in_turn(
-        self, body: AsyncIterator[bytes], size: int, turn: asyncio.Event
+        self, body: AsyncIterator[bytes], size: int, turn: asyncio.Event, held: ExitStack | None
     ) -> AsyncIterator[bytes]:
         """Once so much more may be on its way to Triton."""
-        claim = self._inflight.claim(size, turn.set)
-        try:
+        with ExitStack() as passed_on:
+            claim = self._inflight.claim(size, turn.set)
+            (passed_on if held is None else held).callback(claim.end)
             await turn.wait()
             async for piece in body:
                 yield piece
-        finally:
-            claim.end()
 
     # -- SageMaker's ------------------------------------------------------------------------
 
-    async def _invoke(self, lease: Lease, request: web.BaseRequest) -> web.StreamResponse:
+    async def invoke(
+        self, lease: Lease, request: web.BaseRequest, body: bytes | None = None
+    ) -> web.StreamResponse:
+        """`body`: where it was read before."""
+        if self._operation != _INFER:
+            return await self._generate(lease, request, body)
+        types = lease.record.content_types
+        try:
+            if types is not None and is_typed(_content_type(request), _accept(request)):
+                return await self._invoke_typed(types, lease, request, body)
+            return await self._invoke_v2(lease, request, body)
+        except NotJson as error:
+            raise explained(error, request.headers, types) from error
+
+    async def _invoke_v2(
+        self, lease: Lease, request: web.BaseRequest, body: bytes | None
+    ) -> web.StreamResponse:
         record = lease.record
         headers = _told(record, request)
-        body = await self._body_of(request, lease)
-        if isinstance(body, bytes):
-            _check_is_there(body)
+        sent = await self._body_of(request, lease) if body is None else body
+        if isinstance(sent, bytes):
+            _check_is_there(sent)
         else:
-            body = _not_empty(body)
-        call = V2Call("POST", f"/models/{record.name}/infer", headers, body)
+            sent = _not_empty(sent)
+        call = V2Call("POST", f"/models/{record.name}/infer", headers, sent)
         async with self._dataplane.forward(call, lease) as found:
-            size, length = found.json_header_bytes, found.content_length
-            if record.is_renamed:
-                body, size = binary.put_name_back(await found.read(), size, record.name, record.id)
-            elif length is not None and length <= _WHOLE_BYTES:
-                body = await found.read()
+            return await _invoked(request, record, found)
+
+    async def _invoke_typed(
+        self, types: ContentTypes, lease: Lease, request: web.BaseRequest, body: bytes | None
+    ) -> web.StreamResponse:
+        """By the model's own content types (docs/content-types.md)."""
+        record = lease.record
+        is_packed = _encoding_of(request) not in {"", "identity"}
+        kind = kind_of(_content_type(request), types, is_packed=is_packed)
+        is_choosing = kind in {Kind.V2, Kind.PERHAPS_JSON}
+        wanted = answer_type(_accept(request), types, is_choosing=is_choosing)
+        headers = _told(record, request) | {"Accept-Encoding": "identity"}
+        # these become whole before Triton is sent the first byte of them
+        held = ExitStack() if kind is Kind.CSV or request.content_length is None else None
+        sent = await self._body_of(request, lease, held) if body is None else body
+        async with aclosing(Source(sent, held)) as source:
+            if kind is Kind.PERHAPS_JSON and not await source.begins_with_brace():
+                refuse_bytes(types)
+                kind = Kind.RAW
+            if kind in {Kind.V2, Kind.PERHAPS_JSON}:
+                sent = source.pieces(0)
+                sent = b"".join([p async for p in sent]) if source.is_whole else _not_empty(sent)
             else:
-                headers = _invoke_headers(found, size)
-                return await _streamed(request, 200, headers, length, found.chunks())
-            return web.Response(body=body, headers=_invoke_headers(found, size))
+                length = len(sent) if isinstance(sent, bytes) else request.content_length
+                asked = await as_request(kind, source, length, types, wanted)
+                headers, sent = headers | asked.headers, asked.body
+            if isinstance(sent, bytes):
+                _check_is_there(sent)
+            call = V2Call("POST", f"/models/{record.name}/infer", headers, sent)
+            async with self._dataplane.forward(call, lease) as found:
+                if wanted in {JSON, binary.MEDIA_TYPE}:
+                    is_binary = wanted == binary.MEDIA_TYPE
+                    return await _invoked(request, record, found, is_binary=is_binary)
+                answer = await as_answer(found, wanted)
+                if isinstance(answer.body, bytes):
+                    return web.Response(body=answer.body, headers=answer.headers)
+                size = int(answer.headers["Content-Length"])
+                return await _streamed(request, 200, answer.headers, size, answer.body)
+
+    async def _generate(
+        self, lease: Lease, request: web.BaseRequest, body: bytes | None
+    ) -> web.StreamResponse:
+        """An invocation as a call of Triton's generate extension, which takes JSON alone."""
+        record = lease.record
+        headers = _told(record, request)
+        if headers.pop(_HEADER_LENGTH, None) is not None:
+            raise InvalidRequest(f"inference_type is {self._operation}, which takes JSON alone")
+        sent = await self._body_of(request, lease) if body is None else body
+        is_stream = self._operation == _GENERATE_STREAM
+        path = f"/models/{record.name}/{self._operation}"
+        call = V2Call("POST", path, headers, sent, is_stream=is_stream)
+        async with self._dataplane.forward(call, lease) as found:
+            if is_stream:
+                return await _relay(request, record, found, is_stream=True)
+            back = await found.read()
+            if back.startswith(_SEVERAL_ANSWERS):
+                raise InvalidRequest(str(json.loads(back)["error"]))
+            if record.is_renamed:
+                back, _ = binary.put_name_back(back, None, record.name, record.asked_for)
+            return web.Response(body=back, headers=passed_on(found.headers))
 
     # -- V2 ---------------------------------------------------------------------------------
 
-    async def _infer(self, path: str, lease: Lease, request: web.BaseRequest) -> web.StreamResponse:
-        record = lease.record
+    async def _infer(
+        self, route: Route, lease: Lease, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        record, path = lease.record, route.path
+        is_packed = _encoding_of(request) not in {"", "identity"}
         headers = call_headers(request.headers, is_rewritten=record.is_renamed)
+        if route.media_type:
+            length = None if is_packed else request.content_length
+            kind = request.headers.get("Content-Type", "")
+            size = binary.json_header_bytes(kind, length, route.media_type)
+            if size is not None:
+                headers[_HEADER_LENGTH] = str(size)
         if request.content_length is not None:
             headers["Content-Length"] = str(request.content_length)
         body = await self._body_of(request, lease)
@@ -179,6 +274,33 @@ class Inferences:
         call = V2Call("POST", f"/models/{record.name}{path}", headers, body, is_stream=is_stream)
         async with self._dataplane.forward(call, lease) as found:
             return await _relay(request, record, found, is_stream=is_stream)
+
+
+def _content_type(request: web.BaseRequest) -> str:
+    return request.headers.get("Content-Type", "")
+
+
+def _accept(request: web.BaseRequest) -> str:
+    return ", ".join(request.headers.getall("Accept", []))
+
+
+async def _invoked(
+    request: web.BaseRequest, record: ModelRecord, found: V2Answer, *, is_binary: bool = False
+) -> web.StreamResponse:
+    """Triton's answer to an invocation. `is_binary`: it is told as SageMaker's media type, even
+    where all of it is JSON.
+    """
+    size, length = found.json_header_bytes, found.content_length
+    if record.is_renamed:
+        back, size = binary.put_name_back(await found.read(), size, record.name, record.asked_for)
+    elif length is not None and length <= _WHOLE_BYTES:
+        back = await found.read()
+    else:
+        size = length if is_binary and size is None else size
+        headers = _invoke_headers(found, size)
+        return await _streamed(request, 200, headers, length, found.chunks())
+    size = len(back) if is_binary and size is None else size
+    return web.Response(body=back, headers=_invoke_headers(found, size))
 
 
 def _check_is_there(body: bytes) -> None:
@@ -198,9 +320,7 @@ def _told(record: ModelRecord, request: web.BaseRequest) -> dict[str, str]:
     """The headers of an invocation on its way to Triton."""
     given, length = request.headers, request.content_length
     headers = {name: value for name in FORWARDED if (value := given.get(name)) is not None}
-    encoding = headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in _ENCODINGS:
-        raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")
+    encoding = _encoding_of(request)
     if encoding:
         headers["Content-Encoding"] = encoding  # Triton knows no GZIP
     is_packed = encoding not in {"", "identity"}
@@ -213,6 +333,14 @@ def _told(record: ModelRecord, request: web.BaseRequest) -> dict[str, str]:
         # the answer names the model, and its name will have to be put back
         headers.pop("Accept-Encoding", None)
     return headers
+
+
+def _encoding_of(request: web.BaseRequest) -> str:
+    """InvalidRequest for one that Triton does not know."""
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise InvalidRequest(f"Content-Encoding {encoding!r}; gzip and deflate are understood")
+    return encoding
 
 
 def _invoke_headers(found: V2Answer, json_header_size: int | None) -> dict[str, str]:
@@ -231,7 +359,7 @@ async def _relay(
         return await _streamed(request, status, headers, None, _renamed(found.chunks(), record))
     if record.is_renamed:
         body, size = binary.put_name_back(
-            await found.read(), found.json_header_bytes, record.name, record.id
+            await found.read(), found.json_header_bytes, record.name, record.asked_for
         )
         if size is not None:
             headers[_HEADER_LENGTH] = str(size)
@@ -250,7 +378,7 @@ async def _streamed(
 ) -> web.StreamResponse:
     """`length` None: in chunks, which HTTP/1.0 does not know: its connection ends the body."""
     response = web.StreamResponse(status=status, headers=headers)
-    response.headers.update(echoed_headers(request.headers))
+    response.headers.update(dialect_of(request).headers(request))
     if length is not None:
         response.content_length = length
     elif request.version != HttpVersion11:
@@ -258,8 +386,9 @@ async def _streamed(
     if not application_of(request).may_be_kept(request):
         response.force_close()
     await response.prepare(request)
-    async for piece in chunks:
-        await response.write(piece)
+    with waiting_for_caller():
+        async for piece in chunks:
+            await response.write(piece)
     return response
 
 
@@ -268,6 +397,6 @@ async def _renamed(chunks: AsyncIterator[bytes], record: ModelRecord) -> AsyncIt
     async for chunk in chunks:
         *events, rest = (rest + chunk).split(_EVENT_END)
         for event in events:
-            yield binary.put_name_back(event, None, record.name, record.id)[0] + _EVENT_END
+            yield binary.put_name_back(event, None, record.name, record.asked_for)[0] + _EVENT_END
     if rest:
         yield rest

@@ -5,28 +5,33 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import ClientError, HttpVersion11, web
 
+from adapter.core.calls import NOT_STARTED
 from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
-    InvalidRequest,
+    BrokenBody,
     MethodNotAllowed,
-    NotStarted,
     PayloadTooLarge,
+    Unauthenticated,
+    UnsupportedMediaType,
+    was_not_started,
 )
 from adapter.frontends.http.observer import (
     INTERNAL_ERROR,
-    NOT_STARTED,
     Observer,
+    contract_of,
     echoed_headers,
     encoded,
     error_body,
 )
+from adapter.frontends.sites import SitePolicy
+from adapter.frontends.status import challenge
 from adapter.telemetry import request_ids
-from adapter.telemetry.waiting import WAITED, Waited
+from adapter.telemetry.traffic import WAITED, Waited
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ def answer(body: Mapping[str, Any] | list[Any], status: int = 200) -> web.Respon
 
 
 def method_not_allowed(request: web.BaseRequest, methods: Iterable[str]) -> MethodNotAllowed:
-    allowed = ", ".join(methods)
+    allowed = ", ".join(f"{one}, HEAD" if one == "GET" else one for one in methods)
     text = f"{request.method} is not allowed here; allowed: {allowed}"
     return MethodNotAllowed(text, allowed=allowed)
 
@@ -53,7 +58,11 @@ def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
     response = answer(body, status)
     if isinstance(error, MethodNotAllowed):
         response.headers["Allow"] = error.allowed
-    if isinstance(error, NotStarted):
+    if isinstance(error, UnsupportedMediaType):
+        response.headers["Accept"] = error.accepted
+    if isinstance(error, Unauthenticated):
+        response.headers["WWW-Authenticate"] = challenge(error)
+    if was_not_started(error):
         response.headers[NOT_STARTED] = "1"
     return response
 
@@ -74,47 +83,108 @@ class Route:
         handler = self.methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             raise method_not_allowed(request, self.methods)
-        request["frontend"], request["operation"] = "v2", self.operation
         return await handler(request)
 
 
-class HttpMiddleware:
-    """Wraps one handler for everything: errors, counts, headers that go back."""
+class Dialect(Protocol):
+    """The way in which a contract says errors, and what its answers say besides their bodies."""
 
-    def __init__(self, handle: Serve, observer: Observer) -> None:
+    def begin(self, request: web.BaseRequest) -> None: ...
+    def log_fields(self, request: web.BaseRequest, error: AdapterError, /) -> dict[str, object]: ...
+    def refusal(self, request: web.BaseRequest, error: AdapterError) -> web.Response: ...
+    def failure(self) -> web.Response:
+        """Return the answer for a bug."""
+
+    def headers(self, request: web.BaseRequest) -> Mapping[str, str]: ...
+
+
+class OwnDialect:
+    """Of SageMaker's container contract and of V2."""
+
+    def begin(self, request: web.BaseRequest) -> None: ...
+
+    def log_fields(self, _: web.BaseRequest, __: AdapterError, /) -> dict[str, object]:
+        return {}
+
+    def refusal(self, request: web.BaseRequest, error: AdapterError) -> web.Response:
+        return error_answer(error, request.get("model_id"))
+
+    def failure(self) -> web.Response:
+        return answer(INTERNAL_ERROR, status=500)
+
+    def headers(self, request: web.BaseRequest) -> Mapping[str, str]:
+        return echoed_headers(request.headers)
+
+
+def dialect_of(request: web.BaseRequest) -> Dialect:
+    dialect: Dialect = request["dialect"]
+    return dialect
+
+
+class HttpMiddleware:
+    """Wraps one handler for everything: errors, counts, headers that go back.
+
+    `dialects`: of the frontends that have one of their own.
+    """
+
+    def __init__(
+        self,
+        handle: Serve,
+        observer: Observer,
+        sites: SitePolicy,
+        dialects: Mapping[str, Dialect] | None = None,
+    ) -> None:
         self._handle = handle
+        self._sites = sites
         self._observer = observer
+        self._dialects = dialects or {}
+        self._own = OwnDialect()
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         begun, waited = time.monotonic(), Waited()
         WAITED.set(waited)
-        in_flight = self._observer.in_flight(request.raw_path)
-        in_flight.begin()
+        contract = request["contract"] = contract_of(request.raw_path, request.headers)
+        dialect = self._dialects.get(contract, self._own)
+        request["dialect"] = dialect
+        dialect.begin(request)
+        in_flight = self._observer.in_flight(contract)
+        in_flight.count += 1
         try:
             response = await self._answered(request)
         finally:
-            in_flight.end()
+            in_flight.count -= 1
         frontend = request.get("frontend", "sagemaker")
         operation, seconds = request.get("operation", "other"), time.monotonic() - begun
-        self._observer.answered(frontend, operation, response.status, seconds, waited)
+        served = self._observer.served(frontend, operation)
+        model_id = request.get("model_id")
+        served.count(
+            *(response.status, seconds, waited.seconds, waited.callers_seconds), model_id=model_id
+        )
         return response
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        dialect = dialect_of(request)
         try:
+            self._sites.check(request.method, request.headers)
             response = await self._handle(request)
         except AdapterError as error:
-            operation, model_id = request.get("operation", "other"), request.get("model_id")
-            self._observer.refused(error, request.headers, request.raw_path, operation, model_id)
-            response = error_answer(error, model_id)
+            self._note(request, error, dialect.log_fields(request, error))
+            response = dialect.refusal(request, error)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
         except Exception:
-            fields = {"path": request.raw_path[:500], "model_id": request.get("model_id")}
+            target, model_id = (request.method, request.raw_path), request.get("model_id")
+            fields = self._observer.bug_fields(target, model_id)
             log.exception("request.failed", extra=fields)
-            response = answer(INTERNAL_ERROR, status=500)
+            response = dialect.failure()
         if not response.prepared:
-            response.headers.update(echoed_headers(request.headers))
+            response.headers.update(dialect.headers(request))
         return response
+
+    def _note(self, request: web.BaseRequest, error: AdapterError, more: dict[str, object]) -> None:
+        operation, model_id = request.get("operation", "other"), request.get("model_id")
+        target = (request.method, request.raw_path)
+        self._observer.refused(error, request.headers, target, operation, model_id, more=more)
 
 
 def chunks_of(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
@@ -125,8 +195,15 @@ def chunks_of(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
     return _counted(request, limit)
 
 
-async def whole_body(request: web.BaseRequest, limit: int) -> bytes:
-    return b"".join([chunk async for chunk in chunks_of(request, limit)])
+async def whole_body(
+    request: web.BaseRequest, limit: int, take: Callable[[int], object] = lambda _: None
+) -> bytes:
+    """`take` is told how many bytes have come, and may raise an error."""
+    chunks = []
+    async for chunk in chunks_of(request, limit):
+        take(len(chunk))
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
@@ -139,7 +216,7 @@ async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]
                 raise PayloadTooLarge(f"the body has more than {limit} bytes")
             yield chunk
     except (ConnectionError, ClientError, web.RequestPayloadError) as error:
-        raise InvalidRequest(f"the body broke off after {seen} bytes") from error
+        raise BrokenBody(f"the body broke off after {seen} bytes") from error
 
 
 def _say_continue(request: web.BaseRequest) -> None:

@@ -7,15 +7,14 @@ from dataclasses import asdict
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from adapter.core.model import ModelId
-from adapter.errors import AboutMemory, AdapterError, InvalidRequest, OutOfMemory, was_refused
-from adapter.frontends.status import HTTP, lookup
+from adapter.errors import AboutMemory, AdapterError, InvalidRequest, OutOfMemory
+from adapter.frontends.status import HTTP, level_of, lookup
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
-from adapter.telemetry.traffic import InFlight
-from adapter.telemetry.waiting import Waited
+from adapter.telemetry.traffic import InFlight, Served
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,10 @@ ECHOED = (
     "X-Request-Id",
 )
 # Headers of an invocation in SageMaker's contract that Triton gets; the others end here.
-FORWARDED = ("Accept-Encoding", "Content-Encoding", "traceparent", "tracestate")
+FORWARDED = (
+    *("Accept-Encoding", "Content-Encoding", "traceparent", "tracestate"),
+    "X-Amzn-SageMaker-Custom-Attributes",
+)
 # They concern one connection, not the call (RFC 9110 section 7.6.1), or are written anew.
 OF_THE_CONNECTION = frozenset(
     {
@@ -35,24 +37,40 @@ OF_THE_CONNECTION = frozenset(
         *("host", "expect", "content-length"),
     }
 )
-NOT_STARTED = "X-Triton-Adapter-Not-Started"
 INTERNAL_ERROR = {
     "error": "internal error; see the log",
     "code": "InternalError",
     "model_name": None,
 }
 
+# In which clients of AWS name an operation whose path does not.
+AWS_OPERATION = "X-Amz-Target"
+
 _LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
 
-_V2 = frozenset({"/v2", "/v2/", "/v2?"})
-_INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream"})
+_CONTRACTS = {"v2": "v2", "endpoints": "endpoint"}
+_STREAM = "invocations-response-stream"
+_INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream", _STREAM})
+
+
+def contract_of(target: str, headers: Mapping[str, str]) -> str:
+    """Return whose contract a request is of, before it is looked at closely.
+
+    AWS's other operations, which name themselves in a header, are for the endpoint to refuse.
+    """
+    first = _without_host(target)[1:].partition("?")[0].partition("/")[0]
+    contract = _CONTRACTS.get(unquote(first), "sagemaker")
+    return "endpoint" if contract == "sagemaker" and AWS_OPERATION in headers else contract
+
+
+def _without_host(target: str) -> str:
+    """Of the absolute form (RFC 9112, section 3.2.2) what the other form would be."""
+    return target if target.startswith("/") else f"/{target.partition('://')[2].partition('/')[2]}"
 
 
 def path_segments(target: str) -> list[str]:
     """The path, split at its raw slashes and only then decoded, so that `%2F` is part of a name."""
-    if not target.startswith("/"):  # the absolute form
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    raw = target.partition("?")[0]
+    raw = _without_host(target).partition("?")[0]
     try:
         return [unquote_to_bytes(part).decode() for part in raw.removeprefix("/").split("/")]
     except UnicodeDecodeError as error:
@@ -83,6 +101,10 @@ def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def error_status(error: AdapterError) -> int:
+    return (lookup(HTTP, error) or (500, ""))[0]
+
+
 def error_body(error: AdapterError, model_id: ModelId | None) -> tuple[int, dict[str, Any]]:
     """Status, and what is answered as JSON."""
     status, code = lookup(HTTP, error) or (500, "InternalError")
@@ -94,29 +116,32 @@ def error_body(error: AdapterError, model_id: ModelId | None) -> tuple[int, dict
 
 
 def encoded(body: Mapping[str, Any] | list[Any]) -> bytes:
-    return json.dumps(body).encode()
+    """JSON with a line break behind it: on a terminal the prompt starts on a line of its own."""
+    return f"{json.dumps(body)}\n".encode()
 
 
 class Clock:
-    """The time as answers give it; whoever owns it calls `tick` every now and then."""
+    """The time as answers give it, at the end of their heads; whoever owns it calls `tick` every
+    now and then. `last`: of an answer behind which the connection closes.
+    """
 
     def __init__(self) -> None:
         self.tick()
 
     def tick(self) -> None:
         self.line = f"Date: {formatdate(usegmt=True)}\r\n\r\n".encode()
+        self.last = b"Connection: close\r\n" + self.line
 
 
 def head_of(
     status: int, fields: Iterable[tuple[bytes, bytes]], rest: bytes, clock: Clock, *, is_last: bool
 ) -> bytes:
     """`rest` is of whole lines. `is_last`: the connection closes behind the answer."""
-    close = b"Connection: close\r\n" if is_last else b""
-    return b"%b%b%b%b%b" % (_LINES[status], lines_of(fields), rest, close, clock.line)
+    return begin_of_head(status, fields) + rest + (clock.last if is_last else clock.line)
 
 
-def lines_of(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join([b"%b: %b\r\n" % pair for pair in fields])
+def begin_of_head(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return _LINES[status] + b"".join([b"%b: %b\r\n" % pair for pair in fields])
 
 
 def json_answer(
@@ -133,42 +158,67 @@ def json_answer(
 
 
 class Observer:
-    def __init__(self, metrics: Metrics) -> None:
+    """Notes what happens at one listener."""
+
+    def __init__(self, metrics: Metrics, listener: str = "http") -> None:
+        self.listener = listener
         self._metrics = metrics
-        self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in ("sagemaker", "v2")}
+        frontends = ("sagemaker", "v2", "endpoint")
+        self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in frontends}
 
-    def in_flight(self, target: str) -> InFlight:
-        """Of whatever contract the request is, before it is looked at closely."""
-        return self._in_flight["v2" if target[:4] in _V2 else "sagemaker"]
+    def in_flight(self, contract: str) -> InFlight:
+        return self._in_flight[contract]
 
-    def answered(
-        self, frontend: str, operation: str, status: int, seconds: float, waited: Waited
-    ) -> None:
-        served = self._metrics.traffic.served(frontend, operation)
-        served.count(status, seconds, waited.seconds)
+    def served(self, frontend: str, operation: str) -> Served:
+        return self._metrics.traffic.served(frontend, operation)
 
     def refused(
         self,
         error: AdapterError,
         headers: Mapping[str, str],
-        target: str,
+        request: tuple[str, str],
         operation: str,
         model_id: ModelId | None = None,
+        *,
+        more: Mapping[str, object] | None = None,
     ) -> None:
-        """`model_id`: the model that the path names, for errors that name none."""
-        level = logging.INFO if was_refused(error) else logging.WARNING
+        """Note an error with which a request is answered. `request`: its method and target;
+        `model_id`: the model that the path names, for errors that name none; `more`: fields of the
+        log that other contracts than our own have.
+        """
         fields = request_ids.of_headers(headers) | {
-            "path": target[:500],
+            "listener": self.listener,
+            "method": request[0],
+            "path": request[1][:500],
+            "status": error_status(error),
             "reason": str(error)[:2000],
             "error": type(error).__name__,
+            **(more or {}),
         }
         if named := error.model_id or model_id:
             fields["model_id"] = named
-        log.log(level, "request.failed", extra=fields)
+        log.log(level_of(error), "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and operation in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
 
-    def malformed(self, error: AdapterError) -> None:
-        """What is no HTTP at all."""
-        fields = {"reason": str(error)[:500], "error": type(error).__name__}
+    def bug_fields(self, request: tuple[str, str], model_id: ModelId | None) -> dict[str, object]:
+        """Return the log fields of a request that failed by a bug. `request`: method, target."""
+        method, target = request
+        return {
+            "listener": self.listener,
+            "method": method,
+            "path": target[:500],
+            "status": HTTPStatus.INTERNAL_SERVER_ERROR.value,
+            "model_id": model_id,
+        }
+
+    def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
+        """Note what is no HTTP at all. `more`: as for `refused`."""
+        fields = {
+            "listener": self.listener,
+            "status": error_status(error),
+            "reason": str(error)[:500],
+            "error": type(error).__name__,
+            **more,
+        }
         log.info("request.failed", extra=fields)

@@ -13,13 +13,17 @@ from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
+from adapter.frontends import openapi
+from adapter.frontends.access import Access
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.http.inference import Inferences, Route
 from adapter.frontends.http.middleware import Serve, answer, ids_of, method_not_allowed, whole_body
 from adapter.frontends.http.observer import path_segments
+from adapter.telemetry.metrics import own_version
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _LIMIT = re.compile(r"[0-9]{1,6}")
+_DOCUMENTATION = "README.md and docs/ of this version's source; `triton-adapter --help`"
 
 
 class SageMaker:
@@ -28,11 +32,13 @@ class SageMaker:
         control: ModelControl,
         inferences: Inferences,
         *,
+        access: Access,
         is_ready: Callable[[], bool],
         max_control_body_bytes: int,
     ) -> None:
         self._control = control
         self._inferences = inferences
+        self._access = access
         self._is_ready = is_ready
         self._max_control_body = max_control_body_bytes
 
@@ -41,8 +47,10 @@ class SageMaker:
         if len(segments) > 1 and segments[-1] == "":
             segments.pop()  # one trailing slash means nothing
         match segments:
+            case [""]:
+                methods: dict[str, tuple[str, Serve]] = {"GET": ("about", _about)}
             case ["ping"]:
-                methods: dict[str, tuple[str, Serve]] = {"GET": ("pong", self._pong)}
+                methods = {"GET": ("ping", self._ping)}
             case ["models"]:
                 methods = {"GET": ("list", self._list), "POST": ("load", self._load)}
             case ["invocations"]:
@@ -55,13 +63,24 @@ class SageMaker:
                 methods = {"POST": self._inference("invoke", model_id)}
             case _:
                 raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
-        return await _dispatch(request, methods)
+        return await self._dispatch(request, methods)
+
+    async def _dispatch(
+        self, request: web.BaseRequest, methods: dict[str, tuple[str, Serve]]
+    ) -> web.StreamResponse:
+        """HEAD is GET without the body."""
+        found = methods.get("GET" if request.method == "HEAD" else request.method)
+        if found is None:
+            raise method_not_allowed(request, methods)
+        request["operation"], serve = found
+        self._access.check(request["operation"], request.headers.getall("Authorization", ()))
+        return await serve(request)
 
     def _inference(self, operation: str, model_id: ModelId | None) -> tuple[str, Serve]:
         route = Route("sagemaker", operation, model_id)
         return operation, partial(self._inferences.serve, route)
 
-    async def _pong(self, _: web.BaseRequest) -> web.Response:
+    async def _ping(self, _: web.BaseRequest) -> web.Response:
         """From memory, in milliseconds: the platform gives it 2 s, whatever else goes on."""
         return web.Response(status=200 if self._is_ready() else 503)
 
@@ -100,15 +119,10 @@ class SageMaker:
         return json_object(raw, "the body")
 
 
-async def _dispatch(
-    request: web.BaseRequest, methods: dict[str, tuple[str, Serve]]
-) -> web.StreamResponse:
-    """HEAD is GET without the body."""
-    found = methods.get("GET" if request.method == "HEAD" else request.method)
-    if found is None:
-        raise method_not_allowed(request, methods)
-    request["operation"], serve = found
-    return await serve(request)
+async def _about(_: web.BaseRequest) -> web.Response:
+    """Say what listens here, for who opens its address."""
+    product = {"product": "triton-adapter", "version": own_version()}
+    return answer({**product, "documentation": _DOCUMENTATION, "openapi": f"/{openapi.NAME}"})
 
 
 def _hint(body: dict[str, Any], field: str) -> str | None:
@@ -120,7 +134,7 @@ def _hint(body: dict[str, Any], field: str) -> str | None:
 
 
 def _described(record: ModelRecord) -> dict[str, str]:
-    return {"modelName": record.id, "modelUrl": record.source.url}
+    return {"modelName": record.asked_for, "modelUrl": record.source.told_url}
 
 
 def _page_size(request: web.BaseRequest) -> int:

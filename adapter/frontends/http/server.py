@@ -1,11 +1,13 @@
 """The http listener: aiohttp serves, and a fast path of callbacks in front of it."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import NoReturn
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
-from adapter.errors import InvalidRequest, TooManyConnections
+from adapter.core.calls import NOT_STARTED
+from adapter.errors import AdapterError, InvalidCall, TooManyConnections, was_not_started
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.application import (
     Application,
@@ -16,17 +18,18 @@ from adapter.frontends.http.application import (
 )
 from adapter.frontends.http.connection import Connection, Limits
 from adapter.frontends.http.connections import Connections
+from adapter.frontends.http.endpoint.errors import Told, new_request_id, refusal_of
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import Serve
 from adapter.frontends.http.observer import Observer, encoded, error_body, json_answer
-from adapter.runtime import background
+from adapter.runtime import background, sockets
 from adapter.settings import Address
 
 # Callers may come all at once; what does not fit waits a second for its connection.
 _BACKLOG = 1024
 
-_TOO_MANY, _TOO_MANY_BODY = error_body(TooManyConnections("too many connections"), None)
+_TOO_MANY = TooManyConnections("too many connections")
 _RETRY = [(b"Retry-After", b"1")]
 
 
@@ -34,7 +37,7 @@ class HttpListener:
     """`serve` answers what is not plain.
 
     `look_seconds`: how often time limits are looked at; one timer for all connections costs a
-    request nothing.
+    request nothing. `is_endpoint`: calls of an endpoint come here, too.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class HttpListener:
         limits: Limits | None = None,
         look_seconds: float = 1,
         connections: Connections | None = None,
+        is_endpoint: bool = False,
     ) -> None:
         self.limits = limits or Limits()
         self.fast = fast
@@ -55,6 +59,7 @@ class HttpListener:
         self._serve = serve
         self._observer = observer
         self._is_refusing = False
+        self._is_endpoint = is_endpoint
         self._look_seconds = look_seconds
         drain.at_once(self._take_no_more)
         drain.then_refuse(self._refuse_arriving)
@@ -64,7 +69,7 @@ class HttpListener:
         self._aiohttp: web.Server
         self._looking: asyncio.Task[NoReturn]
 
-    async def open(self, door: Address) -> int:
+    async def open(self, address: Address) -> int:
         """The port, 0 for a socket of unix."""
         loop = asyncio.get_running_loop()
         # who hangs up is not computed for any more; operations of control outlive their callers
@@ -73,16 +78,17 @@ class HttpListener:
             request_factory=lambda *given: Request(*given, loop),  # type: ignore[call-arg,arg-type]
             handler_cancellation=True,
         )
-        if door.kind == "unix":
-            self._server = await loop.create_unix_server(self._accept, door.path, backlog=_BACKLOG)
-        else:
-            self._server = await loop.create_server(
-                self._accept, door.host, door.port, backlog=_BACKLOG
+        if address.kind == "unix":
+            self._server = await loop.create_unix_server(
+                self._accept, address.path, backlog=_BACKLOG
             )
+        else:
+            self._server = await sockets.listen(self._accept, *address.host_port, _BACKLOG)
         self._looking = background.begin(
-            "http-looks", background.forever(self._look, seconds=self._look_seconds)
+            f"{self._observer.listener}-looks",
+            background.forever(self._look, seconds=self._look_seconds),
         )
-        return 0 if door.kind == "unix" else int(self._server.sockets[0].getsockname()[1])
+        return 0 if address.kind == "unix" else int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, grace_seconds: float) -> None:
         """Take nothing new; what is in hand has its time to be answered."""
@@ -108,7 +114,10 @@ class HttpListener:
         application.begins(request)
         if (why := why_misread(request)) is not None:
             return application.refuse(why)
-        response = await self._serve(request)
+        try:
+            response = await self._serve(request)
+        except ClientConnectionResetError:  # amid an answer that is streamed
+            await application.caller_has_left()
         if not application.may_be_kept(request):
             response.force_close()
         try:
@@ -123,9 +132,7 @@ class HttpListener:
     # -- for connections --------------------------------------------------------------------
 
     def _accept(self) -> asyncio.Protocol:
-        refusal = json_answer(
-            _TOO_MANY, encoded(_TOO_MANY_BODY), self.fast.clock, _RETRY, is_last=True
-        )
+        refusal = self._refusal(_TOO_MANY, Told(new_request_id()), _RETRY)
         return self._connections.accept(lambda: Connection(self), refusal)
 
     def handler(self, application: Application) -> Handler:
@@ -139,10 +146,26 @@ class HttpListener:
         if not self._connections and self._all_lost is not None and not self._all_lost.done():
             self._all_lost.set_result(None)
 
-    def malformed(self, error: InvalidRequest) -> bytes:
-        self._observer.malformed(error)
+    def malformed(self, why: str) -> bytes:
+        error, told = InvalidCall(why), Told(new_request_id())
+        more = {"aws_request_id": told.request_id} if self._is_endpoint else {}
+        self._observer.malformed(error, more)
+        return self._refusal(error, told)
+
+    def _refusal(
+        self, error: AdapterError, told: Told, fields: Sequence[tuple[bytes, bytes]] = ()
+    ) -> bytes:
+        """The answer to what was not read: where it may be a call of the endpoint, such a client
+        finds what it looks for in it as well.
+        """
         status, body = error_body(error, None)
-        return json_answer(status, encoded(body), self.fast.clock, is_last=True)
+        headers = {NOT_STARTED: "1"} if was_not_started(error) else {}
+        if self._is_endpoint:
+            refusal = refusal_of(error, told)
+            body |= refusal.body
+            headers |= refusal.headers | told.headers()
+        fields = [*fields, *((k.encode(), v.encode()) for k, v in headers.items())]
+        return json_answer(status, encoded(body), self.fast.clock, fields, is_last=True)
 
     def _take_no_more(self) -> None:
         self.fast.takes_more = False

@@ -4,27 +4,33 @@ What loads and unloads goes through control, so that the ledger never loses sigh
 Everything else is passed on to Triton as it is.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
+from http import HTTPStatus
+from typing import Any
 from urllib.parse import quote
 
 from aiohttp import web
 
+from adapter.control.lease import Serving
 from adapter.control.models import ModelControl
 from adapter.core.calls import V2Call, V2DataPlane
+from adapter.core.model import parse_model_id
 from adapter.errors import BackendUnavailable, InvalidRequest, NotPassedThrough
+from adapter.frontends.access import Access
+from adapter.frontends.callers_json import json_object
+from adapter.frontends.extensions import Extensions
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import Route, Serve, whole_body
+from adapter.frontends.http.middleware import Route, Serve, answer, ids_of, whole_body
 from adapter.frontends.http.observer import call_headers, path_segments
 from adapter.frontends.http.v2_models import V2Models, relay
-from adapter.frontends.http.v2_repository import V2Repository
+from adapter.frontends.model_repository import Repository
 
 
 class V2:
-    """`versions` tells which versions of each model Triton's index has ready, by Triton's names.
-
-    `passthrough` opens calls that reach beyond one model: `shared_memory`, `trace` and `log`.
+    """`passthrough` opens calls that reach beyond one model: `shared_memory`, `trace` and `log`.
     `load_wait_seconds`: how long a call waits for the end of its model's load.
     """
 
@@ -33,17 +39,20 @@ class V2:
         control: ModelControl,
         dataplane: V2DataPlane,
         inferences: Inferences,
-        versions: Callable[[], Awaitable[Mapping[str, Sequence[str]]]],
-        model_roots: Sequence[Path],
+        repository: Repository,
         *,
+        access: Access,
         load_wait_seconds: float,
         max_body_bytes: int,
         max_control_body_bytes: int,
         passthrough: frozenset[str] = frozenset(),
+        serving: Serving | None = None,
     ) -> None:
         self._control = control
         self._dataplane = dataplane
         self._passthrough = passthrough
+        self._access = access
+        self._extensions = Extensions(passthrough, has_repository=not access.infers_only)
         self._max_control_body = max_control_body_bytes
         self._models = V2Models(
             control,
@@ -51,57 +60,107 @@ class V2:
             inferences,
             load_wait_seconds=load_wait_seconds,
             max_control_body_bytes=max_control_body_bytes,
+            serving=serving,
         )
-        self._repository = V2Repository(
-            control,
-            versions,
-            model_roots,
-            max_body_bytes=max_body_bytes,
-            max_control_body_bytes=max_control_body_bytes,
-        )
+        self._repository = repository
+        self._max_body = max_body_bytes
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         _, *path = path_segments(request.raw_path)
-        if path and path[-1] == "":
-            path.pop()  # one trailing slash means nothing
-        route = self._route(request, path)
+        route = self.route(request, path)
         if route is None:
             raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
+        request["frontend"], request["operation"] = "v2", route.operation
+        self._access.check(route.operation, request.headers.getall("Authorization", ()))
         if route.needs is not None and route.needs not in self._passthrough:
             raise _closed(route.needs)
         return await route.serve(request)
+
+    def route(self, request: web.BaseRequest, path: Sequence[str]) -> Route | None:
+        """`path` is what stands behind /v2; None when that is nothing of ours."""
+        # one trailing slash means nothing
+        return self._route(request, path[:-1] if path and path[-1] == "" else path)
 
     def _route(self, request: web.BaseRequest, path: Sequence[str]) -> Route | None:
         call = "".join(f"/{quote(part, safe='')}" for part in path)
         pass_on = partial(self._pass, call)
         match path:
             case []:
-                return Route("server_metadata", {"GET": pass_on})
+                return Route("server_metadata", {"GET": self._metadata})
             case ["health", "live"]:
-                return Route("live", {"GET": partial(self._pass, call, is_probe=True)})
+                return Route("live", {"GET": partial(self._probe, call, "live")})
             case ["health", "ready"]:
                 return Route("server_ready", {"GET": partial(self._ready, call)})
             case ["models", *rest]:
                 return self._models.route(request, rest)
-            case ["repository", *rest]:
-                return self._repository.route(request, rest)
+            case ["repository", "index"]:
+                return Route("repository_index", {"POST": self._index})
+            case ["repository", "models", name, "load" | "unload" as act]:
+                request["model_id"] = parse_model_id(name)
+                serve = self._load if act == "load" else self._unload
+                return Route(f"repository_{act}", {"POST": serve})
         return _beyond_models(path, pass_on)
 
     async def _ready(self, call: str, request: web.BaseRequest) -> web.StreamResponse:
         if not self._control.is_open:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
-        return await self._pass(call, request, is_probe=True)
+        return await self._probe(call, "ready", request)
 
-    async def _pass(
-        self, path: str, request: web.BaseRequest, *, is_probe: bool = False
-    ) -> web.StreamResponse:
+    async def _probe(self, path: str, what: str, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer Triton's empty 200 with the body that the protocol gives it."""
+        headers = call_headers(request.headers, is_rewritten=False)
+        async with self._dataplane.forward(
+            V2Call("GET", path, headers, is_probe=True), None
+        ) as found:
+            return answer({what: True}) if found.status == HTTPStatus.OK else await relay(found)
+
+    async def _metadata(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Without the extensions that are not open here."""
+        headers = call_headers(request.headers, is_rewritten=True)
+        async with self._dataplane.forward(V2Call("GET", "", headers), None) as found:
+            told = json.loads(await found.read())
+        return answer(told | {"extensions": self._extensions.served(told["extensions"])})
+
+    async def _pass(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
         headers = call_headers(request.headers, is_rewritten=False)
         is_post = request.method == "POST"
         body = await whole_body(request, self._max_control_body) if is_post else None
         method = "POST" if is_post else "GET"
-        call = V2Call(method, path, headers, body, is_probe=is_probe)
+        call = V2Call(method, path, headers, body)
         async with self._dataplane.forward(call, None) as found:
             return await relay(found)
+
+    # -- Triton's model repository extension: frontends/model_repository.py in JSON -----------
+
+    async def _index(self, request: web.BaseRequest) -> web.Response:
+        only_ready = (await _body(request, self._max_control_body)).get("ready", False)
+        if not isinstance(only_ready, bool):
+            raise InvalidRequest("ready must be true or false")
+        entries = await self._repository.index(only_ready=only_ready)
+        return answer([asdict(entry) for entry in entries])
+
+    async def _load(self, request: web.BaseRequest) -> web.Response:
+        given = _parameters(await _body(request, self._max_body))
+        await self._repository.load(request["model_id"], given, **ids_of(request))
+        return answer({})
+
+    async def _unload(self, request: web.BaseRequest) -> web.Response:
+        given = _parameters(await _body(request, self._max_control_body))
+        await self._repository.unload(request["model_id"], given, **ids_of(request))
+        return answer({})
+
+
+async def _body(request: web.BaseRequest, limit: int) -> dict[str, Any]:
+    """An empty body means what an empty object does."""
+    raw = await whole_body(request, limit)
+    return json_object(raw, "the body") if raw else {}
+
+
+def _parameters(body: dict[str, Any]) -> dict[str, Any]:
+    found = body.get("parameters", {})
+    if not isinstance(found, dict):
+        raise InvalidRequest("parameters must be a JSON object")
+    return found
 
 
 def _closed(needs: str) -> NotPassedThrough:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from adapter.control.lease import Lease
+from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId, parse_model_id
@@ -21,7 +21,9 @@ Rename = Callable[[dict[str, Any], ModelRecord], dict[str, Any]]
 
 
 class V2Models:
-    """`load_wait_seconds`: how long a call waits for the end of its model's load."""
+    """`load_wait_seconds`: how long a call waits for the end of its model's load. `serving`: how it
+    comes to its model, by default one that is loaded.
+    """
 
     def __init__(
         self,
@@ -31,8 +33,10 @@ class V2Models:
         *,
         load_wait_seconds: float,
         max_control_body_bytes: int,
+        serving: Serving | None = None,
     ) -> None:
         self._control = control
+        self._of = serving or control.serving
         self._dataplane = dataplane
         self._inferences = inferences
         self._load_wait = load_wait_seconds
@@ -66,13 +70,13 @@ class V2Models:
             case ["infer" | "generate" | "generate_stream" as operation]:
                 inference = Inference("v2", operation, model_id, call)
                 return Route(operation, {"POST": partial(self._inferences.serve, inference)})
-            case ["trace", "setting"]:
+            case ["trace", "setting"] if not version:  # Triton has none for versions
                 trace = partial(self._trace, call)
                 return Route("trace", {"GET": trace, "POST": trace}, needs="trace")
         return None
 
     async def _serving(self, request: web.BaseRequest) -> Lease:
-        return await self._control.serving(request["model_id"], self._load_wait)
+        return await self._of(request["model_id"], self._load_wait)
 
     async def _about(
         self, path: str, rename: Rename, request: web.BaseRequest
@@ -107,7 +111,7 @@ class V2Models:
         headers = call_headers(request.headers, is_rewritten=True)
         async with self._dataplane.forward(V2Call("GET", "/models/stats", headers), None) as found:
             listed = json.loads(await found.read())["model_stats"]
-        ids = {record.name: record.id for record in self._control.registry.records()}
+        ids = {record.name: record.asked_for for record in self._control.registry.records()}
         named = [one | {"name": ids.get(one["name"], one["name"])} for one in listed]
         return answer({"model_stats": named})
 
@@ -127,8 +131,8 @@ async def relay(found: V2Answer) -> web.Response:
 
 def _rename(described: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
     """Metadata and configurations have the name on top."""
-    return described | {"name": record.id}
+    return described | {"name": record.asked_for}
 
 
 def _rename_statistics(found: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
-    return {"model_stats": [one | {"name": record.id} for one in found["model_stats"]]}
+    return {"model_stats": [one | {"name": record.asked_for} for one in found["model_stats"]]}

@@ -4,7 +4,9 @@ Triton itself only answers "failed to poll from model repository" (docs/design/t
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -116,15 +118,24 @@ def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
     warnings = [
         f"{shown(path)}:{_place(tokens[field.position])[0]}: field"
         f" {field.name[:_MAX_QUOTED]!r} is not known to this version's schema"
-        for field in unknown[:_MAX_WARNINGS]
+        f"{_meant(field.name, names)}"
+        for field, names in unknown[:_MAX_WARNINGS]
     ]
     if (more := len(unknown) - _MAX_WARNINGS) > 0:
         warnings.append(f"{shown(path)}: {more} more fields are not known to this version's schema")
     return tuple(warnings)
 
 
-def _unknown(tokens: Tokens) -> list[Field]:
-    """What stands within an unknown field is not listed again."""
+def _meant(name: str, names: Iterable[str]) -> str:
+    near = get_close_matches(name[:_MAX_QUOTED], names, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:
+    """Unknown fields, each with the names that its message knows.
+
+    What stands within an unknown field is not listed again.
+    """
     messages: dict[Field | None, Any] = {None: ModelConfig.DESCRIPTOR}
     unknown = []
     for field in fields_of(tokens):
@@ -132,7 +143,7 @@ def _unknown(tokens: Tokens) -> list[Field]:
         if message is None:
             continue
         if (known := message.fields_by_name.get(field.name)) is None:
-            unknown.append(field)
+            unknown.append((field, message.fields_by_name))
         else:
             messages[field] = known.message_type
     return unknown

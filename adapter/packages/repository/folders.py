@@ -1,4 +1,4 @@
-"""Makes, empties and removes our folders in Triton's repository.
+"""Makes, fills, empties and removes our folders in Triton's repository.
 
 A process that is killed between any two steps leaves no folder there that is nobody's: a folder
 comes and goes under a hidden name, so under a model's name it has a note at all times. Helpers and
@@ -7,13 +7,21 @@ steps are in the entry's note from before they are made until after they are gon
 
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+from adapter.core.model import ModelPart
 from adapter.errors import BackendError, InvalidRequest
+from adapter.packages.config.text import rename_steps, with_parameters, without_name
 from adapter.packages.repository.ownership import Ownership, note_ownership, ownership_of
 from adapter.packages.source.backends import MARKER
+from adapter.packages.source.confined import Inside
+from adapter.packages.source.contents import CONFIG
+
+Staging = Literal["symlink", "hardlink", "copy"]
 
 # Triton is told by name what to load, so it never looks into these.
 _HIDDEN = ".ta-half-"
@@ -118,3 +126,47 @@ def _empty(folder: Path, keep: str = "") -> None:
 
 def _hidden(folder: Path) -> Path:
     return folder.with_name(_HIDDEN + folder.name)
+
+
+def fill(
+    folder: Path,
+    part: ModelPart,
+    renamed: Mapping[str, str],
+    parameters: Mapping[str, str],
+    *,
+    staging: Staging,
+    inside: Inside,
+) -> None:
+    """Fill the folder. `renamed` maps names within the package to Triton's; `parameters` are added
+    to the model's config.
+
+    Raises InvalidModel for a file that by now leads out of `inside`, and the OSError of the disk.
+    """
+    for made in part.folders:
+        (folder / made).mkdir()
+    for link in part.links:
+        path = folder / link.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _show(path, link.target, staging, inside)
+    if part.config_text is not None:
+        text = rename_steps(without_name(part.config_text), renamed)
+        (folder / CONFIG).write_bytes(with_parameters(text, parameters).encode())
+
+
+def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
+    """Link or copy `target`, which may have changed since the inspection. Relative links also work
+    where the two folders are mounted together elsewhere.
+    """
+    if staging == "symlink":
+        with inside.at(target) as found:
+            path.symlink_to(os.path.relpath(found.real, os.path.realpath(path.parent)))
+        return
+    for name, found in inside.tree(target):
+        shown_as = path / name
+        if found.is_folder:
+            shown_as.mkdir()
+        elif staging == "copy":
+            shutil.copy2(found.by_descriptor, shown_as)
+        else:  # without src_dir_fd the link in /proc itself would be linked
+            descriptor = found.descriptor
+            os.link(found.by_descriptor, shown_as, src_dir_fd=descriptor, follow_symlinks=True)

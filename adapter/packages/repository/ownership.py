@@ -88,6 +88,7 @@ def _written(ownership: Ownership) -> dict[str, Any]:
             "schema": loaded.source.schema,
             "entry": loaded.source.entry,
             "declared_bytes": loaded.source.declared_bytes,
+            "is_cached": loaded.source.is_cached,
             "can_load_again": loaded.can_load_again,
             "content_key": loaded.content_key,
             "held": dict(loaded.held),
@@ -100,6 +101,7 @@ def _loaded(found: object) -> Loaded | None:
     match found:
         case {
             "url": str(url),
+            "is_cached": bool(is_cached),
             "model_type": (str() | None) as model_type,
             "schema": (str() | None) as schema,
             "entry": (str() | None) as entry,
@@ -108,7 +110,9 @@ def _loaded(found: object) -> Loaded | None:
             "content_key": str(content_key),
             "held": dict(held),
         } if all(isinstance(count, int) and count >= 0 for count in held.values()):
-            source = ModelSource(url, model_type, schema, entry, declared_bytes=declared)
+            source = ModelSource(
+                url, model_type, schema, entry, declared_bytes=declared, is_cached=is_cached
+            )
             amounts = {Device(device): count for device, count in held.items()}
             return Loaded(source, can_load_again, content_key, amounts)
     return None

@@ -1,5 +1,6 @@
 """Stages packages in Triton's repository and removes them again."""
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,19 +19,21 @@ from adapter.core.model import (
 )
 from adapter.core.names import is_safe
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
-from adapter.packages.repository.filling import Staging, fill
+from adapter.packages.config.content_types import staged_content_types
 from adapter.packages.repository.folders import (
+    Staging,
     claim,
     claim_entry,
     clear,
     clear_others,
     disk_error,
+    fill,
     note_unloaded,
     sweep,
 )
 from adapter.packages.repository.ownership import Loaded, Ownership, note_ownership, ownership_of
 from adapter.packages.repository.uploads import write_package
-from adapter.packages.source.archives import archive_at, unpack
+from adapter.packages.source.archives import archive_at
 from adapter.packages.source.backends import UNPACKED, refuse_missing_backends
 from adapter.packages.source.confined import Inside
 from adapter.packages.source.contents import is_within, shown
@@ -38,10 +41,12 @@ from adapter.packages.source.ensemble import private_name
 from adapter.packages.source.inspection import inspect
 from adapter.packages.source.location import resolve
 from adapter.packages.source.unpacking import Limits
+from adapter.packages.source.unpacking_process import UnpackingProcess
 from adapter.runtime.threads import LOOKUPS, REPOSITORY, UNPACKS, WALKS
 
 # By this parameter Python code learns the name in Triton of a model that could not keep its own.
 PARAMETER = "triton_adapter.model."
+_KILL_SECONDS = 5.0  # a process that waits for a disk may not end
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,8 @@ class Packages:
     """Stages model packages under `model_roots` as folders in `repository`.
 
     All file work runs in threads: a slow disk must not delay a ping. `backends` returns those of
-    this Triton, None if unknown.
+    this Triton, None if unknown. `cache` is the folder that cached packages lie in, and no others
+    may.
     """
 
     def __init__(
@@ -67,12 +73,14 @@ class Packages:
         staging: Staging = "symlink",
         limits: Limits | None = None,
         backends: Callable[[], frozenset[str] | None] = lambda: None,
+        cache: Path | None = None,
     ) -> None:
         self._repository = repository
         self._roots = [os.path.realpath(root) for root in model_roots]
         self._staging = staging
         self._limits = limits or Limits()
         self._backends = backends
+        self._cache = None if cache is None else os.path.realpath(cache)
         self._notes = threading.Lock()
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
@@ -85,10 +93,30 @@ class Packages:
             schema = await LOOKUPS.run(resolve, source.schema, self._roots)
             source = replace(source, schema=str(schema))
         found = None if source.files else await LOOKUPS.run(self._found, source)
-        is_light = found is not None and not found.is_archive and source.config is None
-        threads = WALKS if is_light else UNPACKS
-        path, roots, known_as = await threads.run(self._located, name, model_id, source, found)
+        if found is not None and found.is_archive:
+            path = await self._unpacked(name, model_id, found.path)
+            return await WALKS.run(self._inspected, source, path, [str(path)], shown(found.path))
+        threads = WALKS if found is not None and source.config is None else UNPACKS
+        located = threads.run_to_end(self._located, name, model_id, source, found)
+        path, roots, known_as = await located
         return await WALKS.run(self._inspected, source, path, roots, known_as)
+
+    async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
+        """Return whether the files are others than those of `content_key`; those of an archive
+        since then (time.time). What came with the load request, or from a store, never changes.
+        Raises as `prepare` does.
+        """
+        if source.files or source.config is not None or source.is_cached or not content_key:
+            return False
+        found = await LOOKUPS.run(self._found, source)
+        if found.is_archive:
+            return (await LOOKUPS.run(found.path.stat)).st_mtime > since
+        if source.schema is not None:
+            schema = await LOOKUPS.run(resolve, source.schema, self._roots)
+            source = replace(source, schema=str(schema))
+        known_as = shown(found.path)
+        package = await WALKS.run(self._inspected, source, found.path, self._roots, known_as)
+        return package.content_key != content_key
 
     async def place(self, name: TritonName, model_id: ModelId, package: Package) -> Placement:
         """Stage every model of the package.
@@ -97,7 +125,7 @@ class Packages:
         a folder that is not the adapter's; `remove` clears what was staged by then.
         """
         threads = REPOSITORY if self._staging == "symlink" else UNPACKS
-        return await threads.run(self._place, name, model_id, package)
+        return await threads.run_to_end(self._place, name, model_id, package)
 
     async def confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
@@ -107,7 +135,7 @@ class Packages:
         To be called again when `held` changes. Raises BackendError on a disk error; does nothing if
         the model's folder is gone.
         """
-        await REPOSITORY.run(self._confirm, name, source, content_key, held)
+        await REPOSITORY.run_to_end(self._confirm, name, source, content_key, held)
 
     async def remove(self, name: TritonName) -> None:
         """Remove the package's folders, if there are any. The caller's files stay."""
@@ -124,17 +152,24 @@ class Packages:
     def _inspected(
         self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
     ) -> Package:
+        def for_caller(text: str) -> str:
+            """Callers know the archive, not where it was unpacked."""
+            return text.replace(str(path), known_as).replace(UNPACKED, Path(known_as).name)
+
         try:
             package = inspect(source, path, roots)
-        except InvalidModel as error:  # callers know the archive, not where it was unpacked
-            text = str(error).replace(str(path), known_as).replace(UNPACKED, Path(known_as).name)
-            raise InvalidModel(text) from error
-        refuse_missing_backends(package, self._backends())
-        return package
+            refuse_missing_backends(package, self._backends())
+        except InvalidModel as error:
+            raise InvalidModel(for_caller(str(error))) from error
+        return replace(package, warnings=tuple(map(for_caller, package.warnings)))
 
     def _found(self, source: ModelSource) -> "_Found":
         """Find the package or archive at the url, or refuse it. This is quick."""
+        if source.is_cached:
+            return _Found(resolve(source.url, [self._cache or os.devnull]), is_archive=False)
         path = resolve(source.url, self._roots)
+        if self._is_cached(str(path)):
+            raise InvalidRequest(f"url {shown(path)} lies in the cache of the adapter")
         self._refuse_repository(path)
         archive = archive_at(path)
         if archive is not None and source.config is not None:
@@ -147,16 +182,35 @@ class Packages:
         """Return the package's path, the roots that it must stay in, and its name in messages."""
         if found is None:
             return *self._written(name, model_id, source, None), "the request"
-        if found.is_archive:
-            target = self._claimed(name, model_id) / UNPACKED
-            with Inside(self._roots).at(str(found.path)) as archive:
-                content = Path(archive.by_descriptor)
-                unpack(found.path, target, self._limits, content=content)
-            real = os.path.realpath(target)
-            return Path(real), [real], shown(found.path)
+        if source.is_cached:  # it must stay in its own folder
+            return found.path, [str(found.path.parent)], shown(model_id)
         if source.config is not None:
             return *self._written(name, model_id, source, found.path), shown(found.path)
         return found.path, self._roots, shown(found.path)
+
+    def _is_cached(self, path: str) -> bool:
+        return self._cache is not None and is_within(path, self._cache)
+
+    async def _unpacked(self, name: TritonName, model_id: ModelId, archive: Path) -> Path:
+        """Unpack the archive, and return the folder. After cancellation nothing is written."""
+        unpacking = UnpackingProcess()
+        unpacked = UNPACKS.run_to_end(self._unpack, name, model_id, archive, unpacking)
+        work = asyncio.ensure_future(unpacked)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            unpacking.kill()
+            work.cancel()
+            await asyncio.wait({work}, timeout=_KILL_SECONDS)
+            raise
+
+    def _unpack(
+        self, name: TritonName, model_id: ModelId, archive: Path, unpacking: UnpackingProcess
+    ) -> Path:
+        target = self._claimed(name, model_id) / UNPACKED
+        with Inside(self._roots).at(str(archive)) as content:
+            unpacking.run(archive, target, self._limits, content)
+        return Path(os.path.realpath(target))
 
     def _written(
         self, name: TritonName, model_id: ModelId, source: ModelSource, package: Path | None
@@ -199,7 +253,9 @@ class Packages:
                 claim(self._repository / other, Ownership(name, model_id))
         renamed = {own: str(given) for own, given in names.items() if own != given}
         helpers = {p.own_name for p in package.parts if p.role is Role.HELPER}
-        inside = Inside([*self._roots, folder])
+        is_cached = self._is_cached(package.root)
+        roots = [str(Path(package.root).parent)] if is_cached else self._roots
+        inside = Inside([*roots, folder])
         try:
             for part in package.parts:
                 # Python code names models by text: a folder name that is not text cannot be meant
@@ -274,10 +330,14 @@ class Packages:
         except OSError as error:
             raise BackendError(f"cannot list {self._repository}: {error.strerror}") from error
         found = ((folder.name, ownership_of(folder)) for folder in folders)
-        return [_staged_model(known) for name, known in found if known and known.owner == name]
+        return [
+            _staged_model(known, self._repository / name)
+            for name, known in found
+            if known and known.owner == name
+        ]
 
 
-def _staged_model(known: Ownership) -> StagedModel:
+def _staged_model(known: Ownership, folder: Path) -> StagedModel:
     name, model_id = TritonName(known.owner), ModelId(known.model_id)
     placement = Placement(
         tuple(map(TritonName, known.load)) or (name,), tuple(map(TritonName, known.along))
@@ -293,6 +353,7 @@ def _staged_model(known: Ownership) -> StagedModel:
         can_load_again=loaded.can_load_again,
         content_key=loaded.content_key,
         held=loaded.held,
+        content_types=staged_content_types(folder),
     )
 
 

@@ -18,8 +18,7 @@ from adapter.errors import InvalidModel, InvalidRequest
 from adapter.packages.config.check import parse, read_config
 from adapter.packages.source.backends import MARKER, UNPACKED, is_ensemble
 from adapter.packages.source.confined import Inside
-from adapter.packages.source.contents import shown
-from adapter.packages.source.inspection import CONFIG
+from adapter.packages.source.contents import CONFIG, shown
 
 # A protobuf message has at most 2 GiB; some of that is left for the framing.
 MAX_UPLOAD_BYTES = 2**31 - 2**20

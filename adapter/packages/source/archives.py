@@ -2,10 +2,9 @@
 
 An archive may come from anybody who may name a model. tarfile and zipfile only read it; what may
 be written is for unpacking.py to say, since what the `filter` of tarfile refuses differs from one
-Python to the next. Reads and writes the disk, so callers run it in a thread.
+Python to the next. Reads and writes the disk, so callers run it in a thread or a process.
 """
 
-import calendar
 import io
 import os
 import shutil
@@ -14,6 +13,8 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import IO, cast
@@ -31,6 +32,8 @@ _MAX_TAR_HEADER_BYTES = 2**14
 _MAX_ZIP_READ_BYTES = 2**25
 _TAR_END = bytes(tarfile.BLOCKSIZE)
 _ZIP_LOCAL_HEADER_BYTES = 30
+_GZIP_LENGTH_BYTES = 4
+_ZIP_DIRECTORY_ENTRY = b"PK\1\2"
 # what the two libraries let through when an archive is broken
 _DAMAGED = (
     tarfile.TarError,
@@ -55,6 +58,11 @@ def is_archive(path: Path) -> bool:
     return _kind_by_name(path) is not None or _kind_by_bytes(path) in {"tar", "tar.gz"}
 
 
+def is_packed(name: str) -> bool:
+    """Whether a file of this name is an archive that `unpack` may be for."""
+    return _kind_by_name(Path(name)) is not None
+
+
 def archive_at(path: Path) -> Path | None:
     """The archive itself, or the one that lies alone in the folder."""
     if not path.is_dir():
@@ -65,26 +73,55 @@ def archive_at(path: Path) -> Path | None:
     return alone if alone is not None and not alone.is_symlink() and is_archive(alone) else None
 
 
-def unpack(archive: Path, target: Path, limits: Limits, *, content: Path | None = None) -> None:
+def unpack(
+    archive: Path,
+    target: Path,
+    limits: Limits,
+    *,
+    content: Path | None = None,
+    room: Callable[[int], None] | None = None,
+) -> None:
     """Make the folder `target` with what the archive holds; on any error nothing of it is left.
 
     `content` is where its bytes are read, when that is not the path that messages name.
     Modification times are kept, those of a zip taken as UTC: learned sizes are found by them.
     InvalidModel names archive, entry and reason; BackendError is the disk's fault, also when the
-    last GiB of it would be needed.
+    last GiB of it would be needed. `room` is as for Unpacking.
     """
     try:
         content = content or archive
         kind = _kind(archive, content)
         target.mkdir()
         try:
-            _fill(archive, content, kind, target, limits)
+            _fill(content, kind, Unpacking(archive, target, limits, room))
         except BaseException:
             shutil.rmtree(target)
             raise
     except OSError as error:
         reason = error.strerror or error
         raise BackendError(f"cannot unpack {shown(archive)}: {reason}") from error
+
+
+def least_bytes(archive: Path, beyond: int) -> int:
+    """Return how many bytes come out of a gzipped tar at least, if these are more than `beyond`;
+    else 0, as for all other files.
+
+    Its last four bytes say how long it is, or its last part, modulo 2**32: where that is enough, it
+    is read so far, and nothing written. Half is left to headers, which become nothing on disk.
+    """
+    with archive.open("rb", buffering=0) as file:
+        if file.seek(0, os.SEEK_END) < _GZIP_LENGTH_BYTES or _kind_by_bytes(archive) != "tar.gz":
+            return 0
+        file.seek(-_GZIP_LENGTH_BYTES, os.SEEK_END)
+        (length,) = struct.unpack("<I", file.read(_GZIP_LENGTH_BYTES))
+        file.seek(0)
+        stream, seen = Gunzip(file), 0
+        try:
+            while seen // 2 <= beyond < length // 2 and (chunk := stream.read(CHUNK)):
+                seen += len(chunk)
+        except (zlib.error, EOFError):
+            return 0  # which is told when it is unpacked
+    return seen // 2 if seen // 2 > beyond else 0
 
 
 def _kind(archive: Path, content: Path) -> str:
@@ -118,8 +155,7 @@ def _kind_by_bytes(path: Path) -> str | None:
     return "tar"
 
 
-def _fill(archive: Path, content: Path, kind: str, target: Path, limits: Limits) -> None:
-    unpacking = Unpacking(archive, target, limits)
+def _fill(content: Path, kind: str, unpacking: Unpacking) -> None:
     try:
         if kind == "zip":
             _read_zip(content, unpacking)
@@ -200,16 +236,30 @@ def _add_tar_member(packed: tarfile.TarFile, member: tarfile.TarInfo, to: Unpack
         to.add_file(source, size=member.size, mode=member.mode, mtime=member.mtime)
 
 
-class _BoundedFile(io.BufferedReader):
+class _ZipFile(io.BufferedReader):
+    """A zip for zipfile to read, which takes the whole directory in one read.
+
+    Its entries are counted there, by their signatures: zipfile takes seconds to make objects of
+    some hundred thousand, and how many the archive itself says there are is not to be believed.
+    """
+
+    def __init__(self, archive: Path, unpacking: Unpacking) -> None:
+        super().__init__(io.FileIO(archive))
+        self._unpacking = unpacking
+
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_ZIP_READ_BYTES:
             raise zipfile.BadZipFile("its directory is too long")
-        return super().read(size)
+        data = super().read(size)
+        if data.startswith(_ZIP_DIRECTORY_ENTRY):
+            self._unpacking.expect(data.count(_ZIP_DIRECTORY_ENTRY))
+        return data
 
 
 def _read_zip(archive: Path, unpacking: Unpacking) -> None:
-    with _BoundedFile(io.FileIO(archive)) as file, zipfile.ZipFile(file) as packed:
+    with _ZipFile(archive, unpacking) as file, zipfile.ZipFile(file) as packed:
         _check_places(packed.infolist(), archive.stat().st_size, unpacking)
+        unpacking.foresee(sum(info.file_size for info in packed.infolist()))
         for info in packed.infolist():
             unpacking.begin(info.orig_filename)
             _add_zip_member(packed, info, unpacking)
@@ -249,7 +299,9 @@ def _add_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, to: Unpackin
 
 def _zip_time(info: zipfile.ZipInfo) -> float:
     """Some packers leave it out; then the month is 0."""
+    year, month, day, *time = info.date_time
     try:
-        return calendar.timegm(info.date_time)
+        midnight = datetime(year, month, day, tzinfo=UTC).timestamp()
     except ValueError:
         return 0
+    return midnight + 3600 * time[0] + 60 * time[1] + time[2]  # these may be out of their range

@@ -1,13 +1,16 @@
 """Checks the files that a model with a config needs, as far as its backend is known."""
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
-from adapter.packages.source.contents import shown
+from adapter.packages.config.rules import served_versions
+from adapter.packages.source.contents import is_within, shown
 from adapter.packages.source.formats import Tree
 
 # Marks a folder in Triton's repository as the adapter's.
@@ -69,12 +72,40 @@ def missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
 
 
 def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> None:
-    """Raise InvalidModel for a backend that this Triton lacks. `known`: None if unknown."""
-    if known is not None and (missing := (package.backends & BACKENDS) - known):
+    """Raise InvalidModel for a backend that neither this Triton nor the package has.
+
+    `known`: Triton's, None if unknown.
+    """
+    if known is not None and (missing := package.backends - package.own_backends - known):
         raise InvalidModel(
             f"{shown(package.root)} needs Triton's backend {', '.join(sorted(missing))};"
-            f" this Triton has {', '.join(sorted(known)) or 'none'}"
+            f" this Triton has {', '.join(sorted(known)) or 'none'}{meant(missing, known)}"
         )
+
+
+def meant(backends: Iterable[str], known: Iterable[str]) -> str:
+    """Propose a known name for misspelt ones, as the end of a message; nothing if none is near."""
+    near = [one for name in sorted(backends) for one in get_close_matches(name[:100], known, 1)]
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def unknown_platform(config: ModelConfig) -> str | None:
+    """Return a warning about a `platform` that no Triton of today knows; it decides alone only
+    where there is no `backend`.
+    """
+    known = {*_BACKENDS, "ensemble"}
+    if not config.platform or config.backend or config.platform in known:
+        return None
+    name = config.platform[:100]
+    proposal = meant([name], known) or "; to name a backend, the field is `backend`"
+    return f"platform {name!r} is not known{proposal}"
+
+
+def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
+    """Return whether the model's folder holds the library of its backend, which `runtime` names."""
+    library = config.runtime or f"libtriton_{config.backend}.so"
+    versions = (below for name, below in tree.items() if below is not None and is_version(name))
+    return any(library in folder for folder in (tree, *versions))
 
 
 def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
@@ -86,19 +117,46 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
         return
     if not versions:
         raise InvalidModel(f"{shown(root)}: no version folder such as 1; found {_listed(tree)}")
+    try:
+        served = served_versions(config, versions)
+    except ValueError as error:
+        raise InvalidModel(f"{shown(root / 'config.pbtxt')}: {error}") from error
+    _check_named_files(root, config)
     kind = config.platform or config.backend
     # with cc_model_filenames the file depends on the GPU
     names = () if config.cc_model_filenames else _MODEL_FILES.get(kind, ())
-    if names and config.default_model_filename:
-        names = (config.default_model_filename,)
-    paths = [root / version / name for version in versions for name in names]
-    present = [path for path in paths if path.exists()]
-    if names and not present:
-        missing = f"{' or '.join(names)} in version {_listed(versions)}"
-        raise InvalidModel(f"{shown(root)} holds no {missing}; {kind} needs it")
-    for path in present:
-        if path.is_file() and not path.stat().st_size:
-            raise InvalidModel(f"{shown(path)} is empty")
+    if names:
+        names = (config.default_model_filename,) if config.default_model_filename else names
+        _check_versions(root, served, kind, names)
+
+
+def _check_versions(root: Path, served: list[str], kind: str, names: tuple[str, ...]) -> None:
+    """Raise InvalidModel if a version that Triton would serve has none of the files, or empty ones.
+
+    Triton does not answer for a minute to the load of a python model without its model.py.
+    """
+    for version in served:
+        present = [path for name in names if (path := root / version / name).exists()]
+        if not present:
+            missing = f"{' or '.join(names)} in version {version}"
+            raise InvalidModel(f"{shown(root)} holds no {missing}; {kind} needs it")
+        for path in present:
+            if path.is_file() and not path.stat().st_size:
+                raise InvalidModel(f"{shown(path)} is empty")
+
+
+def _check_named_files(root: Path, config: ModelConfig) -> None:
+    """Raise InvalidModel if a file of labels or of warmup data is missing.
+
+    Whether there is anything at a path that leaves the model's folder is not looked at.
+    """
+    samples = (given for sample in config.model_warmup for given in sample.inputs.values())
+    named = [output.label_filename for output in config.output if output.label_filename]
+    named += [f"warmup/{given.input_data_file}" for given in samples if given.input_data_file]
+    for name in named:
+        path = root / name
+        if ".." not in path.parts and is_within(str(path), str(root)) and not path.exists():
+            raise InvalidModel(f"{shown(root / 'config.pbtxt')} names {shown(path)}: no such file")
 
 
 def _versions(root: Path, tree: Tree) -> list[str]:

@@ -7,10 +7,14 @@ import stat
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adapter.errors import InvalidModel
-from adapter.packages.source.formats import Tree
 
+if TYPE_CHECKING:
+    from adapter.packages.source.formats import Tree
+
+CONFIG = "config.pbtxt"
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 200
 
@@ -63,7 +67,7 @@ class Contents:
             self._note(root, Path(root).stat(), root)
 
     @property
-    def tree(self) -> Tree | None:
+    def tree(self) -> "Tree | None":
         """The entries by name, a folder that is linked twice also twice; None for a file."""
         return self._trees.get(self._root)
 

@@ -130,6 +130,11 @@ _PROGRAMS = (_PYTHON, *_DALI, _VLLM)
 _ALL = (*_PROGRAMS, _SAVED_MODEL, _GRAPH_DEF, _ONNX, _TENSORRT, _PYTORCH, _OPENVINO, *_FIL)
 
 
+def known() -> str:
+    """List the files that say by their names what they are."""
+    return ", ".join(dict.fromkeys(_expected(one) for one in _ALL))
+
+
 def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout:
     """The layout of the folder or, without a tree, of the single file `name`.
 

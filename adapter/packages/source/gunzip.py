@@ -1,6 +1,5 @@
-"""Reads gzip in large pieces, so that unpacking hinders other threads little: zlib releases the
-interpreter lock while it works. The gzip module of Python 3.11 reads 8 KiB at a time, which cost
-2.7 times as much for weights, which hardly compress.
+"""Reads gzip in large pieces. The gzip module of Python 3.11 reads 8 KiB at a time, which cost 2.7
+times as much CPU time for weights, which hardly compress.
 """
 
 import io

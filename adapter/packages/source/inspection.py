@@ -5,8 +5,9 @@ are found here, each with file and reason. Nothing is written.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -15,26 +16,34 @@ from adapter.core.model import Link, ModelPart, ModelSource, Package, Role
 from adapter.errors import InvalidModel
 from adapter.packages.config import footprint
 from adapter.packages.config.check import decoded, parse
+from adapter.packages.config.content_types import misspelt, read_content_types
+from adapter.packages.config.rules import refuse_impossible
 from adapter.packages.config.text import quoted, with_tensors
 from adapter.packages.source import formats
+from adapter.packages.source.archives import is_packed
 from adapter.packages.source.backends import (
     MARKER,
     UNPACKED,
     backend_of,
     check_model_files,
+    has_own_backend,
     is_ensemble,
     is_version,
     missing_folders,
+    unknown_platform,
 )
 from adapter.packages.source.confined import Inside
-from adapter.packages.source.contents import Contents, shown
+from adapter.packages.source.contents import CONFIG, Contents, shown
 from adapter.packages.source.ensemble import Member, mentioned, plan
+from adapter.packages.source.environments import odd_environment
 from adapter.packages.source.schema import Schema, merge, parse_schema, tensors_text
+from adapter.protocols.content_types import ContentTypes
 
-CONFIG = "config.pbtxt"
 SCHEMA = "_schema.json"
 _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
+_MAX_LISTED = 10
+_COMPLETES = b"auto_complete_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +53,10 @@ class _Model:
     folder: Path
     part: ModelPart
     backend: str | None
+    has_own_backend: bool = False
     config: ModelConfig | None = None
     warnings: tuple[str, ...] = ()
+    content_types: ContentTypes | None = None
 
 
 def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
@@ -71,8 +82,10 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         declared_bytes=declared,
         content_key=contents.digest.hexdigest(),
         backends=frozenset(m.backend for m in models if m.backend is not None),
+        own_backends=frozenset(m.backend for m in models if m.backend and m.has_own_backend),
         warnings=tuple(warning for m in models for warning in m.warnings),
         gpus=footprint.gpus(model.config for model in models),
+        content_types=models[-1].content_types,
     )
 
 
@@ -102,7 +115,7 @@ def _models(
         # a lone ensemble lacks its steps, and must not use those of other packages
         plan([_member(path, path.name, model, (), inside)], None, shown(path))
         return [model]
-    return [_laid_out(path, tree, source.model_type, schema)]
+    return [_laid_out(path, tree, source.model_type, schema, inside)]
 
 
 def _wrapper(tree: formats.Tree) -> str | None:
@@ -140,7 +153,7 @@ def _several(
     for name in folders:
         below = tree[name] or {}
         model = _native(path / name, below, None, inside) if CONFIG in below else None
-        models[name] = model or _laid_out(path / name, below, None, None)
+        models[name] = model or _laid_out(path / name, below, None, None, inside)
     members = {name: _member(path / name, name, models[name], folders, inside) for name in folders}
     order = plan(list(members.values()), source.entry, shown(path))
     roles = dict.fromkeys(order.helpers, Role.HELPER) | dict.fromkeys(order.steps, Role.STEP)
@@ -159,13 +172,29 @@ def _member(folder: Path, name: str, model: _Model, names: Iterable[str], inside
     others = frozenset(names) - {name}
     mentions: frozenset[str] = frozenset()
     if model.backend == "python" and others:
-        left = _MAX_ALL_CODE_BYTES
-        for code in sorted(folder.rglob("*.py")):
-            with inside.reading(code) as file:
-                raw = file.read(min(_MAX_CODE_BYTES, left))
+        for raw in _code(folder, inside):
             mentions |= mentioned(raw.decode("utf-8", "replace"), others)
-            left -= len(raw)
     return Member(name, is_ensemble(config), steps, mentions)
+
+
+def _code(path: Path, inside: Inside) -> Iterator[bytes]:
+    """Yield the Python files of a model, up to the limits."""
+    left = _MAX_ALL_CODE_BYTES
+    for code in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        if not code.is_file():
+            continue
+        with inside.reading(code) as file:
+            raw = file.read(min(_MAX_CODE_BYTES, left))
+        yield raw
+        left -= len(raw)
+
+
+def _without_tensors(path: Path, inside: Inside) -> tuple[str, ...]:
+    """Warn of a python model whose inputs and outputs nobody tells Triton."""
+    if any(_COMPLETES in raw for raw in _code(path, inside)):
+        return ()
+    missing = f"neither {CONFIG} nor {_COMPLETES.decode()} in its Python names inputs or outputs"
+    return (f"{shown(path)}: {missing}; Triton will refuse every inference",)
 
 
 def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Inside) -> _Model:
@@ -173,21 +202,39 @@ def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Ins
     path = folder / CONFIG
     with inside.reading(path) as file:
         text = decoded(file, path)
-    checked = parse(text, path)
-    check_model_files(folder, tree, checked.config)
+    checked, written = parse(text, path), text
+    config = checked.config
+    check_model_files(folder, tree, config)
     if schema is not None:
-        fitting = merge(schema, checked.config.max_batch_size, shown(path))
+        fitting = merge(schema, config.max_batch_size, shown(path))
         text = with_tensors(text, tensors_text(fitting.inputs), tensors_text(fitting.outputs))
+        config = parse(text, path).config
+    refuse_impossible(config, path)
+    types = read_content_types(config, written, path)
     names = (name for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED})
     links = tuple(Link(name, os.path.realpath(folder / name)) for name in names)
-    part = ModelPart("", Role.ENTRY, text, links, missing_folders(tree, checked.config))
-    return _Model(folder, part, backend_of(checked.config), checked.config, checked.warnings)
+    part = ModelPart("", Role.ENTRY, text, links, missing_folders(tree, config))
+    odd = unknown_platform(config)
+    warnings = checked.warnings if odd is None else (*checked.warnings, f"{shown(path)}: {odd}")
+    warnings = (*warnings, *misspelt(config, path))
+    if backend_of(config) == "python" and not config.input and not config.output:
+        warnings = (*warnings, *_without_tensors(folder, inside))
+    if backend_of(config) == "python":
+        warnings = (*warnings, *odd_environment(folder, tree, config))
+    has_own = has_own_backend(tree, config)
+    return _Model(folder, part, backend_of(config), has_own, config, warnings, types)
 
 
 def _laid_out(
-    path: Path, tree: formats.Tree | None, model_type: str | None, schema: Schema | None
+    path: Path,
+    tree: formats.Tree | None,
+    model_type: str | None,
+    schema: Schema | None,
+    inside: Inside,
 ) -> _Model:
     """Lay out a model without a config by the rules of its format."""
+    if tree is None and path.name == CONFIG:
+        raise InvalidModel(f"{shown(path)} is a config and no model; name its folder")
     found = formats.layout(path.name, tree, model_type)
     links = tuple(
         Link(link, os.path.realpath(path.joinpath(*target))) for link, target in found.links
@@ -200,7 +247,34 @@ def _laid_out(
             tensors_text(fitting.inputs),
             tensors_text(fitting.outputs),
         )
-    return _Model(path, ModelPart("", Role.ENTRY, text, links), found.backend)
+    part = ModelPart("", Role.ENTRY, text, links)
+    warnings = [_unknown(path, tree)] if found.backend is None else []
+    warnings += _misspelt(path, tree)
+    if found.backend == "python" and schema is None and not warnings:
+        warnings += _without_tensors(path, inside)
+    return _Model(path, part, found.backend, warnings=tuple(warnings))
+
+
+def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:
+    files = [name for name, below in (tree or {}).items() if below is None]
+    for name in get_close_matches(CONFIG, files, cutoff=0.85):
+        yield f"{shown(path / name)} is not read; did you mean {CONFIG}?"
+
+
+def _unknown(path: Path, tree: formats.Tree | None) -> str:
+    """Say that the files are of no known format, and which are known."""
+    if tree is None:
+        what = f"{shown(path)} is"
+    else:
+        names = sorted(tree)
+        more = ", ..." if len(names) > _MAX_LISTED else ""
+        what = f"{shown(path)} holds {', '.join(map(shown, names[:_MAX_LISTED]))}{more}:"
+    packed = sorted(n for n, below in (tree or {}).items() if below is None and is_packed(n))
+    hint = f"; {shown(packed[0])} is not unpacked: give its content itself" if packed else ""
+    return (
+        f"{what} no model file of a known format ({formats.known()}), no config.pbtxt and no"
+        f" archive that is unpacked (.tar, .tar.gz, .tgz, .zip){hint}"
+    )
 
 
 def _schema(source: ModelSource, path: Path, contents: Contents, inside: Inside) -> Schema | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from adapter.errors import InvalidModel
 from adapter.packages.config.text import quoted
+from adapter.protocols.tensors import Tensor
 
 _DATATYPES = {
     **{
@@ -23,15 +24,6 @@ _DATATYPES = {
     "BYTES": "TYPE_STRING",
 }
 _MAX_QUOTED = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor; `datatype` in V2's terms. A dimension is positive, or -1 for any length."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,10 @@
 import os
 import shutil
 import stat
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +19,10 @@ _MAX_PART_BYTES = 255  # of one folder or file name, on every Linux file system
 _MAX_DEPTH = 64
 # A file of zeros packs 1000 to 1, and small ones do no harm.
 _RATIO_FLOOR_BYTES = 2**30
-_DISK_RESERVE_BYTES = 2**30
+DISK_RESERVE_BYTES = 2**30
+_MAX_ROOM_STEP_BYTES = 2**24
+_PACKED = (".tar.gz", ".tgz", ".tar")  # what may be a packed Python environment
+_SAFE_TIMES = 2**31  # seconds, which all file systems take
 _MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 
 
@@ -39,13 +45,30 @@ class Unpacking:
     no file come just before: an archive may name any number of them for next to nothing.
     """
 
-    def __init__(self, archive: Path, target: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        archive: Path,
+        target: Path,
+        limits: Limits,
+        room: Callable[[int], None] | None = None,
+    ) -> None:
+        """`room` is called before so many bytes are written, and raises where there is no room for
+        them. It keeps the reserve of the disk then.
+        """
         self._archive = archive
         self._target = target
         self._max_entries = limits.max_entries
         by_ratio = max(_RATIO_FLOOR_BYTES, limits.max_ratio * archive.stat().st_size)
         self._max_bytes = min(limits.max_unpacked_bytes, by_ratio)
-        self._disk_bytes = shutil.disk_usage(target).free - _DISK_RESERVE_BYTES
+        self._limit = (
+            "max_unpacked_bytes"
+            if limits.max_unpacked_bytes <= by_ratio
+            else f"1 GiB, or {limits.max_ratio} times its own size where that is more"
+        )
+        free_bytes = shutil.disk_usage(target).free - DISK_RESERVE_BYTES
+        self._disk_bytes = free_bytes if room is None else sys.maxsize
+        self._room = room
+        self._granted_bytes = 0
         self._bytes = 0
         self._entry = ""
         self._kinds: dict[str, str] = {}  # by path in the target
@@ -56,19 +79,44 @@ class Unpacking:
         """What follows is about this entry."""
         self._entry = entry
 
+    def expect(self, entries: int) -> None:
+        """Raise InvalidModel if these are too many."""
+        if entries > self._max_entries:
+            raise self.refused(f"the archive holds more than {self._max_entries} entries")
+
     def refused(self, reason: str) -> InvalidModel:
         entry = f" entry {self._entry[:MAX_NAME_BYTES]!r}:" if self._entry else ""
         return InvalidModel(f"{shown(self._archive)}:{entry} {reason}")
 
+    def _refused_for_its_size(self) -> InvalidModel:
+        return self.refused(
+            f"the archive unpacks to more than {self._max_bytes} bytes; the limit is {self._limit}"
+        )
+
     def spend(self, size: int) -> None:
         self._bytes += size
         if self._bytes > self._max_bytes:
-            raise self.refused(f"the archive unpacks to more than {self._max_bytes} bytes")
+            raise self._refused_for_its_size()
         if self._bytes > self._disk_bytes:
             raise BackendError(
                 f"cannot unpack {shown(self._archive)}: the disk of {shown(self._target)}"
                 f" has no more than {self._disk_bytes} bytes for it"
             )
+        if self._room is not None and self._bytes > self._granted_bytes:
+            step = max(
+                self._bytes - self._granted_bytes,
+                min(self._granted_bytes // 8, _MAX_ROOM_STEP_BYTES),
+            )
+            self._room(step)
+            self._granted_bytes += step
+
+    def foresee(self, size: int) -> None:
+        """Ask for room for all at once, where the archive says how many bytes are in it."""
+        if size > self._max_bytes:
+            raise self._refused_for_its_size()
+        if self._room is not None and size:
+            self._room(size)
+            self._granted_bytes = size
 
     def add_folder(self, mtime: float) -> None:
         """A folder may come twice: `tar -C a . -C b .` writes `./` each time."""
@@ -82,15 +130,20 @@ class Unpacking:
     def add_file(self, source: IO[bytes], *, size: int, mode: int, mtime: float) -> None:
         path = self._path(self._claim(self._parts(self._entry), "file"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = 0
+        written, digest = 0, sha256()
+        is_packed = path.name.endswith(_PACKED)
         with path.open("xb") as file:
             while chunk := source.read(CHUNK):
                 self.spend(len(chunk))
                 written += file.write(chunk)
+                if is_packed:
+                    digest.update(chunk)
         if written != size:
             raise self.refused(f"the archive is damaged: {written} of {size} bytes are there")
         path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
-        _set_time(path, mtime)
+        # Triton takes an environment of the same path and time for one that it has unpacked already
+        told = int.from_bytes(digest.digest()[:4], "big") % _SAFE_TIMES if is_packed else mtime
+        _set_time(path, told)
 
     def add_link(self, to: str) -> None:
         if not to or "\0" in to or len(to) > MAX_NAME_BYTES:
@@ -155,8 +208,7 @@ class Unpacking:
 
     def _note(self, path: str, kind: str) -> None:
         self._kinds[path] = kind
-        if len(self._kinds) > self._max_entries:
-            raise self.refused(f"the archive holds more than {self._max_entries} entries")
+        self.expect(len(self._kinds))
 
     def _leads_out(self, name: str, to: str) -> bool:
         """Up from behind another link is not where the text says, so that counts as out."""

@@ -15,16 +15,22 @@ from adapter.protocols.http2.flow_control import (
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.headers import HeaderReader
 from adapter.protocols.http2.states import AFTER_PEERS_END, FAULTS, State
-from adapter.protocols.http2.transport import Piece, part
+from adapter.protocols.http2.transport import FrameTransport, Heard, Piece, part
+from adapter.protocols.http2.transport import State as Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+# looking up a member of an enumeration is slow in Python 3.11
+_CLOSING, _HALF_CLOSED_REMOTE = Connection.CLOSING, State.HALF_CLOSED_REMOTE
+_DATA, _HEAD_BYTES, _FRAME_BYTES = frames.DATA, frames.HEAD_BYTES, frames.FRAME_BYTES
+_read_head = frames.read_head
 _GLITCHES_A_SECOND, _GLITCHES_OF_A_RESET, _GLITCHES_OF_SETTINGS = 20_000, 10, 10
 _MORE_THAN_A_BLOCK = frames.PADDED | frames.HAS_PRIORITY
 _STREAMS_A_GLITCH = 8  # of those whose window SETTINGS changes
 _MAX_SETTINGS_BYTES = 64 * frames.SETTING_BYTES
+_MAX_GATHERED = 2**16  # of a frame that is no DATA; what RFC 9113 has is shorter, HEADERS aside
 _MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
 
 
@@ -34,11 +40,14 @@ class Endpoint(FlowControl[Owner]):
     def __init__(
         self, shared: BufferedBytes, reader: HeaderReader[Any], max_block_bytes: int
     ) -> None:
-        super().__init__(shared)
+        super().__init__(FrameTransport(self), shared)
         self.reader = reader
         self.is_acknowledged = False
         self._max_block = max_block_bytes
         self._rest = bytearray()  # an incomplete frame
+        # of a DATA frame that is handled as it comes: END_STREAM and stream, what is still to come
+        self._data, self._data_left, self._padding_left = (0, 0), 0, 0
+        self._few = bytearray()
         self._has_settings = False
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags, fragments
         self._continuations = 0
@@ -60,7 +69,43 @@ class Endpoint(FlowControl[Owner]):
         more = CONNECTION_WINDOW - frames.DEFAULT_WINDOW
         self.out += (frames.settings(values), frames.window_update(0, more))
 
+    @property
+    def is_lost(self) -> bool:
+        return self.transport.state >= _CLOSING
+
+    def ping(self) -> None:
+        self.transport.heard = Heard.NOTHING_SINCE_PING
+        self.out.append(frames.ping(b"adapter?"))
+
+    def send_goaway(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        self.out.append(frames.goaway(self.last_stream(), code, why))
+
+    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        if self.transport.state is Connection.OPEN:
+            self.send_goaway(code, why)
+            self.flush()
+        self.transport.close(code)
+
     # -- for subclasses ---------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """Handle that the connection is made."""
+        self.flush()
+
+    def flush_all(self) -> None:
+        """Flush every connection to which received data may have been forwarded."""
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        """Handle that the connection is unusable. Called once."""
+        raise NotImplementedError
+
+    def gone(self) -> None:
+        """Handle that the connection is closed."""
+        raise NotImplementedError
+
+    def last_stream(self) -> int:
+        raise NotImplementedError
 
     def data(self, stream: Stream[Owner], piece: Piece, *, end: bool) -> None:
         """Handle DATA. Call `credit` for it once it is forwarded, or not needed."""
@@ -85,13 +130,15 @@ class Endpoint(FlowControl[Owner]):
         """Handle a stream error (section 5.4.2)."""
         raise NotImplementedError
 
-    def ping_acknowledged(self, _: bytes) -> None:
-        self.is_ping_acknowledged = True
+    def ping_acknowledged(self, payload: bytes) -> None:
+        """Handle a PING with ACK."""
 
     # -- receiving --------------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:
         at = self._complete(data) if self._rest else 0
+        if self._data_left or self._padding_left:
+            at = self._continue_data(data, at)
         if at < len(data):
             self._walk(data, at)
 
@@ -110,35 +157,97 @@ class Endpoint(FlowControl[Owner]):
     def _needed(self, rest: bytearray) -> int:
         if len(rest) < frames.HEAD_BYTES:
             return frames.HEAD_BYTES
-        high, low, kind, _, _ = frames.read_head(rest, 0)
-        self._check_size(kind, high << 8 | low)
-        return int(frames.HEAD_BYTES + (high << 8 | low))
+        high, low, kind, flags, _ = frames.read_head(rest, 0)
+        size = high << 8 | low
+        self._check_size(kind, size)
+        if _goes_on(kind, size):
+            size = 1 if flags & frames.PADDED else 0
+        return int(frames.HEAD_BYTES + size)
 
     def _walk(self, data: bytes, at: int) -> None:
         end = len(data)
-        while end - at >= frames.HEAD_BYTES:
-            high, low, kind, flags, stream_id = frames.read_head(data, at)
-            size, start = high << 8 | low, at + frames.HEAD_BYTES
+        while end - at >= _HEAD_BYTES:
+            high, low, kind, flags, stream_id = _read_head(data, at)
+            size, start = high << 8 | low, at + _HEAD_BYTES
+            stream_id &= frames.MAX_STREAM
             if start + size > end:
+                if self._begins_data(kind, flags, stream_id, size, part(data, start, end)):
+                    at = end
                 break
             at = start + size
-            stream_id &= frames.MAX_STREAM
-            if size > frames.FRAME_BYTES:
+            if size > _FRAME_BYTES:
                 self._check_size(kind, size)
             if not self._has_settings or self._block is not None:
                 self._check_order(kind, flags, stream_id)
-            if kind == frames.DATA:
+            if kind == _DATA:
                 self._on_data(flags, stream_id, part(data, start, at))
             elif kind < len(self._acts):
                 self._acts[kind](flags, stream_id, data[start:at])
             else:
                 self.glitch()
-        if at < end:
-            self._rest += part(data, at, end)
+        self._keep(part(data, at, end))
+
+    def _keep(self, start: Piece) -> None:
+        """The start of a frame that is gathered."""
+        if start:
+            self._rest += start
             self._needed(self._rest)
 
+    def _begins_data(
+        self, kind: int, flags: int, stream_id: int, size: int, payload: Piece
+    ) -> bool:
+        """Begin with a frame of which only the start of the payload is there. False: it is to be
+        gathered first.
+        """
+        if not _goes_on(kind, size) or (flags & frames.PADDED and not payload):
+            return False
+        self._check_size(frames.DATA, size)
+        if not self._has_settings or self._block is not None:
+            self._check_order(frames.DATA, flags, stream_id)
+        self._data, self._data_left = (flags & frames.END_STREAM, stream_id), size
+        if flags & frames.PADDED:
+            self._padding_left = payload[0]
+            self._data_left -= 1 + self._padding_left
+            self._drop_padding(1)
+            payload = payload[1:]
+            if not self._data_left:
+                self._on_data(flags & frames.END_STREAM, stream_id, b"")
+        self._continue_data(payload, 0)
+        return True
+
+    def _continue_data(self, data: Piece, at: int) -> int:
+        """Handle more of that frame; return where in `data` it ends."""
+        end = min(at + self._data_left, len(data))
+        if at < end:
+            self._data_left -= end - at
+            self._take_data(part(data, at, end))
+        if (padding := min(self._padding_left, len(data) - end)) > 0:
+            self._padding_left -= padding
+            self._drop_padding(padding)
+        return end + padding
+
+    def _take_data(self, piece: Piece) -> None:
+        """Handle the next bytes of that frame, or keep few of them until there are more."""
+        flags, stream_id = self._data
+        if len(piece) < frames.FRAME_BYTES:
+            self._few += piece
+            if len(self._few) < frames.FRAME_BYTES and self._data_left:
+                return
+            piece, self._few = bytes(self._few), bytearray()
+        elif self._few:
+            few, self._few = bytes(self._few), bytearray()
+            self._on_data(0, stream_id, few)
+        self._on_data(0 if self._data_left else flags, stream_id, piece)
+
+    def _drop_padding(self, size: int) -> None:
+        self.count_data(size)
+        stream = self.streams.get(self._data[1])
+        if stream is not None and not stream.is_ended:
+            stream.receive_window -= size
+            self.credit(stream, size)
+
     def _check_size(self, kind: int, size: int) -> None:
-        most = MAX_FRAME if kind == frames.DATA else max(self._max_block, MAX_FRAME)
+        most = MAX_FRAME if kind == frames.DATA else max(self._max_block, _MAX_GATHERED)
         if size > most:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame over the limit")
 
@@ -151,7 +260,7 @@ class Endpoint(FlowControl[Owner]):
     def glitch(self, weight: int = 1) -> None:
         """Count a frame that has no effect."""
         self.glitches += weight
-        if self.glitches > _GLITCHES_A_SECOND or self.is_flooded():
+        if self.glitches > _GLITCHES_A_SECOND or (self.is_paused and self.transport.is_flooded):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that move nothing")
 
     # -- frames -----------------------------------------------------------------------------
@@ -163,23 +272,22 @@ class Endpoint(FlowControl[Owner]):
         if stream is None:
             self.frame_without_stream(stream_id, frames.DATA)
             return
-        piece = payload
         stream.receive_window -= size
-        if stream.state is State.HALF_CLOSED_REMOTE:
+        if stream.state is _HALF_CLOSED_REMOTE:
             self.stream_fault(stream, FAULTS[stream.state])
             return
         if stream.receive_window < 0:
             self.stream_fault(stream, Code.FLOW_CONTROL_ERROR)
             return
         if flags & frames.PADDED:
-            piece = frames.without_padding(piece)
-            self.credit(stream, size - len(piece))
+            payload = frames.without_padding(payload)
+            self.credit(stream, size - len(payload))
         end = bool(flags & frames.END_STREAM)
-        if not piece and not end:
-            self.glitch()
         if end:
             stream.state = AFTER_PEERS_END[stream.state]
-        self.data(stream, piece, end=end)
+        elif not payload:
+            self.glitch()
+        self.data(stream, payload, end=end)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if flags & _MORE_THAN_A_BLOCK:
@@ -292,3 +400,8 @@ class Endpoint(FlowControl[Owner]):
             self.stream_fault(stream, code)
         else:
             self.widen_stream(stream, increment)
+
+
+def _goes_on(kind: int, size: int) -> bool:
+    """Whether a frame is handled as it comes, and not gathered first."""
+    return kind == frames.DATA and size > frames.FRAME_BYTES

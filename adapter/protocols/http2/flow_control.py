@@ -2,7 +2,7 @@
 
 A stream's receive window is replenished when its bytes have been forwarded, the connection's at
 once, unless too much is buffered: no stream blocks another, and memory is bounded. WINDOW_UPDATE is
-sent when half of a window has been used.
+sent when most of a window has been used, or a part of it and there is something else to write.
 """
 
 from collections import OrderedDict, deque
@@ -13,14 +13,19 @@ from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.states import State
 from adapter.protocols.http2.transport import FrameTransport, Piece
+from adapter.protocols.http2.transport import State as Connection
 
 Owner = TypeVar("Owner")
+# looking up a member of an enumeration is slow in Python 3.11
+_CONNECTING = Connection.CONNECTING
+_OPEN, _HALF_CLOSED_REMOTE, _CLOSED = State.OPEN, State.HALF_CLOSED_REMOTE, State.CLOSED
 
-# receive windows of a stream and of the connection; the largest frame that we accept
-STREAM_WINDOW, CONNECTION_WINDOW, MAX_FRAME = 2**19, 2**20, 2**16
-# each WINDOW_UPDATE costs a system call, and wakes the peer
-_STREAM_CREDIT, _CONNECTION_CREDIT = STREAM_WINDOW // 2, CONNECTION_WINDOW // 2
-_SHARED_WRITE_CREDIT = CONNECTION_WINDOW // 8  # where a stream's WINDOW_UPDATE is written anyway
+# receive windows of a stream, in which a tensor of 600 KiB comes without a pause, and of the
+# connection; the largest frame that we accept, as none may be larger than the window
+STREAM_WINDOW, CONNECTION_WINDOW = 5 * 2**17, 2**20
+MAX_FRAME = STREAM_WINDOW
+# each WINDOW_UPDATE costs a system call, and wakes the peer; less where something is written anyway
+_STREAM_CREDIT, _CONNECTION_CREDIT, _SHARED_WRITE_CREDIT = 2**19, 3 * 2**18, 2**18
 # what one connection may buffer though all of them together are over the limit
 _SHARE_BYTES = 2**20
 
@@ -74,19 +79,23 @@ class Stream(Generic[Owner]):
         self.tail = b""
         self.receive_window = STREAM_WINDOW
         self.unannounced = 0
-        self.state = State.OPEN
+        self.state = _OPEN
 
     @property
     def is_ended(self) -> bool:
         """The peer has sent END_STREAM."""
-        return self.state is State.HALF_CLOSED_REMOTE or self.state is State.CLOSED
+        return self.state is _HALF_CLOSED_REMOTE or self.state is _CLOSED
 
 
-class FlowControl(FrameTransport, Generic[Owner]):
-    """`buffered` counts bytes that were received here and not forwarded yet."""
+class FlowControl(Generic[Owner]):
+    """`out` is what `flush` writes, as soon as the connection is made. `buffered` counts bytes that
+    were received here and not forwarded yet. `is_paused`: the peer does not read.
+    """
 
-    def __init__(self, shared: BufferedBytes) -> None:
-        super().__init__()
+    def __init__(self, transport: FrameTransport, shared: BufferedBytes) -> None:
+        self.transport = transport
+        self.out: list[Piece] = []
+        self.is_paused = False
         self.shared = shared
         self.streams: dict[int, Stream[Owner]] = {}
         self.glitches = 0
@@ -133,17 +142,16 @@ class FlowControl(FrameTransport, Generic[Owner]):
         """All connections are over the limit, and this one over its share."""
         return self.buffered > _SHARE_BYTES and self.shared.total > self.shared.limit
 
-    def send_window_updates(self) -> None:
-        """Announce receive credit in large steps, after everything that was read at once."""
-        least = _CONNECTION_CREDIT
+    def _add_window_updates(self) -> None:
+        """Announce receive credit in large steps."""
         if self._waiting:
             for stream in self._waiting.values():
                 if stream.id in self.streams and not stream.is_ended:
                     self.out.append(frames.window_update(stream.id, stream.unannounced))
                     stream.receive_window += stream.unannounced
                     stream.unannounced = 0
-                    least = _SHARED_WRITE_CREDIT
             self._waiting.clear()
+        least = _SHARED_WRITE_CREDIT if self.out else _CONNECTION_CREDIT
         if self._unannounced >= least and not self.is_over_budget:
             self.out.append(frames.window_update(0, self._unannounced))
             self._receive_window += self._unannounced
@@ -163,10 +171,27 @@ class FlowControl(FrameTransport, Generic[Owner]):
 
     # -- sending ----------------------------------------------------------------------------
 
+    def flush(self) -> None:
+        """Write what there is, after everything that was read at once."""
+        if self._waiting or self._unannounced >= _SHARED_WRITE_CREDIT:
+            self._add_window_updates()
+        if self.out and self.transport.state is not _CONNECTING:
+            out, self.out = self.out, []
+            self.transport.write(out)
+
+    def paused(self) -> None:
+        self.is_paused = True
+
+    def resumed(self) -> None:
+        self.is_paused = False
+        self.send_queued()
+
     def send(self, stream: Stream[Owner], piece: Piece, *, end: bool = False) -> None:
         """Send DATA, or queue it where a window is too small; `end` ends the stream."""
         size = len(piece)
-        if stream.queue or (size and not self._fits(stream, size)):
+        if stream.queue or (
+            size and (size > stream.send_window or size > self.send_window or self.is_paused)
+        ):
             self._queue(stream, piece)
             if end:
                 stream.tail = frames.head(0, frames.DATA, frames.END_STREAM, stream.id)
@@ -181,9 +206,6 @@ class FlowControl(FrameTransport, Generic[Owner]):
         self.sent(stream, size)
         if end:
             self.finished(stream)
-
-    def _fits(self, stream: Stream[Owner], size: int) -> bool:
-        return size <= stream.send_window and size <= self.send_window and not self.is_paused
 
     def _send_cut(self, stream: Stream[Owner], piece: Piece, flags: int) -> None:
         """Send DATA in frames of at most `max_frame_size`."""

@@ -221,10 +221,10 @@ def plain_block(status: int) -> bytes:
     return encoded([(b":status", str(status).encode()), (b"content-type", b"text/plain")])
 
 
-def status_block(code: int, text: str, *, alone: bool) -> bytes:
-    """Return trailers with a gRPC status. `alone`: a Trailers-Only response."""
+def status_block(code: int, text: str, more: Headers = (), *, alone: bool) -> bytes:
+    """Return trailers with a gRPC status, and `more`. `alone`: a Trailers-Only response."""
     top = [(b":status", b"200"), (b"content-type", b"application/grpc")] if alone else []
     message = "".join(chr(b) if b in _PLAIN else f"%{b:02X}" for b in text.encode())
     return encoded(
-        [*top, (b"grpc-status", str(code).encode()), (b"grpc-message", message.encode())]
+        [*top, *more, (b"grpc-status", str(code).encode()), (b"grpc-message", message.encode())]
     )

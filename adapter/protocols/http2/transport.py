@@ -1,10 +1,10 @@
-"""The asyncio side of a connection: its output buffer, its events, how it is closed."""
+"""The asyncio side of a connection: its states, its events, how it is closed."""
 
 import asyncio
 import logging
-from typing import TypeAlias, cast
+from enum import Enum, IntEnum, auto
+from typing import Protocol, TypeAlias, cast
 
-from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code, ConnectionFault
 
 log = logging.getLogger(__name__)
@@ -19,131 +19,138 @@ _SMALL_BYTES = 2**12
 _JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
 
 
-class FrameTransport(asyncio.Protocol):
-    """`flush` writes `out`, or keeps it until the connection is made."""
+class State(IntEnum):
+    """Of the connection beneath a transport."""
 
-    def __init__(self) -> None:
-        self.is_open = self.is_lost = self.is_paused = False
-        self.is_ping_acknowledged = self.has_received = True
-        self.out: list[Piece] = []
+    CONNECTING = 0
+    OPEN = 1
+    CLOSING = 2  # nothing is read or written any more, though written data may still be sent
+    CLOSED = 3
+
+
+class Heard(Enum):
+    """What the peer has been heard of since somebody looked last."""
+
+    SOMETHING = auto()
+    NOTHING = auto()
+    NOTHING_SINCE_PING = auto()
+
+
+# looking up a member of an enumeration is slow in Python 3.11
+_CONNECTING, _OPEN, _CLOSING, _CLOSED = State
+_SOMETHING = Heard.SOMETHING
+
+
+class End(Protocol):
+    """What is told of a transport."""
+
+    def connected(self) -> None: ...
+    def received(self, data: bytes) -> None: ...
+    def paused(self) -> None:
+        """Handle that the peer does not read: what is written now is buffered."""
+
+    def resumed(self) -> None: ...
+    def flush_all(self) -> None:
+        """Flush every connection to which received data may have been forwarded."""
+
+    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None: ...
+    def lost(self) -> None:
+        """Handle that the transport is CLOSING. Called once."""
+
+    def gone(self) -> None:
+        """Handle that the transport is CLOSED."""
+
+
+class FrameTransport(asyncio.Protocol):
+    def __init__(self, end: End) -> None:
+        self.state = _CONNECTING
+        self.heard = _SOMETHING
+        self._end = end
         self._transport: asyncio.Transport | None = None
         self._abort: asyncio.TimerHandle | None = None
 
-    # -- for subclasses ---------------------------------------------------------------------
-
-    def received(self, data: bytes) -> None:
-        raise NotImplementedError
-
-    def connected(self) -> None:
-        raise NotImplementedError
-
-    def flush_all(self) -> None:
-        """Flush every connection to which received data may have been forwarded."""
-        raise NotImplementedError
-
-    def lost(self) -> None:
-        """The connection is unusable, though written data may still be sent. Called once."""
-        raise NotImplementedError
-
-    def gone(self) -> None:
-        """The transport is closed."""
-        raise NotImplementedError
-
-    def send_queued(self) -> None:
-        """Send queued data: the peer reads again."""
-        raise NotImplementedError
-
-    def last_stream(self) -> int:
-        raise NotImplementedError
+    @property
+    def was_open(self) -> bool:
+        return self._transport is not None
 
     # -- asyncio ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        if self.is_lost:
+        if self.state is not _CONNECTING:
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=_PAUSE_BYTES)
-        self.is_open = True
-        self.connected()
-        self.flush()
+        self.state = _OPEN
+        self._end.connected()
 
     def connection_lost(self, _: Exception | None) -> None:
         if self._abort is not None:
             self._abort.cancel()
         self._lose()
-        self.gone()
-        self.flush_all()
+        self.state = _CLOSED
+        self._end.gone()
+        self._end.flush_all()
 
     def pause_writing(self) -> None:
-        self.is_paused = True
+        self._end.paused()
 
     def resume_writing(self) -> None:
-        self.is_paused = False
-        self.send_queued()
-        self.flush_all()
+        self._end.resumed()
+        self._end.flush_all()
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_open:
+        if self.state is not _OPEN:
             return
-        self.has_received = True
+        end, self.heard = self._end, _SOMETHING
         try:
-            self.received(data)
+            end.received(data)
         except ConnectionFault as fault:
-            self.close(fault.code, str(fault))
+            end.close(fault.code, str(fault))
         except Exception:
             log.exception("request.failed", extra={"method": "http/2"})
-            self.close(Code.INTERNAL_ERROR)
-        self.flush_all()
+            end.close(Code.INTERNAL_ERROR)
+        end.flush_all()
 
     # -- sending ----------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        if self.is_open and self._transport is not None:
-            out, self.out = self.out, []
-            if sum(map(len, out)) <= _JOINED_BYTES:
-                self._transport.write(b"".join(out))
-            else:
-                self._transport.writelines(out)
-        elif self.is_lost:
-            self.out.clear()
+    def write(self, pieces: list[Piece]) -> None:
+        """Send `pieces`; a no-op unless OPEN."""
+        transport = self._transport
+        if self.state is not _OPEN or transport is None:
+            return
+        if sum(map(len, pieces)) <= _JOINED_BYTES:
+            transport.write(b"".join(pieces))
+        else:
+            transport.writelines(pieces)
 
+    @property
     def is_flooded(self) -> bool:
         """The peer sends frames that need replies, and does not read the replies."""
         transport = self._transport
-        if not self.is_paused or transport is None:
-            return False
-        return transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
+        return transport is not None and transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
 
-    def ping(self) -> None:
-        self.is_ping_acknowledged = False
-        self.out.append(frames.ping(b"adapter?"))
-
-    def send_goaway(self, code: int = Code.NO_ERROR, why: str = "") -> None:
-        self.out.append(frames.goaway(self.last_stream(), code, why))
-
-    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+    def close(self, code: int) -> None:
+        """Close once what was written is sent, or after seconds; fewer after an error."""
         transport = self._transport
-        if self.is_open and transport is not None:
-            self.send_goaway(code, why)
-            self.flush()
-            self.is_open = False
+        if self.state is _OPEN and transport is not None:
+            self.state = _CLOSING
             transport.close()
             seconds = _ERROR_CLOSE_SECONDS if code else _CLOSE_SECONDS
             self._abort = asyncio.get_running_loop().call_later(seconds, transport.abort)
-        self._lose()
-        if transport is None:
-            self.gone()
+            self._end.lost()
+        elif transport is None:
+            self._lose()
+            self.state = _CLOSED
+            self._end.gone()
 
     def _lose(self) -> None:
-        self.is_open = False
-        if not self.is_lost:
-            self.is_lost = True
-            self.out.clear()
-            self.lost()
+        if self.state < _CLOSING:
+            self.state = _CLOSING
+            self._end.lost()
 
 
-def part(data: bytes, start: int, end: int) -> Piece:
+def part(data: Piece, start: int, end: int) -> Piece:
     """Return a copy where that is cheaper than a view."""
     if end - start > _SMALL_BYTES:
         return memoryview(data)[start:end]

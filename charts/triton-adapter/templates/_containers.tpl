@@ -7,14 +7,14 @@
 - --exit-timeout-secs={{ int .Values.triton.exitTimeoutSeconds }}
 - --http-address=127.0.0.1
 - --grpc-address=127.0.0.1
-- --metrics-address={{ ternary "0.0.0.0" "127.0.0.1" .Values.triton.exposeMetrics }}
+- {{ ternary .Values.triton.metricsAddress "127.0.0.1" .Values.triton.exposeMetrics | printf "--metrics-address=%s" | quote }}
 - --allow-sagemaker=false
 {{- range .Values.triton.extraArgs }}
 - {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Requests and limits with the GPUs in both */}}
+{{/* Requests and limits with the GPUs in both, and the claims */}}
 {{- define "triton-adapter.tritonResources" -}}
 {{- $gpu := dict -}}
 {{- if .Values.triton.gpu.count -}}
@@ -25,6 +25,13 @@
 {{- with merge (deepCopy (get $.Values.triton.resources $kind | default dict)) $gpu -}}
 {{- $_ := set $resources $kind . -}}
 {{- end -}}
+{{- end -}}
+{{- $claims := list -}}
+{{- range .Values.triton.resourceClaims -}}
+{{- $claims = append $claims (dict "name" .name) -}}
+{{- end -}}
+{{- with $claims -}}
+{{- $_ := set $resources "claims" . -}}
 {{- end -}}
 {{- with $resources }}{{ toYaml . }}{{ end -}}
 {{- end -}}
@@ -37,9 +44,26 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Variables of the container that Triton is in. What its models keep in the home folder goes where they may write */}}
+{{- define "triton-adapter.tritonEnv" -}}
+{{- $given := list -}}
+{{- range .Values.triton.extraEnv -}}
+{{- $given = append $given .name -}}
+{{- end -}}
+{{- if not (has "HOME" $given) -}}
+- {name: HOME, value: /tmp}
+{{- end }}
+{{ include "triton-adapter.extraEnv" (list . .Values.triton) }}
+{{- end -}}
+
 {{- define "triton-adapter.mounts" -}}
 - {name: repository, mountPath: /models/_triton_models}
-- {name: models, mountPath: {{ .Values.models.mountPath | quote }}, readOnly: true}
+- name: models
+  mountPath: {{ .Values.models.mountPath | quote }}
+  readOnly: true
+  {{- with .Values.models.subPath }}
+  subPath: {{ . | quote }}
+  {{- end }}
 {{- end -}}
 
 {{- define "triton-adapter.tritonContainer" -}}
@@ -53,10 +77,8 @@
     {{- toYaml .Values.triton.command | nindent 4 }}
   args:
     {{- include "triton-adapter.tritonArgs" . | nindent 4 }}
-  {{- with include "triton-adapter.extraEnv" (list . .Values.triton) }}
   env:
-    {{- . | nindent 4 }}
-  {{- end }}
+    {{- include "triton-adapter.tritonEnv" . | nindent 4 }}
   {{- with .Values.triton.extraEnvFrom }}
   envFrom:
     {{- tpl (toYaml .) $ | nindent 4 }}
@@ -75,8 +97,7 @@
   livenessProbe:
     exec:
       command: {{ toJson .Values.triton.probeCommand }}
-    periodSeconds: 30
-    timeoutSeconds: 10
+    {{- toYaml .Values.triton.livenessProbe | nindent 4 }}
   {{- if not .Values.triton.nativeSidecar }}
   # SIGTERM comes to all containers at once: this one gets it when the adapter has drained
   lifecycle:
@@ -92,6 +113,10 @@
     {{- toYaml .Values.triton.securityContext | nindent 4 }}
   volumeMounts:
     {{- include "triton-adapter.mounts" . | nindent 4 }}
+    {{- with include "triton-adapter.endpointMounts" (list . "triton") }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    - {name: triton-tmp, mountPath: /tmp}
     {{- if .Values.triton.shmSize }}
     - {name: shm, mountPath: /dev/shm}
     {{- end }}
@@ -100,7 +125,9 @@
     {{- end }}
 {{- end -}}
 
+{{/* The adapter, and with mode=single Triton in it */}}
 {{- define "triton-adapter.adapterContainer" -}}
+{{- $isSingle := include "triton-adapter.isSingle" . -}}
 - name: adapter
   image: {{ include "triton-adapter.image" (dict "root" . "image" .Values.image) }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -109,50 +136,112 @@
     {{- range .Values.adapter.extraArgs }}
     - {{ . | quote }}
     {{- end }}
-  {{- with include "triton-adapter.extraEnv" (list . .Values.adapter) }}
+  {{- $env := include "triton-adapter.extraEnv" (list . .Values.adapter) }}
+  {{- if or $isSingle $env }}
   env:
+    {{- if $isSingle }}
+    # the image is made for SageMaker, whose endpoints have one model and one port unless they say otherwise
+    - {name: SAGEMAKER_MULTI_MODEL, value: "true"}
+    - {name: SAGEMAKER_TRITON_ALLOW_GRPC, value: "true"}
+    - {name: SAGEMAKER_TRITON_ALLOW_METRICS, value: "true"}
+    {{- include "triton-adapter.tritonEnv" . | nindent 4 }}
+    {{- end }}
+    {{- with $env }}
     {{- . | nindent 4 }}
+    {{- end }}
   {{- end }}
   envFrom:
     - configMapRef: {name: {{ include "triton-adapter.fullname" . }}}
+    {{- if $isSingle }}
+    {{- with .Values.triton.extraEnvFrom }}
+    {{- tpl (toYaml .) $ | nindent 4 }}
+    {{- end }}
+    {{- end }}
+    {{- with .Values.endpoint.credentials.existingSecret }}
+    - secretRef: {name: {{ tpl . $ }}}
+    {{- end }}
     {{- with .Values.adapter.extraEnvFrom }}
     {{- tpl (toYaml .) $ | nindent 4 }}
     {{- end }}
   ports:
-    {{- range $door, $name := dict "http" "http" "grpc" "grpc" "grpc_data" "grpc-data" "admin" "admin" }}
+    {{- range $door, $name := dict "http" "http" "http_data" "http-data" "grpc" "grpc" "grpc_data" "grpc-data" "admin" "admin" "metrics" "metrics" }}
     {{- with include "triton-adapter.port" (list $ $door) }}
     - {name: {{ $name }}, containerPort: {{ . }}}
     {{- end }}
     {{- end }}
+    {{- if and $isSingle .Values.triton.exposeMetrics }}
+    - {name: triton-metrics, containerPort: 8002}
+    {{- end }}
+  {{- $probes := include "triton-adapter.probes" . }}
   {{- $start := include "triton-adapter.seconds" (list . "start_timeout_seconds" 120) | int }}
   {{- $load := include "triton-adapter.seconds" (list . "load_timeout_seconds" 350) | int }}
   {{- $period := int .Values.adapter.startupProbe.periodSeconds }}
   startupProbe:
-    httpGet: {path: /startup, port: admin}
+    httpGet: {path: /startup, port: {{ $probes }}}
     periodSeconds: {{ $period }}
     # Triton may take start_timeout_seconds, and a single model load_timeout_seconds
     failureThreshold: {{ add 2 (div (add $start $load) $period) }}
   livenessProbe:
-    httpGet: {path: /livez, port: admin}
+    httpGet: {path: /livez, port: {{ $probes }}}
     {{- toYaml .Values.adapter.livenessProbe | nindent 4 }}
   readinessProbe:
-    httpGet: {path: /readyz, port: admin}
+    httpGet: {path: /readyz, port: {{ $probes }}}
     {{- toYaml .Values.adapter.readinessProbe | nindent 4 }}
   {{- with .Values.adapter.preStop }}
   lifecycle:
     preStop:
       {{- toYaml . | nindent 6 }}
   {{- end }}
+  {{- if $isSingle }}
+  {{- with include "triton-adapter.tritonResources" . }}
+  resources:
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- else }}
   resources:
     {{- toYaml .Values.adapter.resources | nindent 4 }}
+  {{- end }}
   securityContext:
-    {{- toYaml .Values.adapter.securityContext | nindent 4 }}
+    {{- ternary .Values.triton.securityContext .Values.adapter.securityContext (eq $isSingle "true") | toYaml | nindent 4 }}
   volumeMounts:
     {{- include "triton-adapter.mounts" . | nindent 4 }}
+    {{- with include "triton-adapter.endpointMounts" (list . "adapter") }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    {{- if $isSingle }}
+    - {name: triton-tmp, mountPath: /tmp}
+    {{- if .Values.triton.shmSize }}
+    - {name: shm, mountPath: /dev/shm}
+    {{- end }}
+    {{- with .Values.triton.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- else }}
     - {name: tmp, mountPath: /tmp}
+    {{- end }}
+    {{- with include "triton-adapter.tokenMount" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with .Values.adapter.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+{{- end -}}
+
+{{- define "triton-adapter.tokenMount" -}}
+{{- if .Values.adapter.controlToken.existingSecret -}}
+- {name: control-token, mountPath: {{ include "triton-adapter.tokenFile" . | dir }}, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.tokenVolume" -}}
+{{- with .Values.adapter.controlToken -}}
+{{- if .existingSecret -}}
+- name: control-token
+  secret:
+    secretName: {{ tpl .existingSecret $ }}
+    items: [{key: {{ .key | quote }}, path: token}]
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "triton-adapter.modelsVolume" -}}
@@ -161,6 +250,9 @@
 emptyDir: {{ if $models.emptyDirSize }}{sizeLimit: {{ $models.emptyDirSize }}}{{ else }}{}{{ end }}
 {{- else if eq $models.type "hostPath" -}}
 hostPath: {path: {{ $models.hostPath | quote }}, type: Directory}
+{{- else if eq $models.type "image" -}}
+image:
+  {{- toYaml $models.image | nindent 2 }}
 {{- else if eq $models.type "existingClaim" -}}
 persistentVolumeClaim: {claimName: {{ $models.existingClaim }}}
 {{- else if eq $models.type "ephemeral" -}}
@@ -192,11 +284,23 @@ resources:
   {{- include "triton-adapter.modelsVolume" . | nindent 2 }}
 - name: repository
   emptyDir: {{ if .Values.models.repositorySize }}{sizeLimit: {{ .Values.models.repositorySize }}}{{ else }}{}{{ end }}
+{{- if not (include "triton-adapter.isSingle" .) }}
 - name: tmp
-  emptyDir: {sizeLimit: 64Mi}
+  emptyDir: {sizeLimit: {{ .Values.adapter.tmpSize }}}
+{{- end }}
+{{- if not (include "triton-adapter.isElsewhere" .) }}
+- name: triton-tmp
+  emptyDir: {{ if .Values.triton.tmpSize }}{sizeLimit: {{ .Values.triton.tmpSize }}}{{ else }}{}{{ end }}
 {{- if .Values.triton.shmSize }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.triton.shmSize }}}
+{{- end }}
+{{- end }}
+{{- with include "triton-adapter.endpointVolumes" . }}
+{{ . }}
+{{- end }}
+{{- with include "triton-adapter.tokenVolume" . }}
+{{ . }}
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ tpl (toYaml .) $ }}

@@ -53,7 +53,9 @@ annotations:
 {{/* (dict "root" . "image" .Values.image) */}}
 {{- define "triton-adapter.image" -}}
 {{- $registry := default .image.registry .root.Values.global.imageRegistry -}}
-{{- $name := ternary .image.repository (printf "%s/%s" $registry .image.repository) (empty $registry) -}}
+{{- $own := ternary "triton-adapter-sagemaker" "triton-adapter" (eq "true" (include "triton-adapter.isSingle" .root)) -}}
+{{- $repository := default $own .image.repository -}}
+{{- $name := ternary $repository (printf "%s/%s" $registry $repository) (empty $registry) -}}
 {{- if .image.digest -}}
 {{- printf "%s@%s" $name .image.digest -}}
 {{- else -}}
@@ -62,7 +64,11 @@ annotations:
 {{- end -}}
 
 {{- define "triton-adapter.pullSecrets" -}}
-{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq -}}
+{{- $names := list -}}
+{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets -}}
+{{- $names = append $names (kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") .) -}}
+{{- end -}}
+{{- with $names | uniq -}}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
@@ -78,8 +84,53 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
+{{/* The pod of helm test: it brings a model with its load. Where the endpoint has keys, that takes the control token */}}
+{{- define "triton-adapter.hasTest" -}}
+{{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
+{{- $files := get $settings "inline_files" | toString -}}
+{{- $isLocked := and $settings.endpoint_keys (not .Values.adapter.controlToken.existingSecret) -}}
+{{- if and (include "triton-adapter.isPod" .) .Values.tests.enabled .Values.service.http (not (has $files (list "off" "false"))) (not $isLocked) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the chart makes the pods itself */}}
 {{- define "triton-adapter.isPod" -}}
-{{- if eq .Values.mode "pod" }}true{{ end -}}
+{{- if ne .Values.mode "servingRuntime" }}true{{ end -}}
+{{- end -}}
+
+{{/* The name of the Deployment that ModelMesh's controller makes of the runtime */}}
+{{- define "triton-adapter.meshName" -}}
+{{- printf "%s-%s" .Values.servingRuntime.serviceName (include "triton-adapter.fullname" .) -}}
+{{- end -}}
+
+{{/* Whether one container has the adapter and Triton */}}
+{{- define "triton-adapter.isSingle" -}}
+{{- if eq .Values.mode "single" }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether the pod has a container of Triton */}}
+{{- define "triton-adapter.hasTriton" -}}
+{{- if and (eq .Values.mode "pod") .Values.triton.enabled }}true{{ end -}}
+{{- end -}}
+
+{{- define "triton-adapter.isNative" -}}
+{{- if and (include "triton-adapter.hasTriton" .) .Values.triton.nativeSidecar }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether Triton is in none of our pods */}}
+{{- define "triton-adapter.isElsewhere" -}}
+{{- if and (eq .Values.mode "pod") (not .Values.triton.enabled) }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether each pod has a GPU, be it counted or claimed */}}
+{{- define "triton-adapter.hasGpu" -}}
+{{- if or (include "triton-adapter.gpus" . | int) .Values.triton.resourceClaims }}true{{ end -}}
+{{- end -}}
+
+{{/* GPUs of each pod */}}
+{{- define "triton-adapter.gpus" -}}
+{{- ternary 0 (int .Values.triton.gpu.count) (eq "true" (include "triton-adapter.isElsewhere" .)) -}}
 {{- end -}}
 
 {{/* A map of user's rules for PodMonitor and ServiceMonitor */}}

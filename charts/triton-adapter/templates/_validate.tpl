@@ -2,11 +2,18 @@
 {{- define "triton-adapter.validate" -}}
 {{- include "triton-adapter.validateMode" . -}}
 {{- include "triton-adapter.validateApis" . -}}
+{{- include "triton-adapter.validateAlerts" . -}}
 {{- if include "triton-adapter.isPod" . -}}
+{{- include "triton-adapter.validateTriton" . -}}
 {{- include "triton-adapter.validateDoors" . -}}
 {{- include "triton-adapter.validateStopping" . -}}
 {{- include "triton-adapter.validateModels" . -}}
+{{- include "triton-adapter.validateEndpoint" . -}}
 {{- include "triton-adapter.validateScaling" . -}}
+{{- include "triton-adapter.validateFleet" . -}}
+{{- if .Values.podSpec -}}
+{{- include "triton-adapter.validatePodSpec" . -}}
+{{- end -}}
 {{- else -}}
 {{- include "triton-adapter.validateRuntime" . -}}
 {{- end -}}
@@ -15,20 +22,33 @@
 {{- define "triton-adapter.validateMode" -}}
 {{- if not (include "triton-adapter.isPod" .) -}}
 {{- range $key, $on := dict
+  "fleet.enabled" .Values.fleet.enabled
   "pdb.enabled" .Values.pdb.enabled
   "autoscaling.hpa.enabled" .Values.autoscaling.hpa.enabled
   "autoscaling.keda.enabled" .Values.autoscaling.keda.enabled
-  "metrics.podMonitor.enabled" .Values.metrics.podMonitor.enabled
   "metrics.serviceMonitor.enabled" .Values.metrics.serviceMonitor.enabled
-  "networkPolicy.enabled" .Values.networkPolicy.enabled
+  "networkPolicy.management" .Values.networkPolicy.management
+  "networkPolicy.inference" .Values.networkPolicy.inference
+  "networkPolicy.monitoring" .Values.networkPolicy.monitoring
+  "networkPolicy.extraIngress" .Values.networkPolicy.extraIngress
+  "networkPolicy.egress" (not (kindIs "invalid" .Values.networkPolicy.egress))
+  "models.load" .Values.models.load
+  "settings.model_store" .Values.settings.model_store
+  "settings.endpoints" .Values.settings.endpoints
+  "podSpec" .Values.podSpec
+  "triton.resourceClaims" .Values.triton.resourceClaims
+  "adapter.controlToken.existingSecret" .Values.adapter.controlToken.existingSecret
   "extraContainers" .Values.extraContainers
   "extraInitContainers" .Values.extraInitContainers -}}
 {{- if $on -}}
-{{- fail (printf "%s: needs mode=pod: the pods of a ServingRuntime are made by ModelMesh's controller" $key) -}}
+{{- fail (printf "%s: needs mode=pod or mode=single: the pods of a ServingRuntime are made by ModelMesh's controller" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (include "triton-adapter.isPod" .) .Values.triton.nativeSidecar (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- if and (not .Values.triton.enabled) (ne .Values.mode "pod") -}}
+{{- fail "triton.enabled: false needs mode=pod: the adapter alone, and its Triton elsewhere" -}}
+{{- end -}}
+{{- if and (include "triton-adapter.isNative" .) (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "triton.nativeSidecar: needs Kubernetes 1.29, this is %s; set it to false" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- end -}}
@@ -40,6 +60,7 @@
   "metrics.podMonitor.enabled" (list .Values.metrics.podMonitor.enabled $monitoring)
   "metrics.serviceMonitor.enabled" (list .Values.metrics.serviceMonitor.enabled $monitoring)
   "metrics.prometheusRule.enabled" (list .Values.metrics.prometheusRule.enabled $monitoring)
+  "fleet.enabled" (list .Values.fleet.enabled (list "gateway.envoyproxy.io/v1alpha1" "Envoy Gateway"))
   "autoscaling.keda.enabled" (list .Values.autoscaling.keda.enabled (list "keda.sh/v1alpha1" "KEDA"))
   "mode=servingRuntime" (list (eq .Values.mode "servingRuntime") (list "serving.kserve.io/v1alpha1" "ModelMesh")) -}}
 {{- $api := index $wanted 1 -}}
@@ -50,32 +71,127 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "triton-adapter.validateAlerts" -}}
+{{- $alerts := $.Files.Get "files/alerts.yaml" -}}
+{{- $rule := .Values.metrics.prometheusRule -}}
+{{- range $rule.disabled -}}
+{{- if not (contains (printf "alert: %s\n" .) $alerts) -}}
+{{- fail (printf "metrics.prometheusRule.disabled: %s is no alert of files/alerts.yaml" .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $alert, $_ := $rule.severities -}}
+{{- if not (contains (printf "alert: %s\n" $alert) $alerts) -}}
+{{- fail (printf "metrics.prometheusRule.severities: %s is no alert of files/alerts.yaml" $alert) -}}
+{{- end -}}
+{{- end -}}
+{{- range $alert, $_ := $rule.thresholds -}}
+{{- if not (regexMatch (printf "(?s)alert: %s\n([^\n]|\n[^\n])*# threshold" $alert) $alerts) -}}
+{{- fail (printf "metrics.prometheusRule.thresholds: %s is no alert of files/alerts.yaml with a threshold" $alert) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (include "triton-adapter.isPod" .) -}}
+{{- $listener := include "triton-adapter.probes" . -}}
+{{- $door := get (fromYaml (include "triton-adapter.settings" .)) $listener | toString -}}
+{{- $isClosed := regexMatch "^(127\\.|localhost:|\\[::1\\]:)" $door -}}
+{{- if and .Values.metrics.podMonitor.enabled (or $isClosed (ne $listener "metrics")) -}}
+{{- fail "metrics.podMonitor.enabled: settings.metrics must be a port that can be reached from outside the pod, such as [::]:8082" -}}
+{{- end -}}
+{{- if and $rule.enabled $isClosed -}}
+{{- fail (printf "metrics.prometheusRule.enabled: with mode=servingRuntime nothing scrapes %s; set metrics.podMonitor.enabled" $door) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.validateTriton" -}}
+{{- if include "triton-adapter.isElsewhere" . -}}
+{{- if not .Values.triton.address -}}
+{{- fail "triton.address: triton.enabled=false needs the host of Triton" -}}
+{{- end -}}
+{{- range $key, $given := dict
+  "triton.exposeMetrics" .Values.triton.exposeMetrics
+  "triton.extraArgs" .Values.triton.extraArgs
+  "triton.extraEnv" .Values.triton.extraEnv
+  "triton.extraEnvFrom" .Values.triton.extraEnvFrom
+  "triton.extraVolumeMounts" .Values.triton.extraVolumeMounts
+  "triton.resourceClaims" .Values.triton.resourceClaims -}}
+{{- if $given -}}
+{{- fail (printf "%s: is for a Triton in the pod, and triton.enabled=false" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if ne (.Values.settings.staging | default "upload") "upload" -}}
+{{- fail (printf "settings.staging: %s needs a repository that Triton sees, too, and triton.enabled=false; leave it at upload" .Values.settings.staging) -}}
+{{- end -}}
+{{- $scaled := or .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}
+{{- if or $scaled (gt (int .Values.replicaCount) 1) -}}
+{{- fail (printf "%s: each Triton needs one adapter, and all pods would share the one at triton.address" (ternary "autoscaling" "replicaCount" $scaled)) -}}
+{{- end -}}
+{{- else -}}
+{{- if .Values.triton.address -}}
+{{- fail "triton.address: is for triton.enabled=false; here Triton is in the pod" -}}
+{{- end -}}
+{{- end -}}
+{{- if include "triton-adapter.isSingle" . -}}
+{{- if .Values.settings.staging -}}
+{{- if eq .Values.settings.staging "upload" -}}
+{{- fail "settings.staging: upload is for a Triton elsewhere, and mode=single has its own" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.triton.exposeMetrics (ne .Values.triton.metricsAddress "0.0.0.0") -}}
+{{- fail "triton.metricsAddress: with mode=single only 0.0.0.0" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "triton-adapter.validateDoors" -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
-{{- if not (include "triton-adapter.port" (list . "admin")) -}}
-{{- fail "settings.admin: must be HOST:PORT with mode=pod: kubelet probes it" -}}
+{{- if regexMatch "^(127\\.|localhost$|::1$)" (toString $settings.listen_host) -}}
+{{- fail (printf "settings.listen_host: %s cannot be reached from outside the pod; write :: or 0.0.0.0" $settings.listen_host) -}}
 {{- end -}}
-{{- range $name := list "http" "grpc" "grpc_data" "admin" -}}
+{{- $probes := include "triton-adapter.probes" . -}}
+{{- if not (include "triton-adapter.port" (list . $probes)) -}}
+{{- fail "settings.admin: must be HOST:PORT with mode=pod and settings.metrics=off: kubelet probes it" -}}
+{{- end -}}
+{{- range $name := list "http" "http_data" "grpc" "grpc_data" "admin" "metrics" -}}
 {{- $door := get $settings $name | toString -}}
 {{- if regexMatch "^(127\\.|localhost:|\\[::1\\]:)" $door -}}
-{{- fail (printf "settings.%s: %s cannot be reached from outside the pod; write 0.0.0.0:PORT, [::]:PORT or off" $name $door) -}}
+{{- fail (printf "settings.%s: %s cannot be reached from outside the pod; write [::]:PORT or off" $name $door) -}}
 {{- end -}}
 {{- end -}}
 {{- $any := 0 -}}
-{{- range $name, $key := dict "http" "http" "grpc" "grpc" "grpc_data" "grpcData" "admin" "admin" -}}
+{{- range $name, $key := dict "http" "http" "http_data" "httpData" "grpc" "grpc" "grpc_data" "grpcData" "admin" "admin" "metrics" "metrics" -}}
 {{- $any = add $any (get $.Values.service $key) -}}
 {{- if and (get $.Values.service $key) (not (include "triton-adapter.port" (list $ $name))) -}}
 {{- fail (printf "service.%s: the listener settings.%s is off or a socket; set the port to 0" $key $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if not $any -}}
-{{- fail "service: at least one of http, grpc, grpcData and admin must have a port" -}}
+{{- fail "service: at least one of http, httpData, grpc, grpcData, admin and metrics must have a port" -}}
 {{- end -}}
-{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.inference (not (include "triton-adapter.port" (list . "grpc_data"))) -}}
-{{- fail "networkPolicy.inference: is about the port of settings.grpc_data, which is off or a socket" -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.inference (not (or (include "triton-adapter.port" (list . "http_data")) (include "triton-adapter.port" (list . "grpc_data")))) -}}
+{{- fail "networkPolicy.inference: is about the ports of settings.http_data and settings.grpc_data, which are off or sockets" -}}
 {{- end -}}
-{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.service.admin) -}}
-{{- fail "metrics.serviceMonitor.enabled: needs service.admin, or take metrics.podMonitor" -}}
+{{- if and .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled -}}
+{{- fail "metrics.serviceMonitor.enabled: with metrics.podMonitor.enabled every pod would be scraped, and counted, twice" -}}
+{{- end -}}
+{{- if and .Values.service.externalTrafficPolicy (eq .Values.service.type "ClusterIP") -}}
+{{- fail "service.externalTrafficPolicy: needs service.type NodePort or LoadBalancer" -}}
+{{- end -}}
+{{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
+{{- fail "service.loadBalancerSourceRanges: needs service.type=LoadBalancer" -}}
+{{- end -}}
+{{- if and .Values.adapter.controlToken.existingSecret .Values.settings.control_token_file -}}
+{{- fail "adapter.controlToken.existingSecret: is settings.control_token_file, which is given as well" -}}
+{{- end -}}
+{{- range .Values.adapter.extraEnv -}}
+{{- if has .name (list "ADAPTER_HTTP" "ADAPTER_HTTP_DATA" "ADAPTER_GRPC" "ADAPTER_GRPC_DATA" "ADAPTER_ADMIN" "ADAPTER_METRICS" "ADAPTER_LISTEN_HOST" "ADAPTER_MODEL_ROOTS" "ADAPTER_REPOSITORY" "ADAPTER_STAGING" "ADAPTER_TRITON" "ADAPTER_TRITON_HTTP" "ADAPTER_TRITON_GRPC" "ADAPTER_TRITON_METRICS" "ADAPTER_START_TIMEOUT_SECONDS" "ADAPTER_LOAD_TIMEOUT_SECONDS" "ADAPTER_DRAIN_TIMEOUT_SECONDS" "ADAPTER_DRAIN_MIN_SECONDS" "ADAPTER_MODEL_STORE" "ADAPTER_ENDPOINTS" "ADAPTER_ENDPOINT_KEYS" "ADAPTER_CACHE_DIR" "ADAPTER_CACHE_LIMIT") -}}
+{{- fail (printf "adapter.extraEnv: %s would beat what ports, probes, volumes and the grace period are made of; set it under settings" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor.enabled (not (get .Values.service $probes)) -}}
+{{- fail (printf "metrics.serviceMonitor.enabled: needs service.%s, or take metrics.podMonitor" $probes) -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.egress (not .Values.networkPolicy.enabled) -}}
+{{- fail "networkPolicy.egress: is part of a policy, and networkPolicy.enabled=false" -}}
 {{- end -}}
 {{- if and .Values.service.clusterIP (ne .Values.service.type "ClusterIP") -}}
 {{- fail "service.clusterIP: None needs service.type=ClusterIP" -}}
@@ -98,6 +214,33 @@
 {{- end -}}
 
 {{- define "triton-adapter.validateModels" -}}
+{{- $limit := get (fromYaml (include "triton-adapter.settings" .)) "memory_limit" -}}
+{{- if and (include "triton-adapter.hasTriton" .) (not (include "triton-adapter.hasGpu" .)) (not $limit) -}}
+{{- fail "settings.memory_limit: without a GPU nothing measures memory; say what models may take, or give triton.resources.limits.memory" -}}
+{{- end -}}
+{{- if and (kindIs "string" $limit) (hasPrefix "-" $limit) -}}
+{{- fail "triton.shmSize: is more than triton.resources.limits.memory, in which it counts" -}}
+{{- end -}}
+{{- if and .Values.models.load .Values.settings.load_at_start -}}
+{{- fail "models.load: is settings.load_at_start, which is given as well" -}}
+{{- end -}}
+{{- if and .Values.triton.resourceClaims .Values.triton.gpu.count -}}
+{{- fail "triton.gpu.count: with triton.resourceClaims the GPUs come from the claims; set it to 0" -}}
+{{- end -}}
+{{- if and .Values.triton.resourceClaims (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "triton.resourceClaims: needs Kubernetes 1.31, this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if eq .Values.models.type "image" -}}
+{{- if not .Values.models.image.reference -}}
+{{- fail "models.image.reference: models.type=image needs the name of an image" -}}
+{{- end -}}
+{{- if semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version -}}
+{{- fail (printf "models.type: image needs Kubernetes 1.31, this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and .Values.models.subPath (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "models.subPath: with models.type=image needs Kubernetes 1.33, this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.models -}}
 {{- if and (eq .type "existingClaim") (not .existingClaim) -}}
 {{- fail "models.existingClaim: models.type=existingClaim needs the name of a claim" -}}
@@ -126,6 +269,16 @@
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
 {{- fail "autoscaling.minReplicas: is more than autoscaling.maxReplicas" -}}
 {{- end -}}
+{{- if and (or $hpa.enabled $keda.enabled) (not (or .Values.settings.single_model .Values.settings.load_at_start .Values.models.load (include "triton-adapter.hasStore" .))) -}}
+{{- fail "autoscaling: a new pod would have no model; name those that each pod loads in models.load, one in settings.single_model, or a store that calls load from in settings.model_store" -}}
+{{- end -}}
+{{- if and $keda.enabled (not .Values.autoscaling.minReplicas) (not $keda.triggers) -}}
+{{- fail "autoscaling.minReplicas: with 0 nothing wakes the pods again: the query counts requests in the pods; give a trigger of another kind in autoscaling.keda.triggers" -}}
+{{- end -}}
+{{- $most := ternary .Values.autoscaling.maxReplicas .Values.replicaCount (or $hpa.enabled $keda.enabled) | int -}}
+{{- if and (gt $most 1) (include "triton-adapter.isClaimOfOneNode" .) -}}
+{{- fail (printf "models.pvc.accessModes: %d pods may be on several nodes, and need ReadOnlyMany or ReadWriteMany; or take models.type=ephemeral, a claim for each pod" $most) -}}
+{{- end -}}
 {{- if and $hpa.enabled (not .Values.autoscaling.minReplicas) -}}
 {{- fail "autoscaling.minReplicas: 0 needs autoscaling.keda" -}}
 {{- end -}}
@@ -135,14 +288,18 @@
 {{- end -}}
 
 {{- define "triton-adapter.validateRuntime" -}}
+{{- $name := include "triton-adapter.meshName" . -}}
+{{- if gt (len $name) 63 -}}
+{{- fail (printf "fullnameOverride: %s has more than 63 characters, and ModelMesh's controller makes it a label" $name) -}}
+{{- end -}}
 {{- $settings := fromYaml (include "triton-adapter.settings" .) -}}
 {{- if not (or (hasPrefix "unix:" ($settings.grpc | toString)) (include "triton-adapter.port" (list . "grpc"))) -}}
 {{- fail "settings.grpc: cannot be off with mode=servingRuntime: ModelMesh calls it" -}}
 {{- end -}}
-{{- if not (include "triton-adapter.port" (list . "admin")) -}}
-{{- fail "settings.admin: must be HOST:PORT with mode=servingRuntime: the livenessProbe asks it" -}}
+{{- if not (include "triton-adapter.port" (list . (include "triton-adapter.probes" .))) -}}
+{{- fail "settings.admin: must be HOST:PORT with mode=servingRuntime and settings.metrics=off: the livenessProbe asks it" -}}
 {{- end -}}
-{{- range $name := list "http" "grpc" "grpc_data" "admin" -}}
+{{- range $name := list "http" "http_data" "grpc" "grpc_data" "admin" "metrics" -}}
 {{- $port := include "triton-adapter.port" (list $ $name) -}}
 {{- if and (has $port (list "8008" "8080" "8085" "8086" "8089" "8090")) (ne (print $name $port) "grpc8085") -}}
 {{- fail (printf "settings.%s: port %s is taken by what the controller of ModelMesh puts into the pod" $name $port) -}}

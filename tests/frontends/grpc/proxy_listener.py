@@ -16,8 +16,9 @@ from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.proxy.context import ProxyContext, connect_to
 from adapter.dataplane.proxy.listener import ProxyListener
+from adapter.frontends.access import Access
 from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
-from adapter.frontends.grpc.limits import MessageLimits
+from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.headers import encoded
@@ -50,7 +51,7 @@ class ProxySetup:
 
     def counted(self, code: str, method: str = "ModelInfer") -> float | None:
         labels = {"frontend": FRONTEND, "method": method, "code": code}
-        return self.house.metrics.registry.get_sample_value("adapter_requests_total", labels)
+        return self.house.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
 
     async def until_counted(self, code: str) -> None:
         async with asyncio.timeout(SECONDS):
@@ -129,6 +130,7 @@ async def proxy_before(
         dataplane,
         faults,
         house.metrics,
+        access=Access("grpc"),
         repository=None,
         is_live=lambda: True,
         is_ready=lambda: True,

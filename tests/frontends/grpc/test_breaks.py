@@ -11,8 +11,9 @@ from tritonclient.grpc import service_pb2 as pb
 from adapter.core.calls import RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
+from adapter.frontends.access import Access
 from adapter.frontends.grpc.health import Health
-from adapter.frontends.grpc.limits import MessageLimits
+from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.v2 import V2Service
 from tests.fakes.grpc_triton import Act, dataplane_to
 from tests.fakes.house import House
@@ -32,7 +33,7 @@ class Listener:
 
     def counted(self, method: str, code: str) -> float | None:
         labels = {"frontend": "grpc", "method": method, "code": code}
-        return self.house.metrics.registry.get_sample_value("adapter_requests_total", labels)
+        return self.house.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
 
 
 @asynccontextmanager
@@ -50,6 +51,7 @@ async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
             dataplane,
             Faults(Classifier(())),
             house.metrics,
+            access=Access("grpc"),
             repository=None,
             is_live=lambda: True,
             is_ready=lambda: listener.is_ready,

@@ -45,7 +45,7 @@ async def test_a_caller_who_leaves_before_a_write_is_counted_as_cancelled_and_is
 
     def counted(code: str) -> float:
         labels = {"frontend": "grpc", "method": METHOD, "code": code}
-        return metrics.registry.get_sample_value("adapter_requests_total", labels) or 0
+        return metrics.registry.get_sample_value("triton_adapter_requests_total", labels) or 0
 
     async with serving(metrics, act) as address:
         for _ in range(callers):

@@ -182,6 +182,7 @@ async def test_a_refused_stream_is_unavailable():
     ],
     ids=["rapid reset", "malformed heads", "settings", "empty data", "unknown", "priorities"],
 )
+@pytest.mark.usefixtures("one_second")
 async def test_floods_end_the_connection(flood):
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
@@ -240,7 +241,7 @@ def folder():
 async def test_a_socket_is_a_listener_too_and_goes_with_it(folder):
     async with proxy_before(echo) as proxy:
         await proxy.server.close(1)
-        await proxy.server.listen(None, 0, f"{folder}/s")
+        await proxy.server.listen("", 0, f"{folder}/s")
         async with channel_to(f"unix:{folder}/s") as channel:
             await channel.unary_unary(INFER)(request_of())
         await proxy.server.close(1)
@@ -294,7 +295,7 @@ async def test_the_reserved_bit_of_a_streams_number_is_ignored(masked, name):
 
 async def test_an_error_in_the_look_at_one_connection_keeps_no_other_from_its_time_limits(caplog):
     async with (
-        proxy_before(echo, timeout_seconds=0.3) as proxy,
+        proxy_before(echo, timeout_seconds=1) as proxy,
         wire_to(proxy.address) as first,
         wire_to(proxy.address) as second,
     ):

@@ -151,7 +151,7 @@ def with_no_bug(play):
     assert [logging.Formatter().format(record) for record in seen] == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data(), st.binary(max_size=40) | st.sampled_from([request_of(), request_of() * 2]))
 def test_a_message_in_pieces_is_judged_as_in_one(data, message):
     cuts = data.draw(st.lists(st.integers(0, len(message)), max_size=5).map(sorted))
@@ -176,7 +176,7 @@ def test_a_message_in_pieces_is_judged_as_in_one(data, message):
             read_field(message, 1)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(
     st.binary(max_size=40)
     | st.sampled_from([request_of(), request_of("x" * 127), request_of("x" * 128)])
@@ -212,7 +212,7 @@ def reading(read, block):
         return fault.code
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=5), max_size=4),
     st.binary(max_size=12),

@@ -1,10 +1,12 @@
 """Headers that gRPC's own parsers do not take are their caller's fault, and so are told."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
 import pytest
+from hpack import Decoder
 
 from adapter.protocols.http2 import frames
-from tests.fakes.grpc_triton import _Echo
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
@@ -18,7 +20,7 @@ from tests.frontends.grpc.proxy_listener import (
 from tests.frontends.grpc.test_proxy import echo
 from tests.frontends.grpc.test_proxy_ends import status
 
-INVALID_ARGUMENT, INTERNAL = 3, 13
+INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13
 
 ODD = {
     "binary that is not base64": (b"trace-bin", b"!!!"),
@@ -36,12 +38,30 @@ ODD = {
     "no limit of time": (b"grpc-timeout", b""),
     "a name with a slash": (b"a/b", b"x"),
     "a name with a bracket": (b"a[b]", b"x"),
-    "an encoding that nobody knows": (b"grpc-encoding", b"snappy"),
     "another encoding that nobody knows": (b"grpc-internal-encoding-request", b"snappy"),
     "a status in a request": (b"grpc-status", b"no"),
     "a pushback that is no number": (b"grpc-retry-pushback-ms", b"soon"),
     "a load balancer's cost": (b"lb-cost-bin", b"AA"),
 }
+
+UNKNOWN_ENCODING = (b"grpc-encoding", b"snappy")
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+async def test_a_caller_of_an_unknown_encoding_is_told_of_those_that_are_known(path):
+    """As the compression of gRPC has it, so that the caller may choose another one."""
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(path, UNKNOWN_ENCODING), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        _, block = await wire.answer(1)
+        trailers = dict(Decoder().decode(block, raw=True))
+        assert trailers[b"grpc-status"] == b"%d" % UNIMPLEMENTED
+        assert trailers[b"grpc-accept-encoding"] == b"identity,deflate,gzip"
+        assert b"'snappy'" in trailers[b"grpc-message"]
+        assert b"identity, deflate and gzip" in trailers[b"grpc-message"]
+        if path == INFER:
+            assert proxy.counted("UNIMPLEMENTED") == 1
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
@@ -90,20 +110,31 @@ async def test_unusual_headers_pass(more):
         assert len(data) > 5
 
 
-@pytest.mark.parametrize("more", [*ODD.values(), *FINE.values()], ids=[*ODD, *FINE])
-async def test_grpc_itself_takes_the_same_headers(more):
-    """What `metadata.py` says of them is what grpc's own server does, which is Triton's too."""
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((_Echo(echo),))
+class _Echoing(grpc.GenericRpcHandler):
+    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(lambda message, _: message)
+
+
+@pytest.fixture(scope="module")
+def grpc_itself():
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[_Echoing()])
     port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with wire_to(f"127.0.0.1:{port}") as wire:
-            wire.greet()
-            wire.send(frames.header_block(1, head_of(INFER, more), end=False))
-            wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-            data, trailers = await wire.answer(1)
-            assert status(trailers) == (INTERNAL if more in ODD.values() else 0)
-            assert bool(data) is (more not in ODD.values())
-    finally:
-        await server.stop(None)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [*ODD.values(), *FINE.values(), UNKNOWN_ENCODING],
+    ids=[*ODD, *FINE, "an encoding that nobody knows"],
+)
+async def test_grpc_itself_takes_the_same_headers(grpc_itself, more):
+    """What `routing.py` says of them is what grpc's own server does, which is Triton's too."""
+    async with wire_to(grpc_itself) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(INFER, more), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        data, trailers = await wire.answer(1)
+        assert status(trailers) == (0 if more in FINE.values() else INTERNAL)
+        assert bool(data) is (more in FINE.values())

@@ -96,6 +96,7 @@ async def test_an_unload_waits_for_a_request_that_has_wholly_come():
 
 
 @pytest.mark.parametrize("size", [0, 1000, 280_000])
+@pytest.mark.slow
 async def test_a_drain_refuses_a_request_that_has_not_wholly_come(size):
     async with opened() as (proxy, _, wire):
         wire.send(begun(size), frames.ping(b"all here"))
@@ -119,6 +120,7 @@ async def test_a_request_that_comes_slowly_is_refused(size):
         await proxy.until_free("m")
 
 
+@pytest.mark.slow
 async def test_time_in_which_the_caller_may_not_send_does_not_make_it_slow():
     async with opened(CallerLimits(slow=0.3, rate=2**24)) as (proxy, behind, wire):
         wire.send(begun(STREAM_WINDOW))
@@ -181,10 +183,11 @@ async def test_an_answer_that_nobody_takes_anything_of_is_given_up_in_time():
         await proxy.until_free("m")
 
 
+@pytest.mark.slow
 async def test_a_caller_who_takes_a_little_now_and_then_gets_all_while_nobody_has_to_go():
-    async with unread(SHORT) as (_, wire, _):
+    async with unread(CallerLimits(answer=1)) as (_, wire, _):
         for _ in range(8):
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.2)
             wire.send(frames.window_update(1, 1))
         wire.send(frames.window_update(1, 4 * MIB), frames.window_update(0, 4 * MIB))
         data, trailers = await wire.answer(1)

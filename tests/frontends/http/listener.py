@@ -14,12 +14,15 @@ from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.connection import Limits
+from adapter.frontends.http.connections import Connections
+from adapter.frontends.http.endpoint.endpoint import EndpointDialect
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences, route_of
 from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
+from adapter.frontends.sites import SitePolicy
 from adapter.settings.values import parse_address
 from tests.fakes.house import House
 from tests.fakes.http_triton import Script, Upstream, served
@@ -31,14 +34,24 @@ MAX_BODY = 64 * MIB
 FAST, APP = "/models/m/invoke", "/app"
 PATHS = (FAST, APP)
 
+# Takes requests by any name, as a listener that is not on loopback does.
+ANYWHERE = SitePolicy(parse_address("0.0.0.0:0"), ())
+
 
 def request(path: str, body: bytes = b"{}", *fields: str, version: str = "1.1") -> bytes:
-    lines = [f"POST {path} HTTP/{version}", "Host: x", *fields, f"Content-Length: {len(body)}"]
+    lines = [
+        f"POST {path} HTTP/{version}",
+        "Host: localhost",
+        *fields,
+        f"Content-Length: {len(body)}",
+    ]
     return "\r\n".join([*lines, "\r\n"]).encode() + body
 
 
 def head(path: str, *fields: str, method: str = "POST", version: str = "1.1") -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/{version}", "Host: x", *fields, "\r\n"]).encode()
+    return "\r\n".join(
+        [f"{method} {path} HTTP/{version}", "Host: localhost", *fields, "\r\n"]
+    ).encode()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -128,6 +141,7 @@ class Listener:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     callers: list[Caller] = field(default_factory=list)
+    raised: Exception = field(default_factory=lambda: RuntimeError("a bug"))
 
     async def connect(self, **options: Any) -> Caller:
         if self.address.startswith("unix:"):
@@ -141,8 +155,10 @@ class Listener:
 
     async def application(self, asked: web.BaseRequest) -> web.StreamResponse:
         """`/app/early` answers before it has read the body; `/app/late` waits for the gate before
-        that, `/app/gate` behind it.
+        that, `/app/gate` behind it. What is for an endpoint raises what `raised` says.
         """
+        if asked["contract"] == "endpoint":
+            raise self.raised
         if asked.path == "/app/early":
             return answer({"early": True})
         if asked.path == "/app/late":
@@ -201,6 +217,9 @@ async def opened(
     limits: Limits | None = None,
     where: str = "127.0.0.1:0",
     inflight_bytes: int = 2**30,
+    sites: SitePolicy = ANYWHERE,
+    *,
+    connections: Connections | None = None,
 ) -> AsyncIterator[Listener]:
     """At the end no connection, no task and no lease is left."""
     before = asyncio.all_tasks()
@@ -227,18 +246,23 @@ async def opened(
 
         observer = Observer(house.metrics)
         heads = Heads(
-            house.metrics.traffic.served, default_model=ModelId("m"), max_body_bytes=MAX_BODY
+            house.metrics.traffic.served,
+            default_model=ModelId("m"),
+            max_body_bytes=MAX_BODY,
+            sites=sites,
         )
         heads.host = plane.host
         drain = Drain(house.control, house.metrics.traffic, 0)
         server = HttpListener(
-            HttpMiddleware(application, observer).serve,
+            HttpMiddleware(application, observer, sites, {"endpoint": EndpointDialect()}).serve,
             FastPath(house.control, plane, observer, Clock(), inflight),
             heads,
             observer,
             drain=drain,
             limits=limits,
             look_seconds=0.02,
+            connections=connections,
+            is_endpoint=connections is not None,
         )
         listening = parse_address(where)
         port = await server.open(listening)

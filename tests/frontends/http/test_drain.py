@@ -16,6 +16,7 @@ from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.settings import parse_address
 from tests.fakes.house import House
+from tests.frontends.http.listener import ANYWHERE
 
 
 @pytest_asyncio.fixture
@@ -42,9 +43,14 @@ class Listener:
         self.go_on = asyncio.Event()
         observer = Observer(house.metrics)
         self._lane = HttpListener(
-            HttpMiddleware(self._handle, observer).serve,
+            HttpMiddleware(self._handle, observer, ANYWHERE).serve,
             FastPath(house.control, NoTriton(), observer, Clock(), InflightBytes(2**30)),
-            Heads(house.metrics.traffic.served, default_model=None, max_body_bytes=1000),
+            Heads(
+                house.metrics.traffic.served,
+                default_model=None,
+                max_body_bytes=1000,
+                sites=ANYWHERE,
+            ),
             observer,
             drain=self.drain,
         )

@@ -10,6 +10,8 @@ from contextlib import closing
 from itertools import count
 from typing import Self
 
+import pytest
+
 from tests.frontends.http.listener import FAST, opened, request
 from tests.running import EXAMPLES, RunningAdapter
 
@@ -143,6 +145,7 @@ class Books:
         self.answered += 1
 
 
+@pytest.mark.triton
 async def test_no_caller_is_answered_with_what_another_one_sent(adapter: RunningAdapter):
     with closing(adapter.client()) as client:
         assert client.load("identity", EXAMPLES / "identity").status == 200

@@ -3,15 +3,16 @@
 import pytest
 
 from adapter.frontends.http.head import Heads
+from adapter.frontends.sites import SitePolicy
 from adapter.telemetry.traffic import Traffic
-from tests.frontends.http.listener import FAST, head, opened, request
+from tests.frontends.http.listener import ANYWHERE, FAST, head, opened, request
 
 LENGTH = "Content-Length: 2"
 V2 = "/v2/models/m/infer"
 
 
-def heads(host: str = "triton:8000") -> Heads:
-    made = Heads(Traffic().served, default_model=None, max_body_bytes=1000)
+def heads(host: str = "triton:8000", sites: SitePolicy = ANYWHERE) -> Heads:
+    made = Heads(Traffic().served, default_model=None, max_body_bytes=1000, sites=sites)
     made.host = host
     return made
 
@@ -27,10 +28,10 @@ def test_so_many_heads_are_kept_and_no_long_ones():
     known = heads()
     for number in range(1000):
         known.read(head(FAST, f"X: {number}"))
-        assert len(known._known) <= 256
+        assert len(known.known) <= 256
     known = heads()
     known.read(head(FAST, f"X: {'y' * 3000}"))
-    assert not known._known
+    assert not known.known
 
 
 def test_nothing_is_plain_before_there_is_a_triton_and_that_is_not_kept():
@@ -100,19 +101,48 @@ def test_where_two_may_read_differently_aiohttp_is_to_tell_the_end(raw):
     assert heads().read(raw).length is None
 
 
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "onward"),
     [
         (FAST, ("Accept-Encoding: gzip", "Cookie: a", "traceparent: 0"), b"Accept-Encoding: gzip"),
+        (FAST, (f"{ATTRIBUTES}: a=b", "Cookie: a"), f"{ATTRIBUTES}: a=b".encode()),
         (V2, ("X-A: 1", "Content-Type: text/html", "Connection: keep-alive"), b"X-A: 1"),
     ],
 )
 def test_triton_is_told_what_aiohttp_would_have_it_told(path, fields, onward):
-    plain = heads().read(head(path, LENGTH, *fields)).plain
-    lines = plain.onward.split(b"\r\n")
+    lines = heads().read(head(path, LENGTH, *fields)).onward.split(b"\r\n")
     assert lines[:3] == [b"POST /v2/models/m/infer HTTP/1.1", b"Host: triton:8000", onward]
-    assert lines[-4:] == [b"Content-Type: application/json", b"Content-Length: 2", b"", b""]
-    assert b"Cookie: a" not in lines
+    assert lines[3:5] == [b"Content-Type: application/json", b"Content-Length: 2"]
+    assert lines[5:] in ([b"", b""], [b"traceparent: 0", b"", b""])
+
+
+TRACE, KEY = b"traceparent: 00-%d-01", b"Authorization: %d"
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "told"),
+    [
+        (FAST, TRACE, [TRACE]),
+        (FAST, KEY, []),
+        (V2, TRACE, [TRACE]),
+        (V2, KEY, [KEY]),
+    ],
+)
+def test_lines_that_differ_in_each_request_are_each_told_with_their_own(path, line, told):
+    known = heads()
+    first, second = (known.read(head(path, LENGTH, (line % i).decode())) for i in (1, 2))
+    same = known.read(head(path, LENGTH))
+    assert first.plain is second.plain is same.plain
+    for number, found in ((1, first), (2, second)):
+        lines = b"".join(b"%b\r\n" % (one % number) for one in told)
+        assert found.onward == same.onward.removesuffix(b"\r\n") + lines + b"\r\n"
+
+
+def test_a_trace_that_is_told_twice_is_not_plain():
+    assert heads().read(head(FAST, LENGTH, "traceparent: 0", "Traceparent: 1")).length is None
 
 
 async def test_one_head_with_many_bodies_asks_for_each_of_them():

@@ -28,7 +28,7 @@ def looks_badly(listener, monkeypatch):
 
 
 def finds_no_upstream(listener, monkeypatch):
-    monkeypatch.setattr(listener.server.fast.dataplane._pool, "idle", raises_at_once)
+    monkeypatch.setattr(listener.server.fast.dataplane, "idle", raises_at_once)
 
 
 def judges_badly(listener, monkeypatch):
@@ -43,7 +43,7 @@ def begins_badly(listener, monkeypatch):
 
 
 def writes_no_head(listener, monkeypatch):
-    monkeypatch.setattr(fast_path, "head_of", raises_at_once)
+    monkeypatch.setattr(fast_path.Inference, "_begin_answer", raises_at_once)
 
 
 FAULTS = (forgets, looks_badly, finds_no_upstream, judges_badly, begins_badly, writes_no_head)
@@ -68,6 +68,7 @@ async def test_a_bug_in_an_inference_is_500_in_the_log_and_nothing_is_left_of_it
     (record,) = [record for record in caplog.records if record.exc_info]
     assert (record.levelname, record.message) == ("ERROR", "request.failed")
     assert (record.path, record.model_id) == (FAST, "m")
+    assert (record.listener, record.method, record.status) == ("http", "POST", 500)
 
 
 @pytest.mark.parametrize("fault", [forgets, finds_no_upstream, begins_badly])

@@ -23,10 +23,17 @@ async def test_one_connection_serves_one_request_after_the_other(path):
         caller = await listener.connect()
         for _ in range(3):
             found = await caller.ask(request(path))
-            assert (found.status, found.body) == (200, b"{}")
+            assert (found.status, found.json()) == (200, {})
             assert "connection" not in found.headers
         assert len(listener.server._connections) == 1
         assert len(listener.upstream.requests if path == FAST else listener.bodies) == 3
+
+
+@pytest.mark.parametrize("path", [APP, "/models/other/invoke", "no-path"])
+async def test_json_of_the_adapter_ends_its_line(path):
+    async with opened() as listener:
+        caller = await listener.connect()
+        assert (await caller.ask(request(path))).body.endswith(b"}\n")
 
 
 @both
@@ -172,7 +179,7 @@ async def test_who_expects_100_continue_is_told_before_the_body_is_read(path):
             await caller.send(head(path, "Content-Length: 2", "Expect: 100-continue"))
             assert (await caller.head()).status == 100
             found = await caller.ask(b"{}")
-            assert (found.status, found.body) == (200, b"{}")
+            assert (found.status, found.json()) == (200, {})
 
 
 @both

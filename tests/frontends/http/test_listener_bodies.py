@@ -7,6 +7,7 @@ import pytest
 
 from adapter.core.model import ModelId
 from adapter.frontends.http import fast_path
+from adapter.protocols.content_types import ContentTypes, Tensor
 from tests.frontends.http.listener import FAST, MIB, PATHS, head, opened, request, until
 from tests.frontends.http.test_listener_ends import LONG
 
@@ -119,10 +120,10 @@ async def test_a_body_that_comes_fast_enough_is_taken_however_long_it_takes():
     size = 4 * MIB
     async with opened(limits=replace(SLOW, rate=1000)) as listener, asyncio.timeout(SECONDS):
         caller = await listener.connect()
-        await caller.send(head(FAST, f"Content-Length: {size}"))
-        for _ in range(32):
-            await caller.send(bytes(size // 32))
+        await caller.send(head(FAST, f"Content-Length: {size}") + bytes(size // 32))
+        for _ in range(31):
             await asyncio.sleep(0.02)
+            await caller.send(bytes(size // 32))
         assert (await caller.answer()).status == 200
 
 
@@ -163,6 +164,27 @@ async def test_above_what_may_be_on_its_way_to_triton_a_large_body_waits_and_is_
         assert (await first.answer()).status == 200
         assert (await second.answer()).status == 200
         await sending
+
+
+@pytest.mark.parametrize("content_type", ["image/png", "text/csv"])
+async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_type):
+    async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
+        inflight, house = listener.server.fast.inflight, listener.house
+        is_text = content_type == "text/csv"
+        tensor = Tensor("IN", "FP32" if is_text else "BYTES", (-1, -1) if is_text else (1,))
+        record = house.control.registry.serving(ModelId("m"))
+        record.content_types = ContentTypes(
+            (content_type,), casts=False, is_batched=False, input=tensor, outputs=()
+        )
+        target = await listener.waiting(FAST)
+        caller = await listener.connect()
+        asked = head(target, FRAMES[2], f"Content-Type: {content_type}")
+        await caller.send(asked + b"3\r\n1,2\r\n0\r\n\r\n")
+        await listener.reached.wait()
+        assert inflight.taken > 0
+        listener.gate.set()
+        assert (await caller.answer()).status == 200
+        await until(lambda: inflight.taken == 0)
 
 
 @pytest.mark.parametrize("frame", FRAMES[1:], ids=["fast", "by aiohttp"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from adapter.core.calls import NOT_STARTED
 from adapter.frontends.http.connection import Limits
 from tests.fakes.http_triton import OK, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
@@ -114,6 +115,21 @@ async def test_empty_lines_behind_the_last_request_are_no_request():
         await listener.until_lost()
 
 
+@both
+async def test_nor_are_they_on_a_connection_that_aiohttp_has_for_good(path):
+    chunked = head(path, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(chunked)
+        assert (await caller.answer()).status == 200
+        for each in (b"\r", b"\n"):  # read one by one
+            await caller.send(each)
+            await asyncio.sleep(0.01)
+        caller.writer.write_eof()
+        assert await caller.rest() == b""
+        await listener.until_lost()
+
+
 async def test_who_comes_and_says_nothing_may_go():
     async with opened(limits=LONG) as listener:
         caller = await listener.connect()
@@ -175,11 +191,12 @@ async def test_a_body_over_the_limit_is_refused_at_once():
 
 @pytest.mark.parametrize("before", [None, *PATHS])
 async def test_an_idle_connection_is_closed_after_a_while(before):
-    async with opened(limits=replace(LONG, idle=0.05)) as listener:
+    async with opened(limits=LONG) as listener:
         caller = await listener.connect()
         if before:
             await caller.send(request(before))
             await caller.answer()
+        listener.server.limits = replace(LONG, idle=0.05)
         assert await caller.rest() == b""
         await listener.until_lost()
 
@@ -238,6 +255,16 @@ async def test_a_connection_that_triton_closed_between_two_requests_is_not_notic
         assert len(listener.upstream.requests) == 2
 
 
+@pytest.mark.parametrize("path", [FAST, "/v2/models/m/infer"])
+async def test_what_never_reached_triton_may_be_sent_to_another_machine(path):
+    async with opened() as listener:
+        listener.server.fast.dataplane.connect("127.0.0.1:1")
+        found = await (await listener.connect()).ask(request(path))
+        assert found.refusal == (503, "BackendUnavailable")
+        assert found.headers[NOT_STARTED.lower()] == "1"
+        assert not listener.upstream.requests
+
+
 async def test_what_may_have_reached_triton_is_not_sent_again():
     async def script(talk):
         await (talk.say(OK) if len(listener.upstream.requests) == 1 else talk.say(b""))
@@ -248,7 +275,9 @@ async def test_what_may_have_reached_triton_is_not_sent_again():
         listener.upstream.script = script
         caller = await listener.connect()
         assert (await caller.ask(request(FAST))).status == 200
-        assert (await caller.ask(request(FAST))).refusal == (503, "BackendUnavailable")
+        found = await caller.ask(request(FAST))
+        assert found.refusal == (503, "BackendUnavailable")
+        assert NOT_STARTED.lower() not in found.headers
         assert len(listener.upstream.requests) == 2
         assert (await caller.ask(request(APP))).status == 200
 
@@ -296,6 +325,18 @@ async def test_patience_has_an_end(path):
         await listener.reached.wait()
         await listener.server.close(0.05)
         assert await caller.rest() == b""
+        await let_go(listener, path)
+
+
+@both
+async def test_who_is_looked_at_between_its_end_and_the_word_of_it_is_let_go(path):
+    async with opened(limits=LONG) as listener:
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(path)))
+        await listener.reached.wait()
+        (connection,) = listener.server._connections
+        connection.abort()
+        connection.look(asyncio.get_running_loop().time())
         await let_go(listener, path)
 
 

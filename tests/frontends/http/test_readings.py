@@ -248,9 +248,9 @@ async def test_nothing_is_skipped_behind_a_request_for_another_protocol(path, ki
     """It is answered as though it asked for none; what comes behind is answered or not served."""
     upgrade = ("Connection: Upgrade", f"Upgrade: {kind}")
     data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(FAST)
-    for at in range(1, len(data)):
-        async with opened(limits=PATIENT) as listener:
-            served = Served(listener)
+    async with opened(limits=PATIENT) as listener:
+        served = Served(listener)
+        for at in range(1, len(data)):
             found = await served.answers([data[:at], data[at:]], [])
             assert found[0].status == 200
             assert [one.json()["target"] for one in found[1:]] in ([], ["/app/1", "inference"])

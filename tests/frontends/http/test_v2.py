@@ -17,6 +17,7 @@ from adapter.core.faults import Faults
 from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
+from adapter.frontends.access import Access
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
@@ -25,8 +26,10 @@ from adapter.frontends.http.middleware import HttpMiddleware
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
+from adapter.frontends.model_repository import Repository
 from adapter.settings.values import parse_address
 from tests.fakes.house import House
+from tests.frontends.http.listener import ANYWHERE
 
 MIB = 2**20
 
@@ -89,18 +92,20 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         house.control,
         dataplane,
         inferences,
-        no_versions,
-        [],
+        Repository(house.control, no_versions, []),
+        access=Access("http"),
         load_wait_seconds=0.01,
         max_body_bytes=2 * MIB,
         max_control_body_bytes=100,
         passthrough=frozenset(passthrough),
     )
     observer = Observer(house.metrics)
-    heads = Heads(house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB)
+    heads = Heads(
+        house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB, sites=ANYWHERE
+    )
     heads.host = dataplane.host
     server = HttpListener(
-        HttpMiddleware(v2.handle, observer).serve,
+        HttpMiddleware(v2.handle, observer, ANYWHERE).serve,
         FastPath(house.control, dataplane, observer, Clock(), inflight),
         heads,
         observer,
@@ -163,6 +168,16 @@ async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, m
 
 async def test_a_control_body_has_its_own_limit(wide):
     async with wide.caller.post("/v2/logging", data=b"x" * 101) as reply:
+        assert reply.status == 413
+    assert wide.upstream.seen == []
+
+
+async def test_a_control_body_of_unknown_length_has_the_same_limit(wide):
+    async def pieces():
+        yield b"x" * 100
+        yield b"x"
+
+    async with wide.caller.post("/v2/logging", data=pieces()) as reply:
         assert reply.status == 413
     assert wide.upstream.seen == []
 

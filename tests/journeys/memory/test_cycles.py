@@ -128,7 +128,7 @@ def visit(client: Client, package: Path) -> None:
 def ratios(adapter: RunningAdapter, at_most: str = "+Inf") -> float:
     """How many loads of packages seen before were predicted within that multiple of the truth."""
     return counted(
-        adapter, f'adapter_memory_prediction_ratio_bucket{{basis="learned",le="{at_most}"}}'
+        adapter, f'triton_adapter_memory_prediction_ratio_bucket{{basis="learned",le="{at_most}"}}'
     )
 
 

@@ -66,7 +66,7 @@ def test_a_process_that_died_is_seen_by_a_request_of_any_name(
     [pid] = stubs(running, "lang")
     os.kill(pid, signal.SIGKILL)
     assert ask(client, id=request_id).status == 500
-    wait_until(lambda: ask(client).status == 404, 10, "the model is known to be dead")
+    wait_until(lambda: ask(client).status == 404, 60, "the model is known to be dead")
 
 
 def test_a_model_that_lost_one_of_two_processes_is_dead(
@@ -77,4 +77,4 @@ def test_a_model_that_lost_one_of_two_processes_is_dead(
     pids = stubs(running, "lang")
     assert len(pids) == 2
     os.kill(pids[0], signal.SIGKILL)
-    wait_until(lambda: ask(client).status == 404, 20, "the model is known to be dead")
+    wait_until(lambda: ask(client).status == 404, 60, "the model is known to be dead")

@@ -89,19 +89,20 @@ def test_what_alone_takes_more_than_there_is_can_never_fit(
     check_agreement(adapter)
 
 
+# to 5 GiB, and stays there until it is ended
 _GROWS = """
 import time
 self.held = []
-for _ in range(100):
+for _ in range(50):
     self.held.append(numpy.ones(100 * 2**20, numpy.uint8))
     time.sleep(0.1)
+time.sleep(3600)
 """
 
 
 def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
     adapter: RunningAdapter, root: Path
 ) -> None:
-    """It would take 10 GiB in all."""
     package = write_eater(root / "greedy", 1, initialize=_GROWS)
     with closing(adapter.client()) as client:
         assert client.load("small", write_eater(root / "small", 100)).status == 200
@@ -110,7 +111,7 @@ def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
         assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
         assert 3 * GIB < body["needed_bytes"] < 6 * GIB
         assert "still being loaded" in body["error"]
-        adapter.wait_for("model.load_ended", 1, model_id="greedy")
+        adapter.wait_for("model.load_ended", model_id="greedy")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
     check_agreement(adapter)
 
@@ -141,9 +142,10 @@ def test_a_mesh_and_a_caller_of_v2_are_told_the_same(adapter: RunningAdapter, ro
 _GROWS_AT_IMPORT = """
 import time
 HELD = []
-for _ in range(100):
+for _ in range(50):
     HELD.append(numpy.ones(100 * 2**20, numpy.uint8))
     time.sleep(0.1)
+time.sleep(3600)
 """
 
 
@@ -158,6 +160,6 @@ def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_i
             body = client.load("early", package).json()
             assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
             assert said in body["error"]
-        adapter.wait_for("model.load_stuck", 1, model_id="early")
+        adapter.wait_for("model.load_stuck", model_id="early")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
     check_agreement(adapter, stuck=["early"])

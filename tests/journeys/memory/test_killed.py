@@ -47,14 +47,6 @@ def folder(mortal: tuple[RunningAdapter, Path], tmp_path: Path) -> Path:
     return mortal[1] / tmp_path.name
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    """Open at the end, whatever happened: nothing hangs after a test that failed."""
-    gate = Gate(tmp_path / "gate.open")
-    yield gate
-    gate.open()
-
-
 def invoke(client: Client, name: str = "m") -> int:
     return client.post(f"/models/{name}/invoke", infer_body(1.0)).status
 
@@ -87,18 +79,24 @@ def test_a_python_process_killed_in_initialize_fails_that_load_alone(
     check_agreement(adapter)
 
 
+@pytest.mark.of_triton("2.51", "the words of its python backend")
 def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(
     adapter: RunningAdapter, folder: Path, gate: Gate
 ) -> None:
     package = write_python_model(folder, answer=gate.statements)
     with closing(adapter.client()) as client, background(adapter) as others:
         assert client.load("dies", package).status == 200
-        invoking = others.ask(lambda c: invoke(c, "dies"))
+        invoking = others.ask(lambda c: c.post("/models/dies/invoke", infer_body(1.0)))
         gate.wait_reached()
         (pid,) = stubs(adapter, "dies")
         os.kill(pid, signal.SIGKILL)
 
-        assert invoking.result()[0] == 500
+        reply = invoking.result()[0]
+        assert (reply.status, reply.json()["code"]) == (500, "InferenceFailed")
+        assert reply.json()["error"] == (
+            "Stub process 'dies_0' is not healthy. "
+            "A python process of the model has ended: load it again, or unload it"
+        )
 
         assert model_names(client) == []
         assert invoke(client, "dies") == 404
@@ -126,10 +124,10 @@ def test_a_killed_triton_is_replaced_and_forgotten_with_what_it_had(
 
         assert reply.status in ({200, 503} if moment == "unload" else {503}), reply.body
         adapter.wait_for("triton.restarted", restarts=restarts)
-        wait_until(lambda: adapter.state()["models"] == [], 5, "all are forgotten")
+        wait_until(lambda: adapter.state()["models"] == [], 60, "all are forgotten")
         assert model_names(client) == []
         assert invoke(client, "bystander") == 404
-    wait_until(lambda: not list(adapter.repository.iterdir()), 5, "nothing is staged")
+    wait_until(lambda: not list(adapter.repository.iterdir()), 60, "nothing is staged")
     check_next_load(adapter, sound)
     check_agreement(adapter)
 

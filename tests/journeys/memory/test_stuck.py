@@ -13,7 +13,10 @@ from tests.journeys.memory.models import check_agreement, write_eater
 from tests.running import Client, Reply, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body
 
-pytestmark = pytest.mark.triton
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.of_triton("2.51", "loads that it never answers"),
+]
 
 _KILLED_AT_IMPORT = """\
 import os, time

@@ -13,6 +13,7 @@ from bench.http2 import frame
 DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
 _ACK = END_STREAM = 1
 _END_HEADERS = 4
+_DEADLINE_EXCEEDED = "4"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # so that no answer waits for this side
 _WINDOWS = frame(SETTINGS, 0, 0, b"\0\4" + (2**31 - 1).to_bytes(4))
@@ -57,10 +58,12 @@ class Caller:
         self._writer.write(frame(DATA, END_STREAM, stream, body))
 
     async def answer(self, stream: int, seconds: float) -> bytes:
-        """The message, where the call ended with OK. TimeoutError when it did not end."""
+        """The message, where the call ended with OK. TimeoutError when it did not end in time."""
         answer = self._answers[stream]
         async with asyncio.timeout(seconds):
             await answer.is_over.wait()
+        if answer.headers["grpc-status"] == _DEADLINE_EXCEEDED:
+            raise TimeoutError
         assert answer.headers["grpc-status"] == "0", answer.headers
         return answer.message[5:]
 

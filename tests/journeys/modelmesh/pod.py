@@ -63,13 +63,22 @@ class Pod:
     @property
     def ports(self) -> set[int]:
         """Where anything in the pod listens over TCP."""
+        return {port for _, port in self._listening()}
+
+    @property
+    def open_ports(self) -> set[int]:
+        """Those at all addresses of the pod."""
+        return {port for address, port in self._listening() if int(address, 16) == 0}
+
+    def _listening(self) -> set[tuple[str, int]]:
         found = set()
         for table in ("tcp", "tcp6"):
             lines = Path(f"/proc/{self.adapter.process.pid}/net/{table}").read_text().splitlines()
             for line in lines[1:]:
                 _, local, _, state = line.split()[:4]
                 if state == _LISTENS:
-                    found.add(int(local.rpartition(":")[2], 16))
+                    address, _, port = local.rpartition(":")
+                    found.add((address, int(port, 16)))
         return found
 
 

@@ -18,18 +18,33 @@ FOLDER = ROOT / "examples" / "modelmesh"
 GIB = 2**30
 
 
+IDENTITY = ROOT / "examples" / "models" / "identity"
+
+
+def play(adapter, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, FOLDER / "client.py", adapter.grpc, "zoo-1", IDENTITY, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.triton
+def test_the_client_leaves_what_is_loaded_unless_it_is_told_to_unload_all(adapter, client):
+    def loaded() -> list[str]:
+        return [model["modelName"] for model in client.get("/models").json()["models"]]
+
+    assert client.load("of-another", IDENTITY).status == 200
+
+    play(adapter)
+    assert loaded() == ["of-another"]
+    play(adapter, "--unload-all")
+    assert loaded() == []
+
+
 @pytest.mark.triton
 def test_the_client_goes_through_the_whole_contract(adapter):
-    command = [sys.executable, FOLDER / "client.py", adapter.grpc, "zoo-1"]
-    done = subprocess.run(
-        [*command, ROOT / "examples" / "models" / "identity"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = play(adapter, "--unload-all")
 
-    assert done.returncode == 0, done.stderr
     assert [line.partition(" bytes")[0] for line in done.stdout.splitlines()][-2:] == [
         "zoo-1 answers [1.0, 2.5]",
         "zoo-1 is unloaded",
@@ -89,7 +104,9 @@ def test_the_manifest_keeps_the_rules_of_the_controllers_validator(spec):
     assert not {"mm", "puller", "rest-proxy"}.intersection(names)
     assert not [name for name in names if name.startswith("mm-")]
     for container in spec["containers"]:
-        assert {"ports", "readinessProbe", "lifecycle", "volumeMounts"}.isdisjoint(container)
+        assert {"ports", "readinessProbe", "lifecycle"}.isdisjoint(container)
+        assert {mount["name"] for mount in container.get("volumeMounts", [])} <= {"shm"}
+    assert [volume["name"] for volume in spec["volumes"]] == ["shm"]  # a name of ours
     assert {str(Path(spec[kind]).parent) for kind in ("grpcEndpoint", "grpcDataEndpoint")} == {
         "unix:/mm-sock"
     }

@@ -14,11 +14,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as v2
 
-from tests.asking import Gate
-from tests.chart.pod import free_ports
 from tests.fakes.mesh import Mesh
 from tests.grpc_calls import infer_request
 from tests.journeys.modelmesh.tritons import write_tritonserver
+from tests.ports import free_ports
 from tests.processes import tritonserver
 from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import CONFIG, write_python_model
@@ -61,13 +60,6 @@ def root(tmp_path: Path) -> Path:
     made = tmp_path / "root"
     made.mkdir()
     return made
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate.open")
-    yield gate
-    gate.open()
 
 
 @pytest.fixture

@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.chart import objects, values_of
+from tests.chart.chart import runtime_spec, values_of
 from tests.journeys.modelmesh.pod import TAKEN, Pod, running_pod
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNTIMES = ("example", "serving-runtime", "serving-runtime-gpu")
+RUNTIMES = ("example", "serving-runtime", "serving-runtime-gpu", "serving-runtime-monitored")
 
 
 def spec_of(name: str) -> dict[str, Any]:
     if name == "example":
         text = (ROOT / "examples" / "modelmesh" / "runtime.yaml").read_text(encoding="utf-8")
         return yaml.safe_load(text)["spec"]
-    [runtime] = objects(values_of(name))
-    return runtime["spec"]
+    return runtime_spec(values_of(name))
 
 
 # Those of the controller's own triton-2.x (config/runtimes/triton-2.x.yaml at 0.12). Keras is left
@@ -67,3 +66,12 @@ def test_nothing_of_the_runtime_listens_where_others_of_the_pod_do(runtime):
 
     assert {8000, 8001, 8081} < pod.ports  # Triton and the adapter are there
     assert {port: TAKEN[port] for port in pod.ports & TAKEN.keys() - own} == {}
+
+
+@pytest.mark.triton
+def test_others_than_the_pod_reach_what_the_mesh_is_told_of_and_what_is_scraped(runtime):
+    spec, pod = runtime
+    own = {8085} if spec["grpcEndpoint"] == "port:8085" else set()
+    declared = {port["containerPort"] for c in spec["containers"] for port in c.get("ports", [])}
+
+    assert pod.open_ports == own | declared

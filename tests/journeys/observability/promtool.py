@@ -20,6 +20,6 @@ def promtool(*arguments: str | Path, given: bytes = b"") -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout.decode()

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -25,13 +24,6 @@ pytestmark = pytest.mark.triton
 CALLERS = 4
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate.open")
-    yield gate
-    gate.open()
-
-
 def drain(adapter: RunningAdapter, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "adapter", "drain", *flags]
     if not any(flag.startswith("--url") for flag in flags):
@@ -48,6 +40,11 @@ def not_ready(adapter: RunningAdapter) -> str:
     with closing(Client(adapter.admin)) as admin:
         reply = admin.get("/readyz")
         return reply.json()["reason"] if reply.status == 503 else ""
+
+
+def in_flight(adapter: RunningAdapter, name: str) -> int:
+    """Requests, of which those of one stream count as one."""
+    return int(next(m["in_flight"] for m in adapter.state()["models"] if m["model_id"] == name))
 
 
 def invoke_until_told_to_close(adapter: RunningAdapter, begun: threading.Event) -> int:
@@ -122,8 +119,9 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: G
         streams = [OpenStream(address, pool) for address in listeners]
         with background(adapter) as others:
             waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+            wait_until(lambda: in_flight(adapter, "slow") == 3, 60, "Triton has all three")
             gate.wait_reached()
-            assert all(seen.wait(30) for seen in begun)
+            assert all(seen.wait(60) for seen in begun)
             adapter.process.send_signal(signal.SIGTERM)
             counts = [caller.result(30) for caller in callers]  # all were told to go elsewhere
             assert not_ready(adapter) == "stopping"
@@ -151,6 +149,7 @@ def test_requests_in_flight_are_answered_after_the_listeners_have_closed(
         stream = OpenStream(adapter.grpc, pool)
         stream.go_on()
         waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+        wait_until(lambda: in_flight(adapter, "slow") == 2, 60, "Triton has both")
         gate.wait_reached()
         adapter.process.send_signal(signal.SIGTERM)
         wait_until(lambda: is_refused(adapter.http), 60, "the listener is closed")
@@ -162,7 +161,7 @@ def test_requests_in_flight_are_answered_after_the_listeners_have_closed(
 
 
 def is_refused(address: str) -> bool:
-    with closing(Client(address, timeout=5)) as client:
+    with closing(Client(address)) as client:
         try:
             client.get("/ping")
         except ConnectionRefusedError:

@@ -1,7 +1,11 @@
 """/metrics of the real command: in Prometheus's form, and no larger for what callers choose."""
 
+import gzip
+import json
 import re
 import secrets
+import socket
+import time
 from contextlib import closing
 
 import grpc
@@ -9,7 +13,7 @@ import pytest
 
 from tests.grpc_calls import calls_to
 from tests.journeys.observability.promtool import needs_promtool, promtool
-from tests.running import EXAMPLES, Client, RunningAdapter
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -60,6 +64,75 @@ def test_nothing_that_callers_choose_makes_a_series(adapter: RunningAdapter):
     assert second not in after.lower()
 
 
+def test_a_model_is_named_while_it_is_loaded(adapter: RunningAdapter):
+    name = f'a"b\\n{secrets.token_hex(4)}\n# EOF'
+    label = 'model="' + name.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') + '"'
+    with closing(adapter.client()) as client:
+        assert client.load(name, EXAMPLES / "identity").status == 200
+        path = "".join(f"%{byte:02X}" for byte in name.encode())
+        for _ in range(3):
+            assert client.post(f"/models/{path}/invoke", infer_body(1.0)).status == 200
+        assert value(adapter, f"triton_adapter_model_requests_total{{{label}}}") == 3
+        assert 0 <= value(adapter, f"triton_adapter_model_last_used_seconds{{{label}}}") < 60
+        labels = re.escape(f'device="host",{label},state="READY"')
+        taken = rf"^triton_adapter_model_bytes{{{labels}}} (\S+)"
+        [found] = re.findall(taken, page(adapter), re.MULTILINE)
+        assert float(found) > 2**20
+        assert client.delete(f"/models/{path}").status == 200
+    assert label not in page(adapter)
+    assert value(adapter, "triton_adapter_models_without_series") == 0
+
+
+# what Prometheus 2.42 sends
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type", "end"),
+    [
+        (PROMETHEUS, "application/openmetrics-text; version=1.0.0; charset=utf-8", b"# EOF\n"),
+        ("text/plain", "text/plain; version=0.0.4; charset=utf-8", b"\n"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8", b"\n"),
+        ("application/openmetrics-text;version=x", "text/plain; version=0.0.4", b"\n"),
+    ],
+)
+def test_the_form_is_the_one_that_is_asked_for(adapter: RunningAdapter, accept, content_type, end):
+    with closing(Client(adapter.admin)) as admin:
+        reply = admin.get("/metrics", Accept=accept)
+    assert reply.status == 200
+    assert reply.headers["Content-Type"].startswith(content_type)
+    assert reply.body.endswith(end)
+    assert (b"# EOF" in reply.body) is (end == b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_packed"),
+    [("gzip", True), ("deflate, GZIP;q=0.8", True), ("identity", False), ("br", False)],
+)
+def test_the_page_is_packed_for_who_can_unpack_it(adapter: RunningAdapter, accepted, is_packed):
+    with closing(Client(adapter.admin)) as admin:
+        reply = admin.get("/metrics", **{"Accept-Encoding": accepted})
+        bare = admin.get("/metrics")
+    assert bare.headers["Content-Encoding"] is None
+    assert reply.headers["Content-Encoding"] == ("gzip" if is_packed else None)
+    assert "Accept-Encoding" in reply.headers["Vary"]
+    text = gzip.decompress(reply.body) if is_packed else reply.body
+    assert series_of(text.decode()) == series_of(bare.body.decode())
+    if is_packed:
+        assert len(reply.body) * 4 < len(text)
+
+
+def test_a_ping_is_counted_as_one(adapter: RunningAdapter):
+    series = 'triton_adapter_requests_total{code="200",frontend="sagemaker",method="ping"}'
+    before = value(adapter, series)
+    with closing(adapter.client()) as client:
+        assert client.get("/ping").status == 200
+    assert value(adapter, series) == before + 1
+
+
 @needs_promtool
 def test_promtool_finds_no_fault(adapter: RunningAdapter):
     ask_of_everything(adapter, "any")
@@ -71,7 +144,7 @@ def test_a_request_is_triton_s_share_and_the_adapters_own(adapter: RunningAdapte
     names = ("request", "upstream", "overhead")
 
     def figures() -> list[tuple[float, float]]:
-        kinds = [f"adapter_{name}_seconds" for name in names]
+        kinds = [f"triton_adapter_{name}_seconds" for name in names]
         return [
             (value(adapter, f"{k}_count{labels}"), value(adapter, f"{k}_sum{labels}"))
             for k in kinds
@@ -91,14 +164,55 @@ def test_a_request_is_triton_s_share_and_the_adapters_own(adapter: RunningAdapte
     assert 0 < own < total
 
 
+@pytest.mark.parametrize("way", ["fast path", "aiohttp"])
+def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter: RunningAdapter, way):
+    """A small body is gathered before Triton is asked. A repeated header is for aiohttp."""
+    labels = '{frontend="sagemaker",method="invoke"}'
+    with closing(adapter.client()) as client:
+        client.load("echo", EXAMPLES / "identity")
+    in_flight = 'triton_adapter_requests_in_flight{frontend="sagemaker"}'
+    fast = value(adapter, f"triton_adapter_requests_fast_total{labels}")
+    body = json.dumps(infer_body(1.0)).encode()
+    head = f"POST /models/echo/invoke HTTP/1.1\r\nHost: {adapter.http}\r\n"
+    head += "X-A: 1\r\nX-A: 2\r\n" if way == "aiohttp" else ""
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    host, _, port = adapter.http.rpartition(":")
+
+    def took() -> tuple[float, float]:
+        """What the adapter took of one such request, and what its caller did."""
+        names = [f"triton_adapter_{name}_seconds_sum{labels}" for name in ("overhead", "caller")]
+        before = [value(adapter, name) for name in names]
+        with socket.create_connection((host, int(port)), timeout=30) as caller:
+            caller.sendall(head.encode() + body[:10])
+            wait_until(lambda: value(adapter, in_flight) == 1, 30, "the head has come")
+            time.sleep(0.4)  # it is slow
+            caller.sendall(body[10:])
+            assert caller.recv(1000).startswith(b"HTTP/1.1 200")
+        own, callers = (value(adapter, name) - old for name, old in zip(names, before, strict=True))
+        return own, callers
+
+    tries = [took()]
+    while tries[-1][0] >= tries[-1][1] and len(tries) < 5:  # the machine took its time for it
+        tries.append(took())
+    own, callers = tries[-1]
+
+    assert (value(adapter, f"triton_adapter_requests_fast_total{labels}") > fast) is (
+        way == "fast path"
+    )
+    assert callers > 0.3
+    assert own < callers
+
+
 def test_the_build_and_the_idle_time_of_models_are_told(adapter: RunningAdapter):
     found = page(adapter)
     assert re.search(
-        r'^adapter_build_info\{python="3[^"]*",triton="embedded",version="', found, re.MULTILINE
+        r'^triton_adapter_build_info\{python="3[^"]*",triton="embedded",version="',
+        found,
+        re.MULTILINE,
     )
-    assert re.search(r"^adapter_ready 1.0$", found, re.MULTILINE)
-    assert not re.search(r"^adapter_least_recently_used_seconds ", found, re.MULTILINE)
+    assert re.search(r"^triton_adapter_ready 1.0$", found, re.MULTILINE)
+    assert not re.search(r"^triton_adapter_least_recently_used_seconds ", found, re.MULTILINE)
     with closing(adapter.client()) as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
-    idle = value(adapter, "adapter_least_recently_used_seconds")
+    idle = value(adapter, "triton_adapter_least_recently_used_seconds")
     assert 0 <= idle < 60

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import anchors
+from tests.journeys.observability.prometheus import hurried, triton_metrics
 from tests.journeys.observability.promtool import needs_promtool, promtool
 from tests.running import EXAMPLES, Client, RunningAdapter
 
@@ -25,17 +26,32 @@ _RULES: list[dict[str, Any]] = [
 ]
 _DASHBOARD: dict[str, Any] = json.loads((FILES / "dashboard.json").read_text())
 _PANELS = [panel for panel in _DASHBOARD["panels"] if panel["type"] != "row"]
+_ASKING = [panel for panel in _PANELS if "targets" in panel]
+_VARIABLES = {"cluster", "namespace", "pod"}
 
 
 def expressions() -> list[str]:
-    shown = [target["expr"] for panel in _PANELS for target in panel["targets"]]
+    shown = [target["expr"] for panel in _ASKING for target in panel["targets"]]
     marked = [note["expr"] for note in _DASHBOARD["annotations"]["list"]]
     return [*(rule["expr"] for rule in _RULES), *shown, *marked]
 
 
+def shown_by_panel() -> dict[str, list[str]]:
+    return {each["title"]: [t["expr"] for t in each["targets"]] for each in _ASKING}
+
+
+def filled_in(expression: str, window: str) -> str:
+    """As Grafana asks when all is chosen."""
+    for name in ("__rate_interval", "__range"):
+        expression = expression.replace(f"${name}", window)
+    for name in _VARIABLES:
+        expression = expression.replace(f'"${name}"', '".*"')
+    return expression
+
+
 def names_in(expression: str) -> set[str]:
     """Words that are followed by no parenthesis, label or operator, and stand in no braces."""
-    bare = re.sub(r"\{.*?\}|\[.*?\]|\"[^\"]*\"", " ", expression)
+    bare = re.sub(r"\{.*?\}|\[.*?\]|\"[^\"]*\"|#.*", " ", expression)
     bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)", " ", bare)
     words = re.findall(r"[a-zA-Z_:][\w:]*(?!\s*\(|\w)", bare)
     return set(words) - {"and", "or", "unless", "e6"}
@@ -66,9 +82,7 @@ def test_every_metric_of_an_expression_exists(expression):
 @pytest.mark.triton
 def test_every_metric_of_triton_that_is_shown_exists(adapter: RunningAdapter, client: Client):
     assert client.load("echo", EXAMPLES / "identity").status == 200  # now its series are there
-    said = "\n".join(event["line"] for event in adapter.events("triton.log"))
-    [address] = re.findall(r"Started Metrics Service at ([\w.:]+)", said)
-    with closing(Client(address)) as triton:
+    with closing(Client(triton_metrics(adapter))) as triton:
         page = triton.get("/metrics").body.decode()
     there = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     used = {name for each in expressions() for name in names_in(each) if name.startswith("nv_")}
@@ -79,27 +93,73 @@ def test_every_metric_of_triton_that_is_shown_exists(adapter: RunningAdapter, cl
 @pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule):
     assert rule["labels"]["severity"] in {"critical", "warning"}
-    assert rule["annotations"].keys() == {"summary", "description", "runbook"}
+    assert rule["annotations"].keys() - {"holders"} == {"summary", "description", "runbook"}
     page, _, anchor = rule["annotations"]["runbook"].partition("#")
     assert anchor == rule["alert"].lower()
     assert anchor in anchors(ROOT / page)
 
 
-@pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_is_seen_to_fire(rule):
-    tested = (Path(__file__).parent / "alerts_test.yaml").read_text()
-    assert f'alertname="{rule["alert"]}"' in tested
+def test_in_hurried_rules_each_minute_is_a_second():
+    given, made = ALERTS.read_text(), hurried(ALERTS.read_text())
+    durations = r"for: \w+|\[\w+\]|< \d+"
+    assert {*re.findall(durations, given)} >= {
+        "for: 10m",
+        "[5m]",
+        "[30m]",
+        "[1h]",
+        "< 600",
+        "< 120",
+    }
+    found = {*re.findall(durations, made)}
+    assert found >= {"for: 10s", "[5s]", "[30s]", "[60s]", "< 10", "< 2"}
+    assert [each for each in found if re.search(r"\d[mh]|00|120", each)] == []
+    assert made.count("# threshold") == given.count("# threshold")
 
 
 @needs_promtool
+@pytest.mark.timeout(400)
 def test_alerts_fire_when_they_should_and_not_otherwise():
     promtool("check", "rules", ALERTS)
     promtool("test", "rules", Path(__file__).parent / "alerts_test.yaml")
 
 
+_CASES: dict[str, dict[str, Any]] = {
+    case["name"]: case
+    for case in yaml.safe_load((Path(__file__).parent / "alerts_test.yaml").read_text())["tests"]
+}
+
+
+def fires(case: str) -> set[str]:
+    checks = _CASES[case]["promql_expr_test"]
+    return set(re.findall(r"TritonAdapter\w+", json.dumps([c.get("exp_samples") for c in checks])))
+
+
+def listed() -> tuple[dict[str, list[str]], set[str]]:
+    """The rows of the page's table by their alert, and all cases that the section names."""
+    page = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    cells = [row.strip("|").split(" | ") for row in re.findall(r"^\| `.*", section, re.MULTILINE)]
+    rows = {f"TritonAdapter{row[0].strip(' `')}": row[2:] for row in cells if len(row) == 4}
+    return rows, set(re.findall(r"`([^`\n]+)`", section)) & _CASES.keys()
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in _RULES])
+def test_the_page_says_in_which_case_an_alert_fires_and_in_which_not(alert):
+    fired, quiet = (re.findall(r"`([^`]+)`", cell) for cell in listed()[0][alert])
+    assert [alert in fires(case) for case in fired] == [True]
+    assert quiet
+    assert [case for case in quiet if alert in fires(case)] == []
+
+
+def test_every_case_is_on_the_page():
+    assert _CASES.keys() - listed()[1] == set()
+    assert listed()[0].keys() == {rule["alert"] for rule in _RULES}
+
+
 @needs_promtool
 def test_prometheus_understands_every_expression_of_the_dashboard(tmp_path):
-    shown = [each.replace("$__rate_interval", "5m") for each in expressions()]
+    shown = [filled_in(each, "5m") for each in expressions()]
+    assert not any("$" in each for each in shown)
     recorded = [{"record": f"shown:{i}", "expr": each} for i, each in enumerate(shown)]
     rules = tmp_path / "rules.yaml"
     rules.write_text(json.dumps({"groups": [{"name": "shown", "rules": recorded}]}))
@@ -107,15 +167,33 @@ def test_prometheus_understands_every_expression_of_the_dashboard(tmp_path):
 
 
 def test_every_panel_asks_the_data_source_that_is_chosen_and_has_its_place():
-    assert _PANELS
-    [chosen, instance] = _DASHBOARD["templating"]["list"]
+    [chosen, *others] = _DASHBOARD["templating"]["list"]
     assert (chosen["type"], chosen["query"]) == ("datasource", "prometheus")
-    assert names_in(instance["definition"].split("(")[1].split(",")[0]) <= own_names()
-    places = set()
-    for panel in _PANELS:
-        assert panel["title"]
+    assert {each["name"] for each in others} == _VARIABLES
+    for variable in others:
+        assert (
+            names_in(variable["definition"].split("(")[1].split("{")[0].split(",")[0])
+            <= own_names()
+        )
+    for panel in _ASKING:
         for part in (panel, *panel["targets"]):
             assert part["datasource"]["uid"] == "${datasource}"
-        places.add((panel["gridPos"]["x"], panel["gridPos"]["y"]))
-    assert len(places) == len(_PANELS)
+    places = set[tuple[int, int]]()
+    for panel in _DASHBOARD["panels"]:
+        assert panel["title"]
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        taken = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not taken & places, f"{panel['title']} lies on another"
+        places |= taken
     assert len({panel["id"] for panel in _DASHBOARD["panels"]}) == len(_DASHBOARD["panels"])
+
+
+@pytest.mark.parametrize(
+    "expression", [each for exprs in shown_by_panel().values() for each in exprs]
+)
+def test_every_selector_of_the_dashboard_is_of_the_chosen_pods(expression):
+    chosen = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
+    selectors = re.findall(r"\{([^}]*)\}", expression)
+    assert len(selectors) == len(re.findall(r"\b(?:triton_adapter|nv|process)_\w+", expression))
+    assert all(selector.startswith(chosen) for selector in selectors)

@@ -15,7 +15,7 @@ from adapter.errors import InvalidSettings
 from adapter.telemetry.tracing import tracing_of
 from tests.fakes.collector import Collector, Span, collector
 from tests.grpc_calls import calls_to, infer_request
-from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -86,11 +86,13 @@ def ask(found: Collector, call: Callable[[str], object]) -> Asked:
     """Call with a header of ours. Triton 2.51 lost the spans of 7 of 120 requests, so there are
     more tries than one.
     """
+    asked: dict[str, str] = {}
     for _ in range(8):
         trace, parent, header = caller()
+        asked[trace] = parent
         call(header)
-        if (root := found.root_of(trace, seconds=3)) is not None:
-            return Asked(trace, parent, root)
+        if (root := found.root_of(asked, seconds=3)) is not None:
+            return Asked(root.trace_id, asked[root.trace_id], root)
     raise AssertionError("Triton told nothing of eight requests")
 
 
@@ -264,3 +266,16 @@ def test_a_collector_that_does_not_answer_delays_the_end_by_seconds_at_most(monk
         with connection:
             assert connection.recv(100).startswith(b"POST /v1/traces ")
     assert 2 < took < 30
+
+
+@pytest.mark.parametrize("call", ["http", "grpc"])
+def test_a_duration_has_the_trace_of_its_request_as_exemplar(traced, call):
+    trace, unsampled = secrets.token_hex(16), secrets.token_hex(16)
+    with closing(Client(traced.admin)) as admin:
+        for one, sampled in ((unsampled, "00"), (trace, "01")):
+            given = f"00-{one}-{secrets.token_hex(8)}-{sampled}"
+            (post(traced, "/models/echo/invoke") if call == "http" else infer(traced))(given)
+        page = admin.get("/metrics", Accept="application/openmetrics-text").body.decode()
+    named = [line for line in page.splitlines() if trace in line]
+    assert [line.partition("{")[0] for line in named] == ["triton_adapter_request_seconds_bucket"]
+    assert unsampled not in page

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate
 from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
 
 
@@ -30,11 +28,3 @@ def raw_triton(served: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
     with closing(Client(served.http_address)) as client:
         yield client
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    """Open at the end, whatever happened: nothing hangs after a test that failed."""
-    gate = Gate(tmp_path / "gate.open")
-    yield gate
-    gate.open()

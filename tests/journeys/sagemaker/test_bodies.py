@@ -21,11 +21,11 @@ pytestmark = pytest.mark.triton
 
 _PATH = "/models/echo/invoke"
 _MIB = 2**20
-_UNDER_WAY = 'adapter_requests_in_flight{frontend="sagemaker"}'
+_UNDER_WAY = 'triton_adapter_requests_in_flight{frontend="sagemaker"}'
 
 
 def head(*fields: str) -> bytes:
-    lines = [f"POST {_PATH} HTTP/1.1", "Host: x", *fields]
+    lines = [f"POST {_PATH} HTTP/1.1", "Host: localhost", *fields]
     return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
 
 
@@ -136,9 +136,9 @@ def test_a_caller_that_hangs_up_mid_upload_leaves_nothing_behind(
             connection.send(head("Transfer-Encoding: chunked") + b"%x\r\n" % length + half)
         else:
             connection.send(head(f"Content-Length: {length}") + half)
-        wait_until(lambda: metric(served, _UNDER_WAY) == 1, 10, "the request is under way")
+        wait_until(lambda: metric(served, _UNDER_WAY) == 1, 60, "the request is under way")
 
-    wait_until(lambda: metric(served, _UNDER_WAY) == 0, 10, "the request is forgotten")
+    wait_until(lambda: metric(served, _UNDER_WAY) == 0, 60, "the request is forgotten")
     assert in_flight(served) == 0
     assert caller.post(_PATH, infer_body(1.0)).status == 200
 
@@ -152,7 +152,7 @@ def test_a_caller_that_hangs_up_mid_download_leaves_nothing_behind(
         connection.send(head(f"Content-Length: {len(body)}", f"Content-Type: {kind}") + body)
         assert b" 200 " in connection.read_head()
 
-    wait_until(lambda: in_flight(served) == 0, 10, "the request is forgotten")
+    wait_until(lambda: in_flight(served) == 0, 60, "the request is forgotten")
     assert caller.post(_PATH, infer_body(1.0)).status == 200
 
 

@@ -32,7 +32,7 @@ def test_nobody_waits_for_the_load_or_unload_of_another_model(
             loading = others.ask(lambda c: c.load("slow", package))
             load.wait_reached()
             crowd = [others.ask(invoke_often) for _ in range(_CONNECTIONS)]
-            assert [each.result(25)[0] for each in crowd] == [{200}] * _CONNECTIONS
+            assert [each.result(60)[0] for each in crowd] == [{200}] * _CONNECTIONS
             assert not loading.done()
             load.open()
             assert loading.result()[0].status == 200
@@ -40,9 +40,9 @@ def test_nobody_waits_for_the_load_or_unload_of_another_model(
             invocation = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
             answer.wait_reached()
             unloading = others.ask(lambda c: c.delete("/models/slow"))
-            wait_until(lambda: client.get("/models/slow").status != 200, 10, "it is unloading")
+            wait_until(lambda: client.get("/models/slow").status != 200, 60, "it is unloading")
             crowd = [others.ask(invoke_often) for _ in range(_CONNECTIONS)]
-            assert [each.result(25)[0] for each in crowd] == [{200}] * _CONNECTIONS
+            assert [each.result(60)[0] for each in crowd] == [{200}] * _CONNECTIONS
             assert not unloading.done()
         finally:
             load.open()

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.processes import children, is_alive, stubs, tritonserver
-from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import (
+    COMPLETE,
+    EMBEDDED,
+    Client,
+    RunningAdapter,
+    embedded_adapter,
+    unload_all,
+    wait_until,
+)
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -67,31 +75,39 @@ class Daemon:
         """The pid of a new one."""
         self._mark.unlink(missing_ok=True)
         assert client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
-        wait_until(lambda: self._mark.exists() and bool(self._mark.read_text()), 20, "it runs")
+        wait_until(lambda: self._mark.exists() and bool(self._mark.read_text()), 60, "it runs")
         pid = int(self._mark.read_text())
         assert is_alive(pid)
         return pid
 
 
 @pytest.fixture(params=WAYS)
-def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
-    return Daemon(tmp_path, request.param)
+def daemon(request: pytest.FixtureRequest, package: Path) -> Daemon:
+    return Daemon(package, request.param)
 
 
 @pytest.fixture
-def forked(tmp_path: Path) -> Daemon:
-    return Daemon(tmp_path, "in a session of its own")
+def forked(package: Path) -> Daemon:
+    return Daemon(package, "in a session of its own")
 
 
 @pytest.fixture
-def executed(tmp_path: Path) -> Daemon:
-    return Daemon(tmp_path, "executes another program")
+def executed(package: Path) -> Daemon:
+    return Daemon(package, "executes another program")
 
 
-@pytest.fixture
-def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
-    with embedded_adapter(f"--model-roots={tmp_path}", "--memory-limit=4GiB") as adapter:
+@pytest.fixture(scope="module")
+def lasting(model_root: Path) -> Iterator[RunningAdapter]:
+    flags = (f"--model-roots={model_root}", "--memory-limit=4GiB", COMPLETE)
+    with embedded_adapter(*flags) as adapter:
         yield adapter
+
+
+@pytest.fixture
+def adapter(lasting: RunningAdapter) -> Iterator[RunningAdapter]:
+    """The same for all tests of this file; whatever the test loaded is unloaded after it."""
+    yield lasting
+    unload_all(lasting)
 
 
 @pytest.fixture
@@ -105,9 +121,11 @@ def test_a_daemon_is_ended_before_delete_of_its_model_says_200(
 ) -> None:
     daemon.load(client)
     pids = [daemon.start(client), daemon.start(client)]
+    before = len(adapter.events("model.processes_killed"))
     assert client.delete("/models/m").status == 200
     assert not [pid for pid in pids if is_alive(pid)]
-    (killed,) = adapter.events("model.processes_killed")
+    wait_until(lambda: len(adapter.events("model.processes_killed")) > before, 60, "it is told")
+    (killed,) = adapter.events("model.processes_killed")[before:]
     assert killed["processes"] == sorted(pids)
 
 
@@ -137,16 +155,16 @@ def test_a_daemon_whose_model_nothing_tells_ends_with_the_last_that_it_may_be_of
 
 
 def test_a_daemon_of_a_load_that_fails_is_ended_before_the_answer(
-    client: Client, tmp_path: Path
+    client: Client, package: Path
 ) -> None:
-    mark = tmp_path / "pid"
+    mark = package / "pid"
     way = WAYS["executes another program"].format(mark=str(mark))
-    package = write_python_model(
-        tmp_path / "bad",
+    bad = write_python_model(
+        package / "bad",
         imports=_IMPORTS.replace("{held}", "1"),
         initialize=f"{way}\nwhile not os.path.exists({str(mark)!r}): time.sleep(0.01)\n1 / 0",
     )
-    assert client.load("bad", package).status == 400
+    assert client.load("bad", bad).status == 400
     assert not is_alive(int(mark.read_text()))
 
 
@@ -158,7 +176,13 @@ def test_a_daemon_whose_model_has_lost_its_process_is_ended(
     (stub,) = stubs(adapter, "m")[:1]
     os.kill(stub, signal.SIGKILL)
     wait_until(lambda: not is_alive(pid), 60, "it is ended")
-    assert pid in adapter.wait_for("model.processes_killed")["processes"]
+
+    def killed() -> list[int]:
+        return [
+            pid for line in adapter.events("model.processes_killed") for pid in line["processes"]
+        ]
+
+    wait_until(lambda: pid in killed(), 60, "it is told")
 
 
 def test_a_daemon_that_copies_the_stub_does_not_stand_for_it(
@@ -187,7 +211,7 @@ def test_the_memory_of_a_daemon_counts_until_it_is_ended(
 
         before = used()
         forked.start(client)
-        wait_until(lambda: used() > before + 0.9 * _HELD_BYTES, 20, "it counts")
+        wait_until(lambda: used() > before + 0.9 * _HELD_BYTES, 60, "it counts")
         assert client.delete("/models/m").status == 200
         assert used() < before + 0.5 * _HELD_BYTES
 
@@ -197,10 +221,12 @@ def test_a_daemon_is_ended_before_another_triton_is_started(
 ) -> None:
     daemon.load(client)
     pid = daemon.start(client)
+    before = len(adapter.events("triton.exited"))
     os.kill(tritonserver(adapter), signal.SIGKILL)
-    assert adapter.wait_for("triton.exited")["reason"] == "was killed by SIGKILL"
+    wait_until(lambda: len(adapter.events("triton.exited")) > before, 60, "it is noticed")
+    assert adapter.events("triton.exited")[-1]["reason"] == "was killed by SIGKILL"
     assert not is_alive(pid)
-    adapter.wait_for("triton.restarted")
+    wait_until(lambda: len(adapter.events("triton.restarted")) > before, 60, "it is back")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -216,6 +242,6 @@ def test_a_daemon_ends_with_the_adapter(daemon: Daemon, number: signal.Signals) 
         adapter.process.wait(30)
         if number == signal.SIGTERM:
             assert not is_alive(pid)
-        wait_until(lambda: not is_alive(pid) and not is_alive(keeper), 10, "nothing is left")
+        wait_until(lambda: not is_alive(pid) and not is_alive(keeper), 60, "nothing is left")
     finally:
         adapter.stop()

@@ -202,9 +202,12 @@ def test_a_packed_body_is_unpacked(caller: Client, name: str, kind: str) -> None
 
 @pytest.mark.parametrize("name", ["br", "zstd", "gzip, gzip", "nonsense"])
 def test_an_unsupported_content_encoding_is_refused(caller: Client, name: str) -> None:
-    reply = caller.post(_PATH, infer_body(1.0), {"Content-Encoding": name})
+    for path in (_PATH, "/v2/models/echo/infer"):
+        reply = caller.post(path, infer_body(1.0), {"Content-Encoding": name})
 
-    assert refusal(reply)[:2] == (400, "InvalidRequest")
+        assert refusal(reply)[:2] == (400, "InvalidRequest")
+        why = f"Content-Encoding {name!r}; gzip and deflate are understood"
+        assert reply.json()["error"] == why
 
 
 def not_packed_so() -> dict[str, tuple[str, bytes]]:
@@ -306,7 +309,7 @@ def test_a_failed_inference_is_logged_with_what_the_platform_said(
     target = {"X-Amzn-SageMaker-Target-Model": "team/b.tar.gz"}
     caller.post("/models/nobody/invoke", infer_body(1.0), _IDS | target)
 
-    line = served.wait_for("request.failed", 5, target_model="team/b.tar.gz")
+    line = served.wait_for("request.failed", target_model="team/b.tar.gz")
     assert (line["inference_id"], line["custom_attributes"]) == ("id-8", "trace=1;x=y z")
     assert line["error"] == "ModelNotFound"
 

@@ -17,19 +17,27 @@ from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
+_SIZE = "Inference-Header-Content-Length"
+_BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size"
+
 Leaving = Callable[[RunningAdapter, Gate], None]
 
 
 def counts(adapter: RunningAdapter) -> tuple[int, int, float]:
     """In flight and abandoned of the one model; abandoned of all by the metric."""
     (model,) = adapter.state()["models"]
-    return model["in_flight"], model["abandoned"], metric(adapter, "adapter_abandoned_requests")
+    return (
+        model["in_flight"],
+        model["abandoned"],
+        metric(adapter, "triton_adapter_abandoned_requests"),
+    )
 
 
 def hang_up(path: str) -> Leaving:
     def leave(adapter: RunningAdapter, gate: Gate) -> None:
         body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        first = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+        head = f"{first}Content-Length: {len(body)}\r\n\r\n".encode()
         with RawConnection(adapter.http) as connection:
             connection.send(head + body)
             gate.wait_reached()
@@ -46,8 +54,13 @@ def cancel_rpc(adapter: RunningAdapter, gate: Gate) -> None:
 
 
 def let_the_deadline_pass(adapter: RunningAdapter, gate: Gate) -> None:
+    """On a busy machine the first may pass before the request has come to the adapter."""
+    (model,) = adapter.state()["models"]
     with calls_to(adapter.grpc) as calls:
-        assert calls.refused_infer("m", 1.0, timeout=1)[0] == "DEADLINE_EXCEEDED"
+        for seconds in (1, 5, 25):
+            assert calls.refused_infer("m", 1.0, timeout=seconds)[0] == "DEADLINE_EXCEEDED"
+            if adapter.state()["models"][0]["served"] > model["served"]:
+                break
     gate.wait_reached()
 
 
@@ -75,16 +88,16 @@ def test_an_unload_is_done_when_triton_is_also_where_the_caller_has_left(
     write_python_model(package, answer=gate.statements)
     assert client.load("m", package).status == 200
     leave(adapter, gate)
-    wait_until(lambda: counts(adapter) == (1, 1, 1.0), 10, "it is known to go on")
+    wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     with background(adapter) as others:
         unloading = others.ask(lambda own: own.delete("/models/m"))
-        wait_until(lambda: adapter.state()["models"][0]["state"] == "UNLOADING", 10, "it begins")
+        wait_until(lambda: adapter.state()["models"][0]["state"] == "UNLOADING", 60, "it begins")
         assert triton_index(adapter)["m"] == "READY"
         assert counts(adapter) == (1, 1, 1.0)
         gate.open()
         reply, _ = unloading.result(30)
     assert reply.status == 200
-    assert metric(adapter, "adapter_abandoned_requests") == 0
+    assert metric(adapter, "triton_adapter_abandoned_requests") == 0
     assert len(adapter.events("model.unload_stalled")) == before
 
 
@@ -97,7 +110,7 @@ def test_the_answers_of_a_stream_without_a_caller_are_read_to_the_last(
     )
     assert client.load("m", package).status == 200
     leave_the_stream(adapter, gate)
-    wait_until(lambda: counts(adapter) == (1, 1, 1.0), 10, "it is known to go on")
+    wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     gate.open()
     wait_until(lambda: counts(adapter) == (0, 0, 0.0), 30, "it has ended")
     assert client.delete("/models/m").status == 200
@@ -126,8 +139,10 @@ def test_a_model_busy_with_what_nobody_waits_for_gets_no_more(
         code, text = calls.refused_infer("m", 1.0)
         assert (code, text.partition(":")[0]) == ("UNAVAILABLE", "TooManyAbandoned")
         gate.open()
-        wait_until(lambda: counts(own) == (0, 0, 0.0), 10, "Triton is done with them")
-        assert client.post("/models/m/invoke", infer_body(1.0)).status == 200
+        wait_until(lambda: counts(own) == (0, 0, 0.0), 60, "Triton is done with them")
+        wait_until(  # a busy machine may need longer than the limit for the first
+            lambda: client.post("/models/m/invoke", infer_body(1.0)).status == 200, 60, "it serves"
+        )
 
 
 def test_a_triton_that_dies_ends_what_nobody_waits_for(
@@ -138,11 +153,13 @@ def test_a_triton_that_dies_ends_what_nobody_waits_for(
         assert client.load("m", package).status == 200
         hang_up("/models/m/invoke")(own, gate)
         let_the_deadline_pass(own, gate)
-        wait_until(lambda: counts(own)[:2] == (2, 2), 10, "both go on")
+        wait_until(lambda: counts(own)[:2] == (2, 2), 60, "both go on")
         os.kill(tritonserver(own), signal.SIGKILL)
         own.wait_for("triton.restarted", 60)
         wait_until(
-            lambda: metric(own, "adapter_abandoned_requests") == 0, 10, "they have ended with it"
+            lambda: metric(own, "triton_adapter_abandoned_requests") == 0,
+            60,
+            "they have ended with it",
         )
 
 
@@ -158,7 +175,32 @@ def test_at_sigterm_nobody_waits_for_them_either(
         with closing(adapter.client()) as client:
             assert client.load("m", package).status == 200
         hang_up("/models/m/invoke")(adapter, gate)
-        wait_until(lambda: counts(adapter)[:2] == (1, 1), 10, "it goes on")
+        wait_until(lambda: counts(adapter)[:2] == (1, 1), 60, "it goes on")
     finally:
         code = adapter.stop(seconds=45)
     assert code == 0, adapter.errors
+
+
+def test_a_caller_who_leaves_amid_an_answer_that_is_streamed_is_no_error(model_root: Path) -> None:
+    values = b"\0" * 2**25
+    tensor = f'{{"name":"IN","datatype":"FP32","shape":[{len(values) // 4}]'
+    json_head = (
+        f'{{"inputs":[{tensor},"parameters":{{"binary_data_size":{len(values)}}}}}]}}'.encode()
+    )
+    write_python_model(model_root / "echo")
+    with (
+        embedded_adapter(f"--model-roots={model_root}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        assert client.load("m", model_root / "echo").status == 200
+        fields = f"Host: localhost\r\nTransfer-Encoding: chunked\r\n{_SIZE}: {len(json_head)}\r\n"
+        fields += f"Content-Type: {_BINARY}={len(json_head)}\r\n"
+        for path in ("/models/m/invoke", "/v2/models/m/infer"):
+            with RawConnection(adapter.http) as connection:
+                connection.send(f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode())
+                body = json_head + values
+                connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+                assert b" 200 " in connection.read_head()
+            wait_until(lambda: counts(adapter)[0] == 0, 60, "the model is free")
+        assert client.get("/ping").status == 200
+    assert [line for line in adapter.lines if line["level"] in {"error", "warning"}] == []

@@ -1,9 +1,11 @@
 """Start, stop and sudden death of the whole adapter."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -52,7 +54,7 @@ def test_sigterm_lets_an_inference_end_and_leaves_nothing(tmp_path: Path, gate: 
 
             assert invoking.result()[0].json()["outputs"][0]["data"] == [1.0]
         assert adapter.process.wait(30) == 0
-        wait_until(lambda: not any(map(is_alive, family)), 5, "no process is left")
+        wait_until(lambda: not any(map(is_alive, family)), 60, "no process is left")
         assert not shared_memory(adapter)
         assert not adapter.repository.parent.exists()
 
@@ -70,7 +72,7 @@ def test_sigterm_while_a_model_loads_waits_for_it(tmp_path: Path, gate: Gate) ->
             gate.open()
             assert loading.result()[0].status == 200
         assert adapter.process.wait(30) == 0
-        wait_until(lambda: not any(map(is_alive, family)), 5, "no process is left")
+        wait_until(lambda: not any(map(is_alive, family)), 60, "no process is left")
 
 
 def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path: Path, gate: Gate) -> None:
@@ -87,13 +89,13 @@ def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path: Path, gate: Ga
             gate.wait_reached()
             assert adapter.stop(signal.SIGKILL) == -signal.SIGKILL
 
-        wait_until(lambda: not any(map(is_alive, family)), 10, "no process is left")
-        wait_until(lambda: not shared_memory(adapter), 10, "no shared memory is left")
+        wait_until(lambda: not any(map(is_alive, family)), 60, "no process is left")
+        wait_until(lambda: not shared_memory(adapter), 60, "no shared memory is left")
     finally:
         if adapter.process.poll() is None:
             adapter.stop()
     with embedded_adapter():
-        wait_until(lambda: not adapter.repository.parent.exists(), 10, "the next one tidies up")
+        wait_until(lambda: not adapter.repository.parent.exists(), 60, "the next one tidies up")
 
 
 def test_bad_settings_exit_with_2_and_all_their_faults() -> None:
@@ -160,30 +162,85 @@ def test_a_model_that_somebody_took_from_an_external_triton_is_404_and_loads_aga
         assert client.load("taken", EXAMPLES / "identity").status == 200
         with closing(Client(triton.http_address)) as raw:
             assert raw.post("/v2/repository/models/taken/unload", {}).status == 200
-        wait_until(lambda: not is_in(triton, "taken"), 10, "it is gone")
+        wait_until(lambda: not is_in(triton, "taken"), 60, "it is gone")
 
         invoked = client.post("/models/taken/invoke", infer_body(1.0))
 
         assert refusal(invoked) == (404, "ModelNotFound", "taken")
-        wait_until(lambda: client.get("/models/taken").status == 404, 10, "it is forgotten")
+        wait_until(lambda: client.get("/models/taken").status == 404, 60, "it is forgotten")
         assert client.load("taken", EXAMPLES / "identity").status == 200
         assert client.delete("/models/taken").status == 200
         assert adapter.stop() == 0
 
 
-def test_without_triton_the_start_ends_when_its_time_is_up() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        code, said = run_to_its_end(
-            "--triton=external",
-            "--http=off",
-            "--admin=off",
-            f"--triton-grpc={address}",
-            f"--triton-http={address}",
-            "--start-timeout-seconds=1",
-        )
+@pytest.fixture
+def nobody() -> Iterator[tuple[str, ...]]:
+    """Flags of an external Triton at an address where nothing listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        where = (f"--triton-grpc={address}", f"--triton-http={address}")
+        yield ("--triton=external", "--http=off", "--admin=off", *where)
+
+
+def test_without_triton_the_start_ends_when_its_time_is_up(nobody: tuple[str, ...]) -> None:
+    code, said = run_to_its_end(*nobody, "--start-timeout-seconds=1")
+
+    address = nobody[-1].partition("=")[2]
+    assert code == 1
+    assert f"Triton was not live within 1 s, gRPC {address}: " in said
+    assert "Connection refused" in said
+    assert f"start one there, with its HTTP at {address}, or " in said
+    assert "--triton=embedded starts one" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("listener", ["http", "admin", "grpc"])
+def test_a_taken_port_is_named_with_its_setting_and_as_make_run_takes_it(listener: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said = run_to_its_end(*EMBEDDED, "--examples", f"--{listener}={address}")
+        _, plain = run_to_its_end(*EMBEDDED, f"--{listener}={address}")
 
     assert code == 1
-    assert "Triton was not live within 1 s" in said
-    assert "Traceback" not in said
+    assert f"{listener} cannot listen at {address} (setting {listener}, --{listener}, " in said
+    assert "; make run takes others: HTTP=127.0.0.1:" in said
+    assert f"{listener.upper()}=127.0.0.1:" in said
+    assert "make run" not in plain
+
+
+def test_a_start_without_triton_says_at_once_and_again_what_it_waits_for(
+    nobody: tuple[str, ...],
+) -> None:
+    adapter = RunningAdapter(*nobody, "--start-timeout-seconds=300")
+    try:
+        adapter.wait_for("triton.awaited")
+        wait_until(lambda: len(adapter.events("triton.awaited")) > 1, 30, "it is said again")
+    finally:
+        assert adapter.stop() == 0
+
+    first, again = adapter.events("triton.awaited")[:2]
+    address = nobody[-1].partition("=")[2]
+    assert (first["for"], first["limit_seconds"]) == (f"gRPC {address}", 300)
+    assert "Connection refused" in first["reason"]
+    assert first["seconds"] < again["seconds"] < 300
+
+
+def test_the_start_names_the_listeners_that_other_machines_may_reach() -> None:
+    with embedded_adapter("--http=0.0.0.0:0", "--admin=[::]:0") as adapter:
+        [told] = adapter.events("adapter.open_to_others")
+        assert told["listeners"] == f"admin {adapter.admin}, http {adapter.http}"
+        assert told["level"] == "warning"
+    with embedded_adapter() as adapter:
+        assert adapter.events("adapter.open_to_others") == []
+
+
+def test_a_model_root_that_is_not_there_or_relative_is_told_at_the_start(tmp_path: Path) -> None:
+    there = Path(os.path.relpath(tmp_path))
+    flags = (f"--model-roots={tmp_path / 'none'}", f"--model-roots={there}")
+    with embedded_adapter(*flags) as adapter:
+        [missing], [relative] = map(
+            adapter.events, ("adapter.root_missing", "adapter.root_relative")
+        )
+    assert (missing["level"], missing["path"]) == ("warning", str(tmp_path / "none"))
+    assert (relative["root"], relative["path"]) == (str(there), str(tmp_path))

@@ -180,7 +180,7 @@ def test_a_declared_need_that_does_not_fit_is_refused_before_trying(
         assert body["needed_bytes"] == 700 * _MIB
         assert body["free_bytes"] < 700 * _MIB
         assert body["limit_bytes"] == 2048 * _MIB
-        refused = two_gibibytes.wait_for("model.load_refused", 5, model_id="declared")
+        refused = two_gibibytes.wait_for("model.load_refused", model_id="declared")
         assert "700" in refused["reason"]
         for name in ("first", "second"):
             assert client.delete(f"/models/{name}").status == 200

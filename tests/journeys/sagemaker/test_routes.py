@@ -9,10 +9,10 @@ from tests.trees import infer_body
 pytestmark = pytest.mark.triton
 
 _ALLOWED = {
-    "/ping": "GET",
-    "/models": "GET, POST",
-    "/models/echo": "GET, DELETE",
-    "/models/nobody": "GET, DELETE",
+    "/ping": "GET, HEAD",
+    "/models": "GET, HEAD, POST",
+    "/models/echo": "GET, HEAD, DELETE",
+    "/models/nobody": "GET, HEAD, DELETE",
     "/models/echo/invoke": "POST",
     "/invocations": "POST",
 }
@@ -44,15 +44,15 @@ def test_what_is_refused_is_logged_with_the_model_that_the_path_names(
     ):
         assert caller.request(method, path).status in {404, 405}
         name = path.removeprefix("/v2").split("/")[2]
-        line = served.wait_for("request.failed", 5, model_id=name)
+        line = served.wait_for("request.failed", model_id=name)
         assert (line["error"], line["level"], line["path"]) == (error, "info", path)
     assert caller.request("DELETE", "/ping").status == 405
-    assert "model_id" not in served.wait_for("request.failed", 5, path="/ping")
+    assert "model_id" not in served.wait_for("request.failed", path="/ping")
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/nothing", "/pings", "/models/echo/other", "/models/echo/invoke/more", "//models"],
+    ["/nothing", "/pings", "/models/echo/other", "/models/echo/invoke/more", "//models"],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_an_unknown_route_is_refused(caller: Client, path: str, method: str) -> None:
@@ -96,7 +96,7 @@ def test_a_query_that_nobody_asked_for_means_nothing(caller: Client) -> None:
 
 def test_an_absolute_request_target_is_its_path(served: RunningAdapter) -> None:
     with RawConnection(served.http) as connection:
-        connection.send(b"GET http://any.host/models/echo HTTP/1.1\r\nHost: any.host\r\n\r\n")
+        connection.send(b"GET http://any.host/models/echo HTTP/1.1\r\nHost: localhost\r\n\r\n")
         status, body = connection.read_answer()
 
     assert (status, b'"echo"' in body) == (200, True)
@@ -125,3 +125,16 @@ def test_invoking_a_model_that_is_not_loaded_is_404(caller: Client) -> None:
     reply = caller.post("/models/nobody/invoke", infer_body(1.0))
 
     assert refusal(reply) == (404, "ModelNotFound", "nobody")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_the_root_names_the_product_its_version_and_the_documentation(
+    caller: Client, method: str
+) -> None:
+    reply = caller.request(method, "/")
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "application/json")
+    if method == "GET":
+        assert reply.json().keys() == {"product", "version", "documentation", "openapi"}
+        assert reply.json()["product"] == "triton-adapter"
+        assert caller.get(reply.json()["openapi"]).status == 200
+    assert caller.post("/").status == 405

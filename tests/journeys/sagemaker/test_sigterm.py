@@ -23,14 +23,16 @@ from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
-# what drain, Triton's own end and the rest may take, less than what is left of SageMaker's 30 s
 _DRAIN_SECONDS = 2
-_END_SECONDS = 7
+# what Triton's own end and the rest may take: a drain of 18 s, the default, leaves so much of 30
+_END_SECONDS = 12
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[RunningAdapter]:
-    flags = (f"--model-roots={tmp_path}", f"--drain-timeout-seconds={_DRAIN_SECONDS}")
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningAdapter]:
+    """Its parameter is the time for a drain."""
+    seconds = getattr(request, "param", _DRAIN_SECONDS)
+    flags = (f"--model-roots={tmp_path}", f"--drain-timeout-seconds={seconds}")
     adapter = RunningAdapter(*EMBEDDED, *flags, "--triton-hang-seconds=0")
     adapter.wait_for("adapter.started")
     yield adapter
@@ -45,7 +47,7 @@ def ends(adapter: RunningAdapter, number: signal.Signals = signal.SIGTERM) -> fl
     adapter.process.send_signal(number)
     assert adapter.process.wait(30) == 0
     seconds = time.monotonic() - begun
-    wait_until(lambda: not [pid for pid in family if is_alive(pid)], 5, "no process is left")
+    wait_until(lambda: not [pid for pid in family if is_alive(pid)], 60, "no process is left")
     assert len(adapter.events("adapter.stopped")) == 1
     return seconds
 
@@ -58,10 +60,11 @@ def test_an_idle_adapter_ends_at_once(running: RunningAdapter, number: signal.Si
     assert running.events("triton.exited") == []
 
 
+@pytest.mark.parametrize("running", [60], indirect=True)
 def test_a_triton_that_stands_still_is_killed_and_not_waited_for(running: RunningAdapter) -> None:
     os.kill(tritonserver(running), signal.SIGSTOP)
-    # neither the drain nor the time for an end in good order is used up
-    assert ends(running) < _DRAIN_SECONDS + 3
+    # neither the drain nor the 8 s for an end in good order are used up
+    assert ends(running) < 8
 
 
 def test_requests_in_flight_are_told_that_it_is_over(

@@ -35,7 +35,7 @@ def test_ping_is_503_until_the_single_model_is_loaded(tmp_path: Path, gate: Gate
     folder = write_python_model(tmp_path / "a b", initialize=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
     try:
-        adapter.wait_for("adapter.listening", door="http")
+        adapter.wait_for("adapter.listening", listener="http")
         with closing(adapter.client()) as client, closing(Client(adapter.admin)) as admin:
             gate.wait_reached()
             assert client.get("/ping").status == 503

@@ -47,6 +47,18 @@ def test_an_inference_that_takes_too_long_is_504(asking: Client, package: Path, 
     assert asking.delete("/models/slow").status == 200
 
 
+def check_loads(asking: Client, name: str, url: Path) -> None:
+    """A busy machine may need longer than the limit: 504, and 409 until that is taken down."""
+    statuses: list[int] = []
+
+    def loads() -> bool:
+        statuses.append(asking.load(name, url).status)
+        return statuses[-1] == 200
+
+    wait_until(loads, 60, f"{name} is loaded")
+    assert set(statuses) <= {200, 409, 504}
+
+
 def test_a_load_that_takes_too_long_is_504_and_taken_down(
     hasty: RunningAdapter, asking: Client, package: Path, gate: Gate
 ) -> None:
@@ -55,11 +67,11 @@ def test_a_load_that_takes_too_long_is_504_and_taken_down(
     reply = asking.load("slow-load", package)
 
     assert refusal(reply) == (504, "BackendTimeout", "slow-load")
-    assert asking.load("other", EXAMPLES / "identity").status == 200
+    check_loads(asking, "other", EXAMPLES / "identity")
     assert asking.delete("/models/other").status == 200
     gate.open()
     hasty.wait_for("model.load_failed", model_id="slow-load")
     assert refusal(asking.get("/models/slow-load"))[0] == 404
     wait_until(lambda: list(hasty.repository.iterdir()) == [], 60, "nothing of it is left")
-    assert asking.load("slow-load", package).status == 200
+    check_loads(asking, "slow-load", package)
     assert asking.delete("/models/slow-load").status == 200

@@ -25,7 +25,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", f"--model-roots={EXAMPLES}", "--memory-limit=1GiB")
     times = (
         "--unload-timeout-seconds=32",
-        "--unload-stall-seconds=1",
+        "--unload-stall-seconds=4",
         "--infer-timeout-seconds=60",
     )
     with embedded_adapter(*flags, COMPLETE, *times) as adapter:
@@ -121,7 +121,7 @@ def test_a_model_that_ends_in_time_is_let_end(
         deleting = others.ask(lambda c: c.delete("/models/slow"))
         wait_until(lambda: client.get("/models/slow").status == 404, 60, "the unload has begun")
         with pytest.raises(TimeoutError):
-            deleting.exception(2)
+            deleting.exception(5)
         gate.open()
         assert deleting.result()[0].status == 200
     assert finalized.exists()

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from tests.journeys.v2.client_models import KINDS, write_client_models
 from tests.journeys.v2.talks import CLIENTS, Talk, outcome
-from tests.running import RunningAdapter, unload_all
+from tests.running import RunningAdapter, unload_all, wait_until
 
 pytestmark = pytest.mark.triton
 
@@ -75,19 +75,47 @@ ABOUT = [
     ("is_server_ready",),
     *(("is_model_ready", *model) for model in (("kinds",), ("kinds", "1"), ("kinds", "9"))),
     ("is_model_ready", "nobody"),
-    ("get_server_metadata",),
     *(
         (f"get_model_{what}", *model)
         for what in ("metadata", "config")
         for model in (("kinds",), ("counts", "1"), ("nobody",))
     ),
-    *(("get_inference_statistics", *model) for model in (("kinds",), ("sums", "1"), ())),
 ]
+STATISTICS = [("get_inference_statistics", *model) for model in (("kinds",), ("sums", "1"), ())]
 
 
 @pytest.mark.parametrize("asked", ABOUT, ids=" ".join)
 def test_what_is_asked_about_server_and_models(pair, asked):
     pair.same(lambda talk: talk.ask(*asked))
+
+
+@pytest.mark.parametrize("asked", STATISTICS, ids=" ".join)
+def test_statistics_are_those_of_triton(pair, asked):
+    """Which goes on to count what a test before this one has asked for and not waited for."""
+
+    def stood_still() -> bool:
+        before, ours, after = (each.ask(*asked) for each in (pair.theirs, pair.ours, pair.theirs))
+        if before != after:
+            return False
+        assert ours == before
+        return True
+
+    wait_until(stood_still, 30, "Triton counts no more")
+
+
+UNSERVED = {"system_shared_memory", "cuda_shared_memory", "trace", "logging"}
+REPOSITORY = {"model_repository", "model_repository(unload_dependents)"}
+
+
+@pytest.mark.parametrize(("client", "listener"), ALL_DOORS)
+def test_no_extension_is_named_that_the_listener_does_not_serve(served, client, listener):
+    for found in paired(served, client, listener):
+        theirs = found.theirs.ask("get_server_metadata")
+        ours = found.ours.ask("get_server_metadata")
+        closed = UNSERVED | (REPOSITORY if listener == "grpc_data" else set())
+        assert closed <= set(theirs["extensions"])
+        left = [name for name in theirs["extensions"] if name not in closed]
+        assert ours == theirs | {"extensions": left}
 
 
 def test_statistics_of_a_model_that_is_not_there_fail(pair):

@@ -25,7 +25,7 @@ def fast(adapter: RunningAdapter) -> float:
     """Requests that took the fast path so far, of all methods."""
     with closing(Client(adapter.listeners["admin"])) as client:
         text = client.request("GET", "/metrics").body.decode()
-    found = re.findall(r"^adapter_requests_fast_total\{.*\} (\S+)$", text, re.MULTILINE)
+    found = re.findall(r"^triton_adapter_requests_fast_total\{.*\} (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 
 

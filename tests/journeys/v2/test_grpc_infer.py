@@ -1,5 +1,6 @@
 """ModelInfer at the gRPC listener, in front of a real Triton."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.grpc_calls import NO_LIMITS, calls_to, infer_request, values_of
+from adapter.protocols.http2 import frames
+from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
+from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request, values_of
 from tests.running import wait_until
-from tests.trees import write_python_model
+from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -182,12 +185,27 @@ def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter,
     name = kept.load(f"an oom at {listener}", answer=f"raise RuntimeError({text!r})  # {listener}")
     code, said = calls.refused_infer(name, 1.0)
     assert (code, said[:13]) == ("RESOURCE_EXHAUSTED", "OutOfMemory: ")
+    labels = f'code="RESOURCE_EXHAUSTED",frontend="{listener}",method="ModelInfer"'
+    # a request is counted when it is answered
+    wait_until(lambda: is_counted(page_of(adapter), labels), 30, "it is counted")
+    page = page_of(adapter)
+    counted = re.findall(
+        r'^triton_adapter_oom_total\{pattern="cuda_out_of_memory",phase="infer"\} (\S+)',
+        page,
+        re.MULTILINE,
+    )
+    assert float(counted[0]) > 0
+
+
+def page_of(adapter) -> str:
     with closing(adapter.client()) as admin:
         admin.address = adapter.admin
-        page = admin.get("/metrics").body.decode()
-    assert 'adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"} ' in page
-    labels = f'code="RESOURCE_EXHAUSTED",frontend="{listener}",method="ModelInfer"'
-    assert f"adapter_requests_total{{{labels}}} " in page
+        return admin.get("/metrics").body.decode()
+
+
+def is_counted(page: str, labels: str) -> bool:
+    series = f"triton_adapter_requests_total{{{labels}}} "
+    return series in page and f"{series}0.0" not in page
 
 
 def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
@@ -225,7 +243,7 @@ def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter,
             loading = pool.submit(own.load, package.name, package)
             wait_until(started.exists, 30, "the model is being loaded")
             asking = pool.submit(calls.infer, package.name, 4.0)
-            wait_until(lambda: (package.name, "", "LOADING") in control.index(), 5, "asked")
+            wait_until(lambda: (package.name, "", "LOADING") in control.index(), 30, "asked")
         finally:
             gate.touch()
         assert asking.result(30) == [8.0]
@@ -269,7 +287,7 @@ class Patient:
 
     def went_on(self, adapter) -> bool:
         """Let it end; whether Triton had heard nothing of its caller's leaving."""
-        wait_until(lambda: self.abandoned(adapter) == 1, 10, "it computes for nobody")
+        wait_until(lambda: self.abandoned(adapter) == 1, 30, "it computes for nobody")
         self.gate.touch()
         wait_until(lambda: self.abandoned(adapter) == 0, 30, "it has ended")
         return self.said.read_text() == "False"
@@ -289,8 +307,11 @@ def test_a_caller_who_goes_away_leaves_the_model_to_compute(calls, patient, adap
 
 
 def test_the_callers_deadline_is_kept_and_leaves_the_model_to_compute(calls, patient, adapter):
-    code, _ = calls.refused_infer(patient.name, 1.0, timeout=1.0)
-    assert code == "DEADLINE_EXCEEDED"
+    for seconds in (1.0, 20.0):  # the second where the first was too short to get to the model
+        code, _ = calls.refused_infer(patient.name, 1.0, timeout=seconds)
+        assert code == "DEADLINE_EXCEEDED"
+        if patient.running.exists():
+            break
     assert patient.went_on(adapter)
 
 
@@ -340,3 +361,32 @@ def test_many_callers_get_their_own_answers(calls, kept):
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(ask, range(300)))
+
+
+@pytest.mark.parametrize("text", ["", " ", "\0why"])
+def test_a_model_that_fails_without_a_reason_is_said_to_give_none(calls, client, loaded, text):
+    name = loaded(answer=f"return pb_utils.InferenceResponse([], pb_utils.TritonError({text!r}))")
+    reason = "the model gave no reason"
+    assert calls.refused_infer(name, 1.0) == ("INTERNAL", f"InferenceFailed: {reason}")
+    with_id = infer_request(name, 1.0, id="7")
+    assert calls.refused("ModelInfer", with_id) == ("INTERNAL", f"InferenceFailed: {reason}")
+    for path in (f"/models/{name}/invoke", f"/v2/models/{name}/infer"):
+        reply = client.post(path, infer_body(1.0))
+        assert (reply.status, reply.json()["error"]) == (500, reason)
+
+
+@pytest.mark.parametrize("size", [0, 3, 5, 20])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady"])
+async def test_a_request_that_ends_before_its_message_is_internal_as_at_triton(
+    adapter, listener, doubling, method, size
+):
+    message = prefixed(infer_request(doubling, 1.0).SerializeToString())[:size]
+    head = frames.header_block(1, head_of(f"/{SERVICE}/{method}"), end=False)
+    for address in (adapter.grpc_address, adapter.listeners[listener]):
+        async with wire_to(address) as wire:
+            wire.greet()
+            wire.send(head, frame(frames.DATA, frames.END_STREAM, 1, message))
+            _, trailers = await wire.answer(1)
+            assert b"grpc-status" in trailers
+            assert b"13" in trailers
+    assert b"the request ended after %d bytes, before its message was complete" % size in trailers

@@ -162,7 +162,9 @@ def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
         return sum(
             float(line.split()[-1])
             for line in page.splitlines()
-            if line.startswith('adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"}')
+            if line.startswith(
+                'triton_adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"}'
+            )
         )
 
     before = counted()
@@ -192,7 +194,7 @@ def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking
     messages = calls.stream(asking)
     asking.send(infer_request(name, 1.0))
     assert values_of(next(messages).infer_response) == [1.0]
-    assert in_flight(adapter)[name] == 0
+    wait_until(lambda: in_flight(adapter)[name] == 0, 30, "the answer is written")
     assert client.delete("/models/m").status == 200
     asking.send(infer_request(name, 1.0))
     assert next(messages).error_message == "ModelNotFound: model 'm' is not loaded"
@@ -211,7 +213,7 @@ def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapte
             asking.send(infer_request(name, 1.0))
             wait_until(running.exists, 30, "the model computes")
             unloading = pool.submit(own.delete, "/models/m")
-            wait_until(lambda: states(adapter)["m"] == "UNLOADING", 5, "it is unloading")
+            wait_until(lambda: states(adapter)["m"] == "UNLOADING", 30, "it is unloading")
         finally:
             gate.touch()
         assert values_of(next(messages).infer_response) == [1.0]
@@ -235,13 +237,13 @@ def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
     assert in_flight(adapter)[counting] == 1  # the first one may still go on
     asking.end()
     assert list(messages) == []
-    wait_until(lambda: in_flight(adapter)[counting] == 0, 5, "the stream has ended")
+    wait_until(lambda: in_flight(adapter)[counting] == 0, 30, "the stream has ended")
 
 
 def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_path, adapter):
     running, gate, seen = tmp_path / "running", tmp_path / "gate", tmp_path / "seen"
     wait = (
-        f"pathlib.Path({str(running)!r}).touch(); until = time.monotonic() + 20\n"
+        f"pathlib.Path({str(running)!r}).touch(); until = time.monotonic() + 120\n"
         f"            while not pathlib.Path({str(gate)!r}).exists() and time.monotonic() < until:"
         " time.sleep(0.01)\n"
         f"            pathlib.Path({str(seen)!r}).write_text(str(request.is_cancelled()))"
@@ -251,9 +253,9 @@ def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_p
     asking.send(infer_request(name, 1.0))
     wait_until(running.exists, 30, "the model computes")
     messages.cancel()
-    wait_until(lambda: abandoned(adapter)[name] == 1, 10, "the caller has gone")
+    wait_until(lambda: abandoned(adapter)[name] == 1, 30, "the caller has gone")
     gate.touch()
-    wait_until(lambda: in_flight(adapter)[name] == 0, 10, "the model has ended")
+    wait_until(lambda: in_flight(adapter)[name] == 0, 30, "the model has ended")
     assert seen.read_text() == "False"
 
 
@@ -282,19 +284,34 @@ def test_a_caller_who_reads_is_answered_amid_an_unload(calls, asking, load, tmp_
     wait_until(reached.exists, 30, "the model computes")
     with ThreadPoolExecutor(1) as pool, closing(adapter.client()) as client:
         unloading = pool.submit(client.delete, f"/models/{name}")
-        wait_until(lambda: states(adapter)[name] == "UNLOADING", 10, "the unload has begun")
+        wait_until(lambda: states(adapter)[name] == "UNLOADING", 30, "the unload has begun")
         gate.touch()
         assert values_of(next(messages).infer_response) == [1.0]
         assert unloading.result().status == 200
 
 
-def test_a_deadline_ends_a_stream(calls, echo, asking):
-    messages = calls.stream(asking, timeout=1.5)
-    asking.send(infer_request(echo, 1.0))
-    assert values_of(next(messages).infer_response) == [1.0]
-    with pytest.raises(grpc.RpcError) as raised:
-        next(messages)
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+def until_the_end(messages) -> tuple[list[list[float]], grpc.StatusCode]:
+    """What was answered, and how the stream ended."""
+    answered = []
+    try:
+        for message in messages:
+            answered.append(values_of(message.infer_response))  # noqa: PERF401 - it may raise
+    except grpc.RpcError as error:
+        return answered, error.code()
+    return answered, grpc.StatusCode.OK
+
+
+def test_a_deadline_ends_a_stream(calls, echo):
+    for seconds in (1.5, 15):  # the second where the first was too short for an answer
+        asking = Asking()
+        messages = calls.stream(asking, timeout=seconds)
+        asking.send(infer_request(echo, 1.0))
+        answered, code = until_the_end(messages)
+        asking.end()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        if answered:
+            break
+    assert answered == [[1.0]]
 
 
 def test_a_message_that_is_none_ends_the_stream(calls):

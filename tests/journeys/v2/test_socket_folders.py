@@ -1,18 +1,21 @@
 """The folders in which a gRPC listener keeps a socket of its own."""
 
 import signal
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from adapter.frontends import listeners
+from tests.grpc_calls import calls_to
 from tests.running import EMBEDDED, RunningAdapter
 
 pytestmark = pytest.mark.triton
 
 
 def folders(root: Path) -> set[str]:
-    return {path.name for path in root.glob("triton-adapter-lane-*")}
+    return {path.name for path in root.glob("triton-adapter-grpc-*")}
 
 
 def started(root: Path) -> RunningAdapter:
@@ -36,3 +39,40 @@ def test_what_a_killed_adapter_left_is_removed_and_what_others_use_is_not(tmp_pa
         assert len(left) == 2
         assert len(left & both) == 1
     assert folders(root) == set()
+
+
+def socket_folder(adapter: RunningAdapter) -> Path:
+    """The folder of the socket that it listens at, as the kernel tells."""
+    own = {str(fd.readlink()) for fd in Path(f"/proc/{adapter.process.pid}/fd").iterdir()}
+    listed = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    [path] = {
+        line[7]
+        for line in listed
+        if "triton-adapter-grpc-" in line[-1] and f"socket:[{line[6]}]" in own
+    }
+    return Path(path).parent
+
+
+def test_a_tmpdir_that_is_too_long_for_a_socket_has_it_elsewhere(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    adapter = started(long)
+    try:
+        folder = socket_folder(adapter)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert not folders(long)
+        with calls_to(adapter.grpc) as calls:
+            assert calls.refused_infer("none", 1.0)[0] == "NOT_FOUND"  # of the server behind it
+    finally:
+        assert adapter.stop() == 0
+    assert not folder.exists()
+
+
+def test_with_no_place_for_a_socket_the_log_says_what_is_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = str(tmp_path / ("x" * 100))
+    monkeypatch.setattr(tempfile, "tempdir", long)
+    monkeypatch.setattr(listeners, "_SHORT", ())
+    with pytest.raises(OSError, match=f"at most 76 bytes long.*TMPDIR, {long}, is too long"):
+        listeners._own_folder()

@@ -88,7 +88,7 @@ def test_a_model_that_triton_lost_is_forgotten_and_no_other(uploading, raw_trito
         assert uploading.client.load(name, write_python_model(package)).status == 200
     assert raw_triton.post("/v2/repository/models/one/unload").status == 200
     assert uploading.client.post("/models/one/invoke", infer_body(1.0)).status == 404
-    wait_until(lambda: model_names(uploading.client) == ["two"], 10, "one is forgotten")
+    wait_until(lambda: model_names(uploading.client) == ["two"], 30, "one is forgotten")
     assert uploading.infer("two", 1.0) == [1.0]
 
 

@@ -1,17 +1,22 @@
 """What the commands print and how they exit."""
 
+import argparse
 import json
-import socketserver
+import os
+import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from adapter import cli
+from adapter.cli import probe
 from adapter.cli.commands import COMMANDS
-from adapter.settings import Settings, flag_of, masked, variable_of
+from adapter.cli.connection import target_of
+from adapter.cli.parser import parse
+from adapter.settings import GROUPS, Settings, flag_of, masked, variable_of
+from tests.trees import write_python_model
+from tests.unit.cli.conftest import admin
 
 
 @pytest.mark.parametrize(
@@ -27,82 +32,11 @@ def test_a_misspelt_flag_is_refused_with_the_name_that_may_have_been_meant(flag,
     assert f"unrecognized arguments: {said}" in capsys.readouterr().err
 
 
-class Answers(BaseHTTPRequestHandler):
-    """Gives the server's answers one after another, the last of them for ever."""
-
-    def do_POST(self) -> None:
-        self._answer(f"POST {self.path}")
-
-    def do_GET(self) -> None:
-        self._answer(self.path)
-
-    def _answer(self, asked: str) -> None:
-        self.server.asked.append(asked)
-        left = self.server.statuses
-        status = left.pop(0) if len(left) > 1 else left[0]
-        body = f"status is {status}".encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args) -> None:
-        pass
-
-
-class UnixHTTPServer(socketserver.UnixStreamServer):
-    def get_request(self):
-        request, _ = super().get_request()
-        return request, ("unix", 0)
-
-
-def serving(server, *statuses):
-    server.statuses, server.asked = list(statuses), []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    return thread
-
-
-@pytest.fixture
-def sidecar(tmp_path):
-    """Starts a pretended admin listener that answers so; gives the server."""
-    started = []
-
-    def start(*statuses, unix=False):
-        if unix:
-            server = UnixHTTPServer(str(tmp_path / "admin.sock"), Answers)
-        else:
-            server = HTTPServer(("127.0.0.1", 0), Answers)
-        started.append((server, serving(server, *statuses)))
-        return server
-
-    yield start
-    for server, thread in started:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@pytest.fixture
-def run(capsys):
-    def run_command(*argv, environ=None):
-        code = cli.main(argv, environ or {})
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_command
-
-
-def admin(server) -> dict[str, str]:
-    """The settings of a sidecar whose admin listener that is, as it would be given to listen."""
-    return {"ADAPTER_ADMIN": f"0.0.0.0:{server.server_port}"}
-
-
 class TestHelp:
     def test_the_command_line_teaches_itself(self, run):
         code, out, _ = run("--help")
         assert code == 0
-        assert "exit codes: 0 done; 2 bad settings; 1 anything else" in out
+        assert "exit codes: 0 done; 2 bad settings or arguments; 1 anything else" in out
 
     @pytest.mark.parametrize("command", list(COMMANDS))
     def test_each_command_teaches_by_examples(self, run, command):
@@ -110,21 +44,106 @@ class TestHelp:
         assert code == 0
         assert out.split("examples:")[1].count(f"triton-adapter {command}") >= 2
 
-    @pytest.mark.parametrize("command", ["serve", "demo", "check-config"])
+    @pytest.mark.parametrize("command", ["serve", "check-config"])
     def test_each_setting_is_a_flag_that_says_its_variable(self, run, command):
         words = run(command, "--help")[1].split()
         text = " ".join(words)
         for name in Settings.model_fields:
-            assert f"{flag_of(name)} " in text
+            assert flag_of(name) in text
             assert variable_of(name) in text
 
+    def test_the_demo_has_flags_for_what_it_leaves_open_alone(self, run):
+        code, out, _ = run("demo", "--help")
+        assert code == 0
+        assert set(re.findall(r"--[a-z][a-z-]*", out.replace("--help", ""))) == {
+            "--tritonserver",
+            "--log-level",
+        }
+        assert run("demo", "--memory-limit=1GiB")[0] == 2
+
     @pytest.mark.parametrize(
-        "argv", [(), ("sing",), ("serve", "--htt=off"), ("version", "--http=1")]
+        "argv", [("sing",), ("serve", "--htt=off"), ("version", "--http=1"), ("--htt",)]
     )
     def test_a_usage_error_exits_2(self, run, argv):
         code, out, err = run(*argv)
         assert (code, out) == (2, "")
         assert "usage:" in err
+
+    def test_the_command_alone_prints_the_help(self, run):
+        assert run() == run("--help")
+        assert run("help") == run("--help")
+        assert run()[0] == 0
+
+    @pytest.mark.parametrize(
+        "command", [("serve",), ("check-config",), ("load", "m", "/m"), ("drain",)]
+    )
+    @pytest.mark.parametrize("words", [("--control-token=secret",), ("--control-token", "secret")])
+    def test_a_token_is_no_flag_and_is_not_repeated(self, run, command, words):
+        code, out, err = run(*command, *words)
+        assert (code, out) == (2, "")
+        assert "ADAPTER_CONTROL_TOKEN" in err
+        assert "--control-token-file" in err
+        assert "secret" not in err
+
+    def test_no_command_takes_a_token_as_flag(self, run):
+        for command in COMMANDS:
+            assert "--control-token " not in run(command, "--help")[1]
+
+    def test_help_of_a_command_is_its_help(self, run):
+        assert run("help", "drain") == run("drain", "--help")
+
+    @pytest.mark.parametrize(
+        ("argv", "meant"),
+        [
+            (("serv",), "serve"),
+            (("unlod", "m"), "unload"),
+            (("help", "healthchek"), "healthcheck"),
+            (("--versio",), "--version"),
+            (("ps", "--wach"), "--watch"),
+            (("bench", "http://a", "--model=m", "--conections=1"), "--connections"),
+        ],
+    )
+    def test_a_misspelt_word_is_refused_with_the_one_that_may_have_been_meant(
+        self, run, argv, meant
+    ):
+        code, out, err = run(*argv)
+        assert (code, out) == (2, "")
+        assert f"; did you mean {meant}?" in err
+
+    @pytest.mark.parametrize("command", list(COMMANDS))
+    def test_a_usage_error_leaves_itself_on_the_screen(self, run, command):
+        err = run(command, "--no-such-flag")[2]
+        usage, error, hint = err.splitlines()
+        assert usage.startswith(f"usage: triton-adapter {command} [OPTIONS]")
+        assert error.startswith(f"triton-adapter {command}: ")
+        assert hint == f"see: triton-adapter {command} --help"
+
+    def test_the_settings_stand_in_groups_with_what_each_takes(self, run):
+        out = run("serve", "--help")[1]
+        titles = [line[:-1] for line in out.splitlines() if line.endswith(":") and line[0] != " "]
+        assert titles == ["options", *GROUPS, "examples"]
+        assert "VALUE" not in out
+        for name, metavar in {
+            "http": "HOST:PORT",
+            "memory_limit": "SIZE",
+            "max_body_bytes": "SIZE",
+            "load_timeout_seconds": "SECONDS",
+            "triton": "external|embedded",
+            "model_roots": "FOLDER",
+        }.items():
+            assert f"  {flag_of(name)} {metavar}" in out
+
+    @pytest.mark.parametrize("command", list(COMMANDS))
+    def test_the_names_of_products_keep_their_capitals(self, run, command):
+        text = " ".join(run(command, "--help")[1].split())
+        summary = COMMANDS[command].summary
+        assert f"{summary[0].upper()}{summary[1:]}." in text
+        assert "triton of" not in text
+
+    def test_each_setting_is_in_one_group(self):
+        assert sorted(name for names in GROUPS.values() for name in names) == sorted(
+            Settings.model_fields
+        )
 
 
 class TestCheckConfig:
@@ -136,7 +155,13 @@ class TestCheckConfig:
         assert list(rows) == list(Settings.model_fields)
         assert rows["http"].split("  ")[0] == "unix:/run/a.sock"
         assert rows["http"].endswith("  environment ADAPTER_HTTP")
-        assert rows["memory_limit"].startswith("8589934592 ")
+        assert rows["memory_limit"].split() == ["8GiB", "flag", "--memory-limit"]
+        assert rows["max_body_bytes"].startswith("2147483647 (2.0 GiB) ")
+        assert rows["load_timeout_seconds"].startswith("350 s ")
+        assert rows["sizes_file"].split(maxsplit=1)[0] == "-"
+        assert rows["sizes_file"].endswith(
+            "default: a file in the repository, if that is not private"
+        )
         assert rows["model_roots"].startswith("/a /b ")
         assert rows["examples"].startswith("false ")
         assert rows["examples"].endswith("  flag --examples")
@@ -166,7 +191,8 @@ class TestCheckConfig:
         argv = (command, "--http=x", "--config", str(file))
         code, out, err = run(*argv, environ={"ADAPTER_HTPP": "1"})
         assert (code, out) == (2, "")
-        assert [line.split(":")[0] for line in err.splitlines()] == [
+        said = [line.removeprefix("triton-adapter: ") for line in err.splitlines()]
+        assert [line.split(":")[0] for line in said] == [
             "environment ADAPTER_HTPP",
             "flag --http",
             f"file {file}, key admin",
@@ -202,6 +228,18 @@ class TestHealthcheck:
         assert run("healthcheck", f"--url={listener}")[0] == 0
         assert server.asked == ["/readyz", "/readyz"]
 
+    def test_a_listener_named_by_its_flag_is_asked(self, run, sidecar):
+        server = sidecar(200)
+        assert run("healthcheck", f"--admin=127.0.0.1:{server.server_port}")[0] == 0
+        assert server.asked == ["/readyz"]
+
+    def test_a_url_without_a_path_means_readyz(self, run, sidecar):
+        server = sidecar(200)
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert run("healthcheck", f"--url={url}")[0] == 0
+        assert run("healthcheck", f"--url={url}/")[0] == 0
+        assert server.asked == ["/readyz", "/readyz"]
+
     def test_nobody_there_is_1(self, run, tmp_path):
         code, out, _ = run("healthcheck", f"--url=unix:{tmp_path}/none.sock")
         assert code == 1
@@ -219,19 +257,19 @@ class TestHealthcheck:
     def test_a_url_that_cannot_be_asked_is_a_bad_flag(self, run, url):
         code, _, err = run("healthcheck", f"--url={url}")
         assert code == 2
-        assert err.startswith(f"flag --url: {url!r}: ")
+        assert err.startswith(f"triton-adapter: flag --url: {url!r}: ")
 
     @pytest.mark.parametrize(
         ("listens", "asked"),
         [
-            ("0.0.0.0:1", "http://127.0.0.1:1/readyz"),
-            ("[::]:1", "http://[::1]:1/readyz"),
-            ("10.0.0.1:1", "http://10.0.0.1:1/readyz"),
+            ("0.0.0.0:1", "http://127.0.0.1:1"),
+            ("[::]:1", "http://127.0.0.1:1"),
+            ("10.0.0.1:1", "http://10.0.0.1:1"),
         ],
     )
     def test_every_address_is_asked_at_the_loopback_one(self, listens, asked):
-        listener = Settings(admin=listens).admin
-        assert cli._ready_url(listener) == asked
+        args = argparse.Namespace(url=None, admin=listens, config=None)
+        assert str(target_of(args, {}, "admin")) == asked
 
 
 class TestDrain:
@@ -276,6 +314,21 @@ class TestWait:
         assert "503 status is 503" in err
         assert 1 <= len(server.asked) <= 3
 
+    @pytest.mark.parametrize("status", [404, 405])
+    def test_it_fails_at_once_where_the_path_is_not_known(self, run, sidecar, status):
+        server = sidecar(status)
+        code, _, err = run("wait", environ=admin(server))
+        assert (code, len(server.asked)) == (1, 1)
+        assert f"{status} status is {status}" in err
+        assert "--admin" in err
+
+    def test_it_says_now_and_then_what_it_waits_for(self, run, sidecar, monkeypatch):
+        monkeypatch.setattr(probe, "_TELL_SECONDS", 0.0)
+        code, _, err = run("wait", environ=admin(sidecar(503, 503, 200)))
+        assert code == 0
+        assert [line.split(": ", 2)[1] for line in err.splitlines()] == ["waiting since 0 s"] * 2
+        assert "503 status is 503" in err
+
 
 class TestVersion:
     def test_version_is_one_line_and_all_is_more(self, run):
@@ -284,6 +337,14 @@ class TestVersion:
         everything = run("version", "--all")[1]
         assert "\ngrpcio " in everything
         assert f"\npython {sys.version.split()[0]}\n" in everything
+
+    @pytest.mark.parametrize("flag", ["-V", "--version"])
+    def test_the_version_is_a_flag_too(self, run, flag):
+        assert run(flag) == run("version")
+
+    def test_json_is_one_object(self, run):
+        assert json.loads(run("version", "--json")[1]).keys() == {"triton-adapter"}
+        assert {"grpcio", "python"} < json.loads(run("version", "--all", "--json")[1]).keys()
 
 
 @pytest.mark.parametrize(
@@ -299,15 +360,80 @@ def test_small_commands_import_nothing_heavy(argv, code):
         [sys.executable, "-c", script, *argv],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (code, "")
 
 
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize("argv", [("check-config",), ("--help",), ("version",)])
+def test_a_reader_who_has_left_ends_the_command_quietly(argv, unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "adapter", *argv],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 1 or argv == ("--help",)  # argparse does not mind
+
+
+def test_letters_that_the_terminal_does_not_have_are_escaped(tmp_path):
+    folder = write_python_model(tmp_path / "модель")
+    done = subprocess.run(
+        [sys.executable, "-m", "adapter", "inspect", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONIOENCODING": "latin-1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "name      \\u043c\\u043e" in done.stdout
+
+
+@pytest.mark.slow
+def test_serve_imports_nothing_that_only_a_client_needs():
+    script = (
+        "import sys; from adapter.cli import serving; from adapter.cli.serve import COMMANDS; "
+        "print(sorted({'rich', 'shtab', 'adapter.cli.connection'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
 def test_the_module_is_the_command(tmp_path):
     command = [sys.executable, "-m", "adapter", "check-config", "--http=x"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env={})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={})
     assert done.returncode == 2
-    assert done.stderr.startswith("flag --http: 'x': ")
+    assert done.stderr.startswith("triton-adapter: flag --http: 'x': ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "invoke digits FILE --output=LABEL",
+        "invoke digits --output=LABEL FILE",
+        "invoke --output LABEL digits --json FILE",
+        "invoke digits FILE --output LABEL --http=127.0.0.1:1",
+    ],
+)
+def test_options_may_stand_before_between_and_behind_the_words(words):
+    args = parse(words.split())
+    assert (args.command, args.name, args.file, args.output) == (
+        *("invoke", "digits", "FILE", "LABEL"),
+    )
+
+
+def test_names_of_an_unload_may_have_an_option_between_them():
+    assert parse(["unload", "a", "--json", "b"]).names == ["a", "b"]

@@ -10,6 +10,10 @@ import tempfile
 import pytest
 
 from adapter import cli
+from adapter.cli import load_checks
+from adapter.core.model import ModelSource
+from adapter.packages.source.inspection import inspect as inspected
+from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.trees import CONFIG, write_python_model
 
 ENSEMBLE = """\
@@ -92,6 +96,7 @@ def models(report):
 def test_a_folder_is_shown_as_it_would_be_staged(inspect, packages):
     folder = write_python_model(packages / "m", config="# mine\n" + CONFIG)
     (folder / "3").mkdir()
+    (folder / "3" / "model.py").write_text("class TritonPythonModel: pass")
     (folder / "labels.txt").write_text("a")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -117,6 +122,28 @@ m
 """,
         "",
     )
+
+
+def test_a_name_with_a_line_break_is_escaped(inspect, packages):
+    folder = write_python_model(packages / "two\nlines")
+    (folder / "a\x1bb").touch()
+    code, out, _ = inspect(folder)
+    assert code == 0
+    assert "name      two\\nlines\n" in out
+    assert "    a\\x1bb -> a\\x1bb\n" in out
+    assert f"package   {packages}/two\\nlines\n" in out
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/m", "gs://bucket/m", "https://host/m"])
+def test_a_url_that_no_load_takes_is_refused_as_a_load_refuses_it(inspect, url):
+    code, out, err = inspect(url)
+    assert (code, out) == (1, "")
+    assert f"url '{url}' is neither an absolute path nor a file:/// URL" in err
+
+
+def test_a_file_url_is_taken_as_a_load_takes_it(inspect, packages):
+    folder = write_python_model(packages / "m")
+    assert inspect(folder.as_uri())[1].splitlines()[1:] == inspect(folder)[1].splitlines()[1:]
 
 
 def test_a_config_that_is_changed_is_shown_as_a_diff_against_the_callers(inspect, packages):
@@ -346,6 +373,74 @@ def test_nothing_is_changed_and_nothing_is_left(inspect, packages, scratch, entr
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_a_fault_in_the_code_names_the_callers_file(inspect, packages, is_archive):
+    folder = write_python_model(packages / "m")
+    (folder / "1" / "model.py").write_text("x = 1\ndef x(:\n")
+    path = packed(folder) if is_archive else folder
+    inside = "m/1" if is_archive else "1"
+
+    code, out, err = inspect(path)
+
+    assert (code, out) == (1, "")
+    assert err.startswith(f"triton-adapter: {path}/{inside}/model.py:2: SyntaxError: invalid")
+
+
+def test_the_code_of_versions_that_triton_does_not_serve_is_not_read(inspect, packages):
+    folder = write_python_model(packages / "m", version="2")
+    (folder / "1").mkdir()
+    (folder / "1" / "model.py").write_text("def x(:")
+    assert inspect(folder)[0] == 0
+
+
+def test_code_for_a_python_of_its_own_is_only_warned_of(inspect, packages):
+    python = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/env.tar.gz" } }'
+    folder = write_python_model(packages / "m", config=CONFIG + python)
+    (folder / "1" / "model.py").write_text("def x(:")
+
+    code, out, _ = inspect(folder)
+
+    assert code == 0
+    assert "Triton runs it with the Python of EXECUTION_ENV_PATH" in out
+
+
+@pytest.fixture
+def machine_with(monkeypatch):
+    return lambda gpus: monkeypatch.setattr(load_checks, "visible_gpus", lambda: gpus)
+
+
+@pytest.mark.parametrize(
+    ("visible", "group", "said"),
+    [
+        (0, "kind: KIND_GPU", ["asks for GPUs, and this machine shows none"]),
+        (2, "gpus: [0, 2, 7]", ["asks for GPU 2, 7; this machine shows 2, from 0 on"]),
+        (2, "gpus: [0, 1]", []),
+        (2, "kind: KIND_GPU", []),
+        (0, "kind: KIND_CPU", []),
+        (None, "gpus: [7]", []),
+    ],
+)
+def test_gpus_that_are_not_visible_are_warned_of(tmp_path, machine_with, *, visible, group, said):
+    machine_with(visible)
+    config = f"{CONFIG}instance_group [{{ {group} }}]"
+    folder = write_python_model(tmp_path / "m", config=config)
+    package = inspected(ModelSource(str(folder)), folder, [str(tmp_path)])
+    assert load_checks.check(package, [folder], folder) == tuple(
+        f"instance_group {text}" for text in said
+    )
+
+
+def test_the_driver_says_how_many_gpus_are_visible():
+    assert load_checks.visible_gpus(FakeNvml(FakeGpu("a"), FakeGpu("b"))) == 2
+
+
+def test_help_says_what_the_exit_codes_mean(inspect):
+    code, out, _ = inspect("--help")
+    assert code == 0
+    for meaning in ("0 it would be staged", "1 the load would be refused", "2 bad", "3 with"):
+        assert meaning in out
+
+
 def test_it_imports_neither_the_servers_nor_the_settings(packages):
     script = (
         "import sys; from adapter import cli; code = cli.main(sys.argv[1:], {}); "
@@ -358,7 +453,7 @@ def test_it_imports_neither_the_servers_nor_the_settings(packages):
         [sys.executable, "-c", script, "inspect", folder],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

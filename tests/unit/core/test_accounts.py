@@ -6,11 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adapter.core.accounts import Accounts
+from adapter.core.accounts import Account, Accounts, Stage
 from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.core.model import ModelId
-from adapter.core.sizing import Sizes
+from adapter.core.sizing import Basis, Estimate, Sizes
+from adapter.core.state import IllegalTransition
 
 MIB = 2**20
 LIMIT = 100_000 * MIB
@@ -30,6 +31,10 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
+
+
+def account(model_id: ModelId) -> Account:
+    return Account(model_id, model_id, Estimate({}, Basis.DEFAULT))
 
 
 @dataclass
@@ -73,15 +78,15 @@ class World:
     def load(self, model_id: ModelId, amount: int, traffic: dict[ModelId, int]) -> None:
         """`traffic`: what others take meanwhile, asked to."""
         before = self.requests
-        self.accounts.add(model_id, model_id)
+        self.accounts.add(account(model_id))
         self.accounts.open(self.read(), before)
         self.holds[model_id] = 0
         self.change(model_id, amount)
         for other, more in traffic.items():
             self.change(other, more)
             self.requests += 1
-        self.accounts.placed(model_id, [model_id])
-        found = self.accounts.loaded(model_id, {}, self.read(), known=False)
+        self.accounts.models[model_id].names = frozenset({model_id})
+        found = self.accounts.loaded(self.accounts.models[model_id], self.read(), known=False)
         self.learn([found] if found else [])
         self.learn(self.accounts.close(self.read(), self.requests))
 
@@ -89,8 +94,9 @@ class World:
         self.accounts.open(self.read(), self.requests)
         del self.holds[model_id]
         self.accounts.released(model_id, {})
-        if (most := self.accounts.forget(model_id)) is not None:
-            self.sizes.lived(model_id, most)
+        gone = self.accounts.forget(model_id)
+        if gone is not None and gone.most is not None:
+            self.sizes.lived(model_id, gone.most)
 
     def learned(self, model_id: ModelId) -> int:
         return (self.sizes.learned(model_id) or {}).get(HOST, 0)
@@ -102,7 +108,7 @@ class World:
 
 
 @given(steps=STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 def test_no_size_is_larger_than_what_was_taken_where_processes_are_told_apart(steps):
     """Whatever goes on at the same time: loads, traffic, and large requests that Triton reads."""
     world = World(is_apart=True)
@@ -133,7 +139,7 @@ def test_no_size_is_larger_than_what_was_taken_where_processes_are_told_apart(st
     ],
     sole=False,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 def test_no_size_is_larger_than_what_was_taken_where_only_totals_are_read(steps, sole):
     """What is taken and what is given back lie in different looks, and nothing is given back while
     a load is measured: totals cannot tell these.
@@ -208,11 +214,11 @@ def test_what_triton_takes_to_read_requests_is_no_models():
 def test_a_model_without_a_process_of_its_own_is_measured_by_what_triton_itself_takes():
     world = World(is_apart=True)
     world.load(A, 20 * MIB, {})
-    world.accounts.add(B, B)
+    world.accounts.add(account(B))
     world.accounts.open(world.read(), 0)
-    world.accounts.placed(B, [B])
+    world.accounts.models[B].names = frozenset({B})
     world.parsing = 70 * MIB
-    assert world.accounts.loaded(B, {}, world.read(), known=False) is None
+    assert world.accounts.loaded(world.accounts.models[B], world.read(), known=False) is None
     assert not world.accounts.is_measured(B)
     world.change(A, 30 * MIB)
     world.learn(world.accounts.close(world.read(), 0))
@@ -235,9 +241,64 @@ def test_a_load_that_was_undone_is_not_measured_later():
     world = World(is_apart=False)
     world.accounts.open(world.read(), 0)
     for model_id in (A, B):
-        world.accounts.add(model_id, model_id)
+        world.accounts.add(account(model_id))
         world.holds[model_id] = 50 * MIB
-        world.accounts.loaded(model_id, {}, world.read(), known=False)
+        world.accounts.loaded(world.accounts.models[model_id], world.read(), known=False)
     world.accounts.disturbed()
     world.accounts.forget(A)
     assert [each.model_id for each in world.accounts.close(world.read(), 0)] == [B]
+
+
+def test_a_load_that_is_not_measured_at_its_end_is_due_until_the_next_quiet_moment():
+    world = World(is_apart=False)
+    world.accounts.open(world.read(), 0)
+    first, second = account(A), account(B)
+    for each in (first, second):
+        world.accounts.add(each)
+        world.holds[each.model_id] = 50 * MIB
+    world.accounts.loaded(first, world.read(), known=False)
+    assert (first.stage, second.stage) == (Stage.LOADED, Stage.LOADING)
+    world.accounts.load_ended(first, world.read())
+    assert (first.stage, world.accounts.loads) == (Stage.DUE, [second])
+    world.accounts.loaded(second, world.read(), known=False)
+    world.accounts.close(world.read(), 0)
+    assert (first.stage, second.stage) == (Stage.SETTLED, Stage.SETTLED)
+    world.accounts.load_ended(second, world.read())
+    assert world.accounts.is_measured(B)
+    world.accounts.forget(A)
+    assert first.stage is Stage.GONE
+
+
+def test_without_a_reading_no_load_is_due():
+    accounts, load = Accounts(), account(A)
+    accounts.add(load)
+    accounts.loaded(load, None, known=False)
+    assert not accounts.is_measured(A)
+    accounts.load_ended(load, None)
+    assert accounts.is_measured(A)
+
+
+def test_a_stage_out_of_order_raises_and_changes_nothing():
+    accounts, load = Accounts(), account(A)
+    accounts.add(load)
+    accounts.loaded(load, None, known=False)
+    with pytest.raises(IllegalTransition, match="LOADED after LOADED"):
+        accounts.loaded(load, None, known=False)
+    assert (load.stage, accounts.loads) == (Stage.LOADED, [load])
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_only_a_model_in_processes_of_its_own_is_known_by_their_names(is_apart):
+    world = World(is_apart)
+    world.load(A, 5 * MIB, {})
+    assert world.accounts.apart(A) == ({A} if is_apart else set())
+    assert world.accounts.apart(B) == set()
+
+
+def test_all_are_apart_once_those_that_are_not_have_gone():
+    world = World(is_apart=False)
+    assert world.accounts.are_apart
+    world.load(A, 5 * MIB, {})
+    assert not world.accounts.are_apart
+    world.unload(A)
+    assert world.accounts.are_apart

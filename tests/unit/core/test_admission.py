@@ -111,6 +111,44 @@ def test_a_known_size_above_the_device_can_never_fit(basis, models):
     assert caught.value.figures == MemoryFigures(1001 * MIB, None, 1000 * MIB, "GPU-0")
 
 
+@pytest.mark.parametrize(
+    ("basis", "models", "may_be_wrong", "is_tried"),
+    [
+        (Basis.LEARNED, 0, True, True),
+        (Basis.LEARNED, 1, True, False),
+        (Basis.LEARNED, 0, False, False),
+        (Basis.DECLARED, 0, True, False),
+    ],
+)
+def test_what_was_learned_above_the_limit_is_tried_once_with_nothing_else_loaded(
+    basis, models, may_be_wrong, is_tried
+):
+    book, estimate = a_book(models=models, held=0), needs(1001, basis)
+    if is_tried:
+        assert answer(estimate, book, may_be_wrong=may_be_wrong) is Answer.ADMIT
+    else:
+        with pytest.raises(ModelTooLarge):
+            answer(estimate, book, may_be_wrong=may_be_wrong)
+
+
+@pytest.mark.parametrize("basis", GUESSED)
+@pytest.mark.parametrize(
+    ("estimated", "supposed", "least", "needed"),
+    [(10, 0, 64, 64), (10, 200, 200, 200), (300, 200, 200, 300)],
+)
+def test_so_much_must_be_free_for_a_model_of_unknown_size_beside_others(
+    basis, estimated, supposed, least, needed
+):
+    estimate, outlook = needs(estimated, basis), {"unknown_bytes": supposed * MIB}
+    assert answer(estimate, a_book(held=900 - least), **outlook) is Answer.ADMIT
+    error = refusal(estimate, a_book(held=901 - least), **outlook)
+    assert str(error) == (
+        f"model 'm' is of unknown size, for which {least}.0 MiB must be free;"
+        f" {least - 1}.0 MiB of 1000.0 MiB are free"
+    )
+    assert error.figures.needed_bytes == needed * MIB
+
+
 def test_a_size_of_the_whole_device_may_fit():
     assert answer(needs(1000), a_book(models=0)) is Answer.ADMIT
 

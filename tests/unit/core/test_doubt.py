@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.core.doubt import Doubt
+from adapter.core.evidence import Doubt
 from adapter.core.memory import HOST, Device
 from adapter.errors import InferenceFailed, MemoryFigures, OutOfMemory
 

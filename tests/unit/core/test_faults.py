@@ -6,12 +6,15 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
 from adapter.errors import (
+    AlreadyRegistered,
     BackendTimeout,
     BackendUnavailable,
     InferenceFailed,
     InvalidRequest,
     LoadFailed,
     ModelNotFound,
+    NotJson,
+    NotRegistered,
     OutOfMemory,
     Overloaded,
     PayloadTooLarge,
@@ -205,7 +208,7 @@ def test_a_call_about_no_model_fails_like_any_other():
             InvalidRequest,
         ),
         # found while parsing: the caller's fault, though Triton says 500
-        (500, JSON, "failed to parse the request JSON buffer: Invalid value. at 0", InvalidRequest),
+        (500, JSON, "failed to parse the request JSON buffer: Invalid value. at 0", NotJson),
         (500, JSON, "Unable to parse 'data': out of memory", InvalidRequest),
         (501, PLAIN, "Unsupported Content-Encoding: br", InvalidRequest),
         (501, JSON, "infer on decoupled model is not supported", InvalidRequest),
@@ -410,3 +413,37 @@ def test_a_death_in_the_request_id_alone_is_none():
         500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
     )
     assert type(found) is InferenceFailed
+
+
+NO_REGION = "Unable to find shared memory region: 'nobody'"
+
+
+def test_a_region_of_shared_memory_that_is_not_there_is_the_callers_fault():
+    assert type(inference(404, JSON, NO_REGION)) is InvalidRequest
+    assert type(grpc("NOT_FOUND", NO_REGION)) is InvalidRequest
+    assert type(grpc("NOT_FOUND", f"{NO_REGION}, said the model")) is InferenceFailed
+
+
+def test_a_log_setting_that_triton_does_not_take_is_the_callers_fault():
+    text = "invalid argument for --log_format, got: AAA"
+    assert type(FAULTS.of_server_call("UNAVAILABLE", text)) is InvalidRequest
+    over_http = FAULTS.of_inference(503, JSON, text, name=TritonName(""), model_id=ModelId(""))
+    assert type(over_http) is InvalidRequest
+    assert type(inference(503, JSON, text)) is Overloaded  # a model may say anything
+
+
+def test_codes_about_regions_are_kept_where_no_model_is_meant():
+    missing, there = "Unable to find system shared memory region: 'r'", "already in manager"
+    assert type(FAULTS.of_server_call("NOT_FOUND", missing)) is NotRegistered
+    assert type(FAULTS.of_server_call("ALREADY_EXISTS", there)) is AlreadyRegistered
+    over_http = FAULTS.of_inference(404, JSON, missing, name=TritonName(""), model_id=ModelId(""))
+    assert type(over_http) is NotRegistered
+    no_memory = "Unable to open shared memory region: '/none'"
+    assert type(FAULTS.of_server_call("INTERNAL", no_memory)) is InvalidRequest
+
+
+def test_no_text_tells_where_tritons_repository_is():
+    faults = Faults(Classifier(), "/tmp/private/repository")
+    text = "failed\n\nAt:\n  /tmp/private/repository/m/1/model.py(7): execute\n"
+    found = faults.of_grpc_inference("INTERNAL", text, name=TritonName("m"), model_id=M)
+    assert str(found) == "failed\n\nAt:\n  m/1/model.py(7): execute"

@@ -56,6 +56,10 @@ def test_out_of_memory_is_recognised(file):
         ("OutOfMemoryError: CUDA out of memory.", "cuda_out_of_memory"),
         ("Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", "cuda_out_of_memory"),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuda_library_alloc_failed"),
+        (
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            "cuda_library_alloc_failed",
+        ),
         ("CNMEM_STATUS_OUT_OF_MEMORY", "cuda_library_alloc_failed"),
         ("cuMemCreate failed", "cuda_malloc_failed"),
         ("Available memory of 1 is smaller than requested bytes of 2", "onnxruntime_arena"),
@@ -106,6 +110,11 @@ def test_an_allocators_phrase_is_strong(text, rule):
         ("unable to create TensorRT context: ", "tensorrt_context"),
         ("CUDNN failure 1: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0", "cuda_library_status"),
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUDART", "cuda_library_status"),
+        ("cuFFT error: CUFFT_INTERNAL_ERROR", "cuda_library_status"),
+        (
+            "Unable to initialize backend: INTERNAL: no supported devices found for platform CUDA",
+            "jax_no_device",
+        ),
         ("[GPU] CL_OUT_OF_RESOURCES exception", "opencl_resources"),
         ("Engine core initialization failed. See above.", "engine_core_died"),
         ("worker 3 exited with exit code 137", "worker_killed"),
@@ -202,6 +211,10 @@ def test_the_first_of_two_failed_versions_is_read():
         ("failed to allocate 1073741824 bytes for tensor 'x': out of memory", 2**30),
         ("ran out of memory trying to allocate 2.50GiB", int(2.5 * 2**30)),
         ("shared memory to requested size (4096 bytes). No space left on device", 4096),
+        (
+            "OutOfMemoryError: Allocation on device 0. (out of memory)\nRequested    : 200.00 GiB",
+            200 * 2**30,
+        ),
         ("std::bad_alloc", None),
     ],
 )
@@ -254,7 +267,7 @@ _BENIGN = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(name=_ANY_NAME)
 def test_no_name_makes_a_benign_failure_out_of_memory(name):
     for template, phase, http_status in _BENIGN:

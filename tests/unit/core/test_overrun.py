@@ -12,8 +12,8 @@ GPU = Device("GPU-1")
 DAY = 24 * 3600.0
 
 
-def book(limit: int = 100, models: int = 2) -> LedgerSnapshot:
-    devices = {device: DeviceBook(limit, 10, 0, 0, 0) for device in (HOST, GPU)}
+def book(limit: int = 100, models: int = 2, baseline: int = 0) -> LedgerSnapshot:
+    devices = {device: DeviceBook(limit, 10, baseline, 0, 0) for device in (HOST, GPU)}
     return LedgerSnapshot(devices, models)
 
 
@@ -91,3 +91,10 @@ def test_what_was_too_large_beside_something_unknown_is_tried_again_when_that_is
     assert oversize.proven("key", book(), 1000.0) is None
     oversize.measured("key", {HOST: 101}, book(), 1000.0)
     assert oversize.proven("key", book(), 1000.0) == {HOST: 101}
+
+
+def test_what_fits_only_where_nothing_else_is_in_memory_is_too_large():
+    oversize = Oversize()
+    oversize.measured("key", {HOST: 80}, book(baseline=20), 1000.0)
+    assert oversize.proven("key", book(baseline=20), 1000.0) is None
+    assert oversize.proven("key", book(baseline=21), 1000.0) == {HOST: 80}

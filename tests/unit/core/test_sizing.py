@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Device
 from adapter.core.model import Package
-from adapter.core.sizing import MAX_REMEMBERED, Basis, Estimate, Sizes, format_size, parse_size
+from adapter.core.sizing import (
+    MAX_REMEMBERED,
+    Basis,
+    Estimate,
+    Sizes,
+    exact_size,
+    format_size,
+    parse_size,
+)
 
 ONE, TWO = Device("GPU-1"), Device("GPU-2")
 GPUS = {ONE: 0, TWO: 1}
@@ -35,18 +43,20 @@ def package(
         ("8gib", 8 * 2**30),
         ("1.5GiB", 3 * 2**29),
         ("2TiB", 2**41),
+        ("3 GB", 3 * 10**9),
+        ("1.5tb", 15 * 10**11),
+        ("20kb", 20_000),
+        ("512Mi", 512 * 2**20),
         ("9007199254740993", 9007199254740993),  # more digits than a float holds
     ],
 )
-def test_a_size_is_bytes_or_a_number_with_a_binary_unit(text, count):
+def test_a_size_is_bytes_or_a_number_with_a_unit(text, count):
     assert parse_size(text) == count
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "8GB", "8 G", "-1", "1,5GiB", "1.GiB", "1e9", "8 GiB x"]
-)
+@pytest.mark.parametrize("text", ["", "GiB", "8 G", "-1", "1,5GiB", "1.GiB", "1e9", "8 GiB x"])
 def test_what_is_no_size_is_refused_with_the_accepted_forms(text):
-    with pytest.raises(ValueError, match="write bytes or a number with KiB, MiB, GiB or TiB"):
+    with pytest.raises(ValueError, match="write bytes or a number with KiB, MiB, GiB, TiB, KB"):
         parse_size(text)
 
 
@@ -64,6 +74,23 @@ def test_what_is_no_size_is_refused_with_the_accepted_forms(text):
 )
 def test_sizes_are_shown_in_the_largest_unit_that_fits(count, text):
     assert format_size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (1000, "1000"),
+        (2**30, "1GiB"),
+        (1536 * 2**20, "1536MiB"),
+        (10**10, "10GB"),
+        (5 * 10**6, "5MB"),
+        (2**31 - 1, "2147483647 (2.0 GiB)"),
+    ],
+)
+def test_an_exact_size_has_its_unit_where_that_loses_nothing(count, text):
+    assert exact_size(count) == text
+    assert parse_size(text.partition(" ")[0]) == count
 
 
 @given(st.integers(min_value=0, max_value=2**50))

@@ -122,7 +122,7 @@ def test_where_a_package_was_comes_back_too():
     assert (again.of_model("m"), again.of_model("other")) == (5, None)
 
 
-@pytest.mark.parametrize("places", [None, [], {"/a": 3}, {"/a": "unknown"}, "x"])
+@pytest.mark.parametrize("places", [None, [], {"/a": 3}, {"/a": []}, {"/a": "unknown"}, "x"])
 def test_places_that_are_not_well_formed_are_left_out(places):
     good = {"key": "k", "bytes": {"d": 1}, "exact": True}
     sizes = Sizes()

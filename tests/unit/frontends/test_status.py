@@ -22,8 +22,20 @@ GROUPS = {
 # the answers that users and the platform rely on, by class name
 EXPECTED = {
     "InvalidRequest": (400, "InvalidRequest"),
+    "IncompleteMessage": (400, "InvalidRequest"),
+    "BrokenBody": (400, "InvalidRequest"),
     "SlowBody": (408, "SlowBody"),
     "MethodNotAllowed": (405, "MethodNotAllowed"),
+    "UnknownEncoding": (400, "InvalidRequest"),
+    "UnsupportedMediaType": (415, "UnsupportedMediaType"),
+    "NotAcceptable": (406, "NotAcceptable"),
+    "NotJson": (400, "InvalidRequest"),
+    "AlreadyRegistered": (400, "AlreadyRegistered"),
+    "NotRegistered": (404, "NotRegistered"),
+    "Forbidden": (403, "Forbidden"),
+    "Unauthenticated": (401, "Unauthenticated"),
+    "InferenceOnly": (403, "InferenceOnly"),
+    "InlineFilesOff": (403, "InlineFilesOff"),
     "NotPassedThrough": (403, "NotPassedThrough"),
     "TooManyConnections": (503, "TooManyConnections"),
     "NotStarted": (503, "NotStarted"),
@@ -46,6 +58,15 @@ EXPECTED = {
     "LoadFailed": (400, "InvalidModel"),
     "InferenceFailed": (500, "InferenceFailed"),
     "StubDied": (500, "InferenceFailed"),
+    "InvalidCall": (400, "InvalidRequest"),
+    "UnknownOperation": (400, "InvalidRequest"),
+    "InvalidSignature": (403, "Forbidden"),
+    "InvalidArtifact": (400, "InvalidModel"),
+    "ArtifactNotFound": (404, "ArtifactNotFound"),
+    "StoreDenied": (502, "StoreDenied"),
+    "StoreUnavailable": (503, "StoreUnavailable"),
+    "NoRoom": (503, "NoRoom"),
+    "TooManyWaiting": (503, "TooManyWaiting"),
 }
 
 
@@ -56,6 +77,10 @@ def tree(kind: type[AdapterError]) -> set[type[AdapterError]]:
 
 
 def an(kind: type[AdapterError]) -> AdapterError:
+    if kind in {errors.UnknownEncoding, errors.UnsupportedMediaType}:
+        return kind("text", accepted="gzip")
+    if kind is errors.Unauthenticated:
+        return kind("text", is_wrong=False)
     if kind is errors.MethodNotAllowed:
         return kind("text", allowed="GET")
     if issubclass(kind, errors.BackendUnavailable):

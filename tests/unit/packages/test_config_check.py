@@ -154,10 +154,27 @@ def test_a_model_file_may_lie_deeper_or_have_dots():
     ],
 )
 def test_a_field_that_the_schema_lacks_is_a_warning_with_its_line(text, places):
-    assert parse(text, PATH).warnings == tuple(
+    found = [warning.partition("; did you mean")[0] for warning in parse(text, PATH).warnings]
+    assert found == [
         f"m/config.pbtxt:{line}: field '{name}' is not known to this version's schema"
         for line, name in places
-    )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("max_batchsize: 3", "; did you mean max_batch_size?"),
+        ("Input { name: 'a' }", "; did you mean input?"),
+        ("dynamic_batching { max_queue_delay: 3 }", "; did you mean max_queue_delay_microseconds?"),
+        ("instance_group { gpu: 3 }", "; did you mean gpus?"),
+        ("tomorrow: 1", ""),
+        (f"{'max_batchsize' * 1000}: 1", ""),
+    ],
+)
+def test_a_misspelt_field_gets_the_name_of_its_message_that_is_near(text, meant):
+    [warning] = parse(text, PATH).warnings
+    assert warning.endswith(f"is not known to this version's schema{meant}")
 
 
 def test_warnings_are_few_and_short():

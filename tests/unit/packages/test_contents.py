@@ -14,39 +14,7 @@ from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
 from adapter.packages.source.contents import MAX_ENTRIES
 from adapter.packages.source.inspection import inspect
-
-PYTHON = 'backend: "python"\n'
-
-
-@pytest.fixture
-def root(tmp_path):
-    """The only model root."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    return folder
-
-
-def make(folder, config=PYTHON, files=("1/model.py",)):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_bytes(config if isinstance(config, bytes) else config.encode())
-    for name in files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("weights")
-    return folder
-
-
-def look(folder, root, **hints):
-    return inspect(ModelSource(str(folder), **hints), Path(os.path.realpath(folder)), [str(root)])
-
-
-def refusal(folder, root, **hints):
-    with pytest.raises(InvalidModel) as caught:
-        look(folder, root, **hints)
-    text = str(caught.value)
-    assert text.encode()
-    return text
-
+from tests.unit.packages.looking import PYTHON, look, make, refusal
 
 # --- links and odd files
 
@@ -198,6 +166,7 @@ def _refusals_to_nobody(folders, root):
     return said.splitlines()
 
 
+@pytest.mark.slow
 def test_what_may_not_be_read_is_named(open_root):
     cases = [
         *(("1/model.py", 0o000), ("config.pbtxt", 0o000)),
@@ -235,7 +204,7 @@ def test_any_change_gives_another_key(root):
     folder = make(root / "m", files=["1/model.py", "2/model.py", "1/w/x"])
     (folder / "3").symlink_to("1")
     seen = {look(folder, root).content_key}
-    file = folder / "1" / "model.py"
+    file = folder / "1" / "w" / "x"
     times = file.stat()
 
     def changed():

@@ -1,45 +1,8 @@
 """What must lie beside a config.pbtxt."""
 
-import os
-from pathlib import Path
-
 import pytest
 
-from adapter.core.model import ModelSource
-from adapter.errors import InvalidModel
-from adapter.packages.source.inspection import inspect
-
-PYTHON = 'backend: "python"\n'
-
-
-@pytest.fixture
-def root(tmp_path):
-    """The only model root."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    return folder
-
-
-def make(folder, config=PYTHON, files=("1/model.py",)):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_bytes(config if isinstance(config, bytes) else config.encode())
-    for name in files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("weights")
-    return folder
-
-
-def look(folder, root, **hints):
-    return inspect(ModelSource(str(folder), **hints), Path(os.path.realpath(folder)), [str(root)])
-
-
-def refusal(folder, root, **hints):
-    with pytest.raises(InvalidModel) as caught:
-        look(folder, root, **hints)
-    text = str(caught.value)
-    assert text.encode()
-    return text
+from tests.unit.packages.looking import PYTHON, look, make, refusal
 
 
 @pytest.mark.parametrize("name", ["", "0", "01", "-1", "v1", "1.0", "²"])
@@ -122,3 +85,25 @@ def test_an_empty_model_file_is_refused(root):
 def test_a_model_file_outside_its_version_folder_is_refused(fields, root):
     folder = make(root / "m", f'backend: "tensorrt" {fields}')
     assert "leaves the version folder" in refusal(folder, root)
+
+
+@pytest.mark.parametrize("name", ["../other/labels.txt", "/etc/labels.txt", "a/../../x"])
+def test_what_a_config_names_outside_the_models_folder_is_not_looked_at(name, root):
+    """Else a load would tell what lies there."""
+    label = f'output {{ name: "a" label_filename: "{name}" }}'
+    warmup = (
+        f'model_warmup {{ name: "w" inputs {{ key: "a" value {{ input_data_file: "{name}" }} }} }}'
+    )
+    look(make(root / "m", PYTHON + label), root)
+    if name.startswith("."):
+        look(make(root / "m", PYTHON + warmup), root)
+
+
+def test_labels_and_warmup_data_must_be_there(root):
+    label = 'output { name: "a" label_filename: "labels.txt" }'
+    warmup = 'model_warmup { name: "w" inputs { key: "a" value { input_data_file: "data" } } }'
+    text = PYTHON + label + warmup
+    assert "m/labels.txt: no such file" in refusal(make(root / "m", text), root)
+    files = ["1/model.py", "labels.txt"]
+    assert "m/warmup/data: no such file" in refusal(make(root / "m", text, files), root)
+    look(make(root / "m", text, [*files, "warmup/data"]), root)

@@ -4,47 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from adapter.core.model import Link, ModelSource, Role
+from adapter.core.model import Link, Role
 from adapter.errors import InvalidModel
 from adapter.packages.config.check import MAX_CONFIG_BYTES
-from adapter.packages.source.inspection import inspect
-
-PYTHON = 'backend: "python"\n'
-
-
-@pytest.fixture
-def root(tmp_path):
-    """The only model root."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    return folder
-
-
-def make(folder, config=PYTHON, files=("1/model.py",)):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_bytes(config if isinstance(config, bytes) else config.encode())
-    for name in files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("weights")
-    return folder
-
-
-def look(folder, root, **hints):
-    return inspect(ModelSource(str(folder), **hints), Path(os.path.realpath(folder)), [str(root)])
-
-
-def refusal(folder, root, **hints):
-    with pytest.raises(InvalidModel) as caught:
-        look(folder, root, **hints)
-    text = str(caught.value)
-    assert text.encode()
-    return text
-
+from tests.packages.staged import ensemble
+from tests.unit.packages.looking import PYTHON, look, make, refusal
 
 # --- which folder is the model
 
@@ -62,7 +29,65 @@ def test_the_folder_itself_may_be_the_model(root):
     assert package.size_bytes == len(PYTHON) + 3 * len("weights")
     assert package.declared_bytes is None
     assert package.backends == {"python"}
-    assert package.warnings == ()
+
+
+TELLING = 'backend: "python" input { name: "IN" } output { name: "OUT" }'
+
+
+@pytest.mark.parametrize("config", [None, 'backend: "python"'], ids=["no config", "bare config"])
+def test_a_python_model_of_which_nobody_knows_the_tensors_is_odd(root, config):
+    model = make(root / "m", config or "", files=["1/model.py"])
+    if config is None:
+        (model / "config.pbtxt").unlink()
+    [warning] = look(model, root).warnings
+    assert "neither config.pbtxt nor auto_complete_config in its Python names inputs" in warning
+    (model / "1" / "base.py").write_text("def auto_complete_config(config): ...")
+    assert look(model, root).warnings == ()
+
+
+def test_a_python_model_whose_config_has_tensors_is_not_odd(root):
+    assert look(make(root / "m", TELLING, files=["1/model.py"]), root).warnings == ()
+
+
+def test_a_lone_python_file_that_tells_no_tensors_is_odd(root):
+    (root / "model.py").write_text("class TritonPythonModel: ...")
+    [warning] = look(root / "model.py", root).warnings
+    assert "Triton will refuse every inference" in warning
+
+
+@pytest.mark.parametrize("name", ["config.pbtext", "config.pbtx", "Config.pbtxt"])
+def test_a_config_of_a_misspelt_name_is_odd(root, name):
+    make(root / "m", TELLING, files=["1/model.py"]).joinpath("config.pbtxt").rename(
+        root / "m" / name
+    )
+    [warning] = look(root / "m", root).warnings
+    assert warning.endswith(f"m/{name} is not read; did you mean config.pbtxt?")
+
+
+@pytest.mark.parametrize(
+    "name", ["adapter_content_type", "Adapter_Content_Types", "adapter-content-types"]
+)
+def test_an_almost_known_parameter_is_odd(root, name):
+    given = f'{TELLING}\nparameters {{ key: "{name}" value {{ string_value: "text/csv" }} }}'
+    [warning] = look(make(root / "m", given, files=["1/model.py"]), root).warnings
+    assert warning.endswith(
+        f"config.pbtxt: parameter {name!r} says nothing to the adapter; "
+        "did you mean adapter_content_types?"
+    )
+
+
+@pytest.mark.parametrize("name", ["content", "adapter_path", "EXECUTION_ENV_PATH", "memory_bytes"])
+def test_a_parameter_of_the_model_s_own_is_not_odd(root, name):
+    given = f'{TELLING}\nparameters {{ key: "{name}" value {{ string_value: "1MiB" }} }}'
+    assert look(make(root / "m", given, files=["1/model.py"]), root).warnings == ()
+
+
+def test_a_config_is_not_a_package(root):
+    path = make(root / "m", TELLING, files=["1/model.py"]) / "config.pbtxt"
+    with pytest.raises(
+        InvalidModel, match=r"config\.pbtxt is a config and no model; name its folder"
+    ):
+        look(path, root)
 
 
 def test_the_only_folder_with_a_config_is_the_model(root):
@@ -118,11 +143,6 @@ def test_an_error_in_a_sub_folder_names_the_file_there(root):
 
 
 # --- several models
-
-
-def ensemble(*steps):
-    names = "".join(f'step {{ model_name: "{step}" model_version: -1 }} ' for step in steps)
-    return f'platform: "ensemble" ensemble_scheduling {{ {names}}}'
 
 
 def roles(package):
@@ -236,7 +256,7 @@ def test_a_schema_that_is_a_pipe_is_refused_and_not_waited_for(root):
         " inspect(ModelSource(p[0], schema=p[2]), Path(p[0]), [p[1]])"
     )
     command = [sys.executable, "-c", code, folder, root, root / "pipe"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "pipe is neither a file nor a folder" in done.stderr
 
 

@@ -34,12 +34,6 @@ def full_disk():
 
 
 @pytest.fixture
-def root(tmp_path):
-    (tmp_path / "models").mkdir()
-    return tmp_path / "models"
-
-
-@pytest.fixture
 def repository(tmp_path):
     (tmp_path / "repository").mkdir()
     return tmp_path / "repository"

@@ -10,7 +10,8 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from adapter.errors import InvalidModel
 from adapter.packages.config.text import quoted, with_tensors, without_name
-from adapter.packages.source.schema import Schema, Tensor, merge, parse_schema, tensors_text
+from adapter.packages.source.schema import Schema, merge, parse_schema, tensors_text
+from adapter.protocols.tensors import Tensor
 
 
 def config_for(schema: Schema, backend: str) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,12 +29,6 @@ from tests.packages.staged import (
     remove,
     tree,
 )
-
-
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "models").mkdir()
-    return tmp_path / "models"
 
 
 @pytest.fixture
@@ -262,8 +257,26 @@ async def test_a_backend_that_this_triton_lacks_is_named_with_those_that_it_has(
     (root / "n" / "net.onnx").touch()
     with pytest.raises(InvalidModel, match="onnxruntime; this Triton has identity, python"):
         await prepare(packages, "b", root / "n")
-    # what does not come with Triton may lie in the package
-    await place(packages, "c", make(root / "o", 'backend: "own"'))
+    with pytest.raises(InvalidModel, match=r"backend pythn; .* python; did you mean python\?"):
+        await prepare(packages, "b", make(root / "p", 'backend: "pythn"'))
+
+
+@pytest.mark.parametrize("library", ["libtriton_own.so", "1/libtriton_own.so"])
+async def test_a_backend_may_lie_in_the_package(root, repository, library):
+    packages = Packages(repository, [root], backends=lambda: frozenset({"python"}))
+    source = make(root / "o", 'backend: "own"')
+    (source / library).touch()
+    await place(packages, "c", source)
+
+
+async def test_what_is_odd_about_an_archive_names_the_archive_and_not_where_it_was_unpacked(
+    root, repository
+):
+    with zipfile.ZipFile(root / "outer.zip", "w") as packed:
+        packed.writestr("inner.zip", "PK")
+    package = await prepare(Packages(repository, [root]), "a", root / "outer.zip")
+    [warning] = package.warnings
+    assert warning.startswith(f"{root}/outer.zip holds inner.zip: no model file of a known format")
 
 
 # --- remove

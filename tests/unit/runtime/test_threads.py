@@ -39,6 +39,28 @@ async def test_so_many_run_at_a_time_and_the_others_wait_their_turn():
     assert begun[3:] == [3, 4, 5, 6, 7, 8]
 
 
+async def test_a_cancelled_call_ends_when_what_has_begun_has_and_what_has_not_never_does():
+    threads, begun, go = Threads("test", 1), threading.Event(), threading.Event()
+    ran = []
+
+    def work(number):
+        begun.set()
+        go.wait(5)
+        ran.append(number)
+
+    first, second = (asyncio.create_task(threads.run_to_end(work, number)) for number in (1, 2))
+    await asyncio.to_thread(begun.wait, 5)
+    for task in (first, second):
+        task.cancel()
+    await asyncio.wait({second})
+    assert second.cancelled()
+    assert not first.done()
+    go.set()
+    await asyncio.wait({first})
+    assert first.cancelled()
+    assert await threads.run(lambda: ran) == [1]
+
+
 async def test_a_thread_that_is_free_is_used_again():
     threads = Threads("test", 8)
     names = {await threads.run(lambda: threading.current_thread().name) for _ in range(20)}
@@ -89,4 +111,4 @@ def test_a_thread_that_never_ends_does_not_keep_the_process():
         "    while not begun.is_set(): await asyncio.sleep(0.01)\n"
         "asyncio.run(main())\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import InvalidSettings
-from adapter.frontends.grpc.limits import MessageLimits, message_limits
 from adapter.settings import load_settings
 from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
 
@@ -26,7 +25,7 @@ def problem(**environ: str) -> str:
 @pytest.mark.parametrize(
     ("variable", "value", "setting", "meaning"),
     [
-        ("ADAPTER_PORT", "9085", "grpc", "0.0.0.0:9085"),
+        ("ADAPTER_PORT", "9085", "grpc", "127.0.0.1:9085"),
         ("RUNTIME_PORT", "9001", "triton_grpc", "127.0.0.1:9001"),
         ("CONTAINER_MEM_REQ_BYTES", "8589934592", "modelmesh_memory", "8589934592"),
         ("MEM_BUFFER_BYTES", "0", "modelmesh_memory_buffer", "0"),
@@ -46,9 +45,14 @@ def test_a_variable_of_the_go_adapter_sets(variable, value, setting, meaning):
     assert loaded.warnings == []
 
 
+@pytest.mark.parametrize(("host", "grpc"), [("0.0.0.0", "0.0.0.0:9085"), ("::", "[::]:9085")])
+def test_the_port_of_the_go_adapter_is_at_the_listen_host(host, grpc):
+    assert str(load(ADAPTER_PORT="9085", ADAPTER_LISTEN_HOST=host).settings.grpc) == grpc
+
+
 def test_the_defaults_are_the_go_adapters():
     settings = load().settings
-    assert str(settings.grpc) == "0.0.0.0:8085"
+    assert str(settings.grpc) == "127.0.0.1:8085"
     assert str(settings.triton_grpc) == "127.0.0.1:8001"
     assert settings.modelmesh_memory is None
     assert settings.modelmesh_memory_buffer == 256 * MIB
@@ -66,9 +70,10 @@ def test_a_message_may_be_as_large_as_triton_takes_it():
 
 
 def test_the_limit_of_all_messages_holds_however_they_go():
-    assert message_limits(load().settings) == MessageLimits(unary=4 * MIB, stream=64 * MIB)
+    default = load().settings
+    assert (default.grpc_unary_bytes, default.grpc_stream_bytes) == (4 * MIB, 64 * MIB)
     small = load(ADAPTER_GRPC_MAX_MESSAGE_BYTES="1MiB").settings
-    assert message_limits(small) == MessageLimits(unary=MIB, stream=MIB)
+    assert (small.grpc_unary_bytes, small.grpc_stream_bytes) == (MIB, MIB)
 
 
 def test_the_second_grpc_listener_is_for_those_who_ask_for_it():
@@ -103,7 +108,7 @@ def test_the_controllers_whole_environment_is_accepted():
 
 @pytest.mark.parametrize("value", ["tcp://10.0.0.1:80", "udp://10.0.0.1:80"])
 def test_what_kubernetes_says_of_a_service_called_adapter_is_no_port(value):
-    assert str(load(ADAPTER_PORT=value).settings.grpc) == "0.0.0.0:8085"
+    assert str(load(ADAPTER_PORT=value).settings.grpc) == "127.0.0.1:8085"
 
 
 @pytest.mark.parametrize(

@@ -191,10 +191,18 @@ def test_a_value_that_means_nothing_is_refused_by_name(name, value):
     assert problem.startswith(f"environment {name}: '{value}': write ")
 
 
-def test_the_one_type_of_inference_is_infer():
-    assert embedded(SAGEMAKER_TRITON_INFERENCE_TYPE="infer").warnings == []
-    [problem] = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="generate")
-    assert problem.startswith("environment SAGEMAKER_TRITON_INFERENCE_TYPE: 'generate': ")
+@pytest.mark.parametrize("kind", ["infer", "generate", "generate_stream"])
+def test_the_type_of_inference_is_one_of_tritons_three(kind):
+    loaded = embedded(SAGEMAKER_TRITON_INFERENCE_TYPE=kind)
+    assert (loaded.settings.inference_type, loaded.warnings) == (kind, [])
+
+
+def test_another_type_of_inference_is_refused_with_the_three():
+    [problem] = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="stream")
+    assert problem.startswith("SAGEMAKER_TRITON_INFERENCE_TYPE: 'stream': ")
+    assert [
+        kind for kind in ("'infer'", "'generate'", "'generate_stream'") if kind not in problem
+    ] == []
 
 
 def test_a_misspelt_name_of_tritons_is_told():

@@ -86,13 +86,61 @@ class TestAddress:
 class TestOrder:
     def test_defaults_stand_when_nothing_is_given(self):
         loaded = load()
-        assert str(loaded.settings.http) == "0.0.0.0:8080"
+        assert str(loaded.settings.http) == "127.0.0.1:8080"
         assert loaded.settings.model_roots == (Path("/opt/ml/models"), Path("/models"))
         assert loaded.settings.max_body_bytes == 2**31 - 1
         assert loaded.settings.load_timeout_seconds == 350
         assert set(loaded.origins) == set(Settings.model_fields)
         assert set(loaded.origins.values()) == {"default"}
         assert loaded.warnings == []
+
+    def test_listeners_are_for_this_machine_alone_unless_the_listen_host_is_another(self):
+        def addresses(loaded):
+            return [str(getattr(loaded.settings, name)) for name in ("http", "grpc", "admin")]
+
+        assert addresses(load()) == ["127.0.0.1:8080", "127.0.0.1:8085", "127.0.0.1:8081"]
+        loaded = load({"listen_host": "0.0.0.0"})
+        assert addresses(loaded) == ["0.0.0.0:8080", "0.0.0.0:8085", "0.0.0.0:8081"]
+        assert loaded.origins["http"] == "flag --listen-host"
+        assert addresses(load({}, {"ADAPTER_LISTEN_HOST": "::"}))[1] == "[::]:8085"
+
+    def test_the_address_of_a_listener_beats_the_listen_host_whatever_its_source(self, write):
+        environ = {"ADAPTER_LISTEN_HOST": "0.0.0.0", "SAGEMAKER_TRITON_ALLOW_METRICS": "false"}
+        loaded = load({}, environ, write("http: 127.0.0.1:9000\n"))
+        assert str(loaded.settings.http) == "127.0.0.1:9000"
+        assert str(loaded.settings.admin) == "127.0.0.1:8081"
+        assert str(loaded.settings.grpc) == "0.0.0.0:8085"
+
+    @pytest.mark.parametrize("host", ["0.0.0.0:8080", "", " ", "a/b", "[::]", "::x"])
+    def test_a_listen_host_is_one_word_without_a_port(self, host):
+        if not host:
+            assert str(load({}, {"ADAPTER_LISTEN_HOST": host}).settings.listen_host) == "127.0.0.1"
+            return
+        with pytest.raises(InvalidSettings) as caught:
+            load({"listen_host": host})
+        assert caught.value.problems == [
+            f"flag --listen-host: {host!r}: write an address or a name, without a port"
+        ]
+
+    @pytest.mark.parametrize(
+        ("address", "is_open"),
+        [
+            ("127.0.0.1:1", False),
+            ("127.1.2.3:1", False),
+            ("[::1]:1", False),
+            ("localhost:1", False),
+            ("unix:/s", False),
+            ("off", False),
+            ("0.0.0.0:1", True),
+            ("[::]:1", True),
+            ("10.0.0.5:1", True),
+            ("127.example.com:1", True),
+        ],
+    )
+    def test_a_listener_is_open_to_others_unless_it_is_on_loopback_or_a_socket(
+        self, address, is_open
+    ):
+        assert parse_address(address).is_open_to_others is is_open
 
     def test_each_source_beats_the_next(self, write):
         file = write("http: h:3\n")
@@ -221,6 +269,59 @@ class TestTypes:
             load().settings.http = Address("off")
 
 
+GOOD_TOKEN = "sesame-sesame-42"  # noqa: S105 - it opens nothing
+
+
+class TestControlToken:
+    def test_the_token_is_that_of_the_environment_or_of_the_file(self, tmp_path):
+        file = tmp_path / "token"
+        file.write_text(f"\n{GOOD_TOKEN}\n")
+        for loaded, origin in (
+            (load({}, {"ADAPTER_CONTROL_TOKEN": GOOD_TOKEN}), "environment ADAPTER_CONTROL_TOKEN"),
+            (load({"control_token_file": str(file)}), f"file {file}"),
+        ):
+            assert loaded.settings.control_token.get_secret_value() == GOOD_TOKEN
+            assert loaded.origins["control_token"] == origin
+            assert GOOD_TOKEN not in repr(loaded)
+
+    def test_callers_over_tcp_must_bring_it_and_those_at_sockets_need_not(self):
+        settings = load({}, {"ADAPTER_CONTROL_TOKEN": GOOD_TOKEN}).settings
+        assert settings.token_at(parse_address("127.0.0.1:1")) == GOOD_TOKEN
+        assert settings.token_at(parse_address("unix:/a")) is None
+        assert load().settings.token_at(parse_address("127.0.0.1:1")) is None
+
+    @pytest.mark.parametrize("bad", ["short", "sesame sesame 42", "sesame-sesame-4ü", "=" * 20])
+    def test_what_is_no_token_is_refused_and_not_shown(self, bad, tmp_path):
+        file = tmp_path / "token"
+        file.write_text(bad)
+        for given in ({"ADAPTER_CONTROL_TOKEN": bad}, {"ADAPTER_CONTROL_TOKEN_FILE": str(file)}):
+            with pytest.raises(InvalidSettings) as caught:
+                load({}, given)
+            [problem] = caught.value.problems
+            assert "'***': write at least 16 letters, digits" in problem
+            assert bad not in f"{problem} {caught.value!r} {caught.value.__cause__}"
+
+    def test_a_token_file_that_is_empty_or_gone_is_a_problem_and_not_no_token(self, tmp_path):
+        [problem] = problems({"control_token_file": str(tmp_path / "gone")})
+        assert problem.endswith("/gone': No such file or directory")
+        (tmp_path / "empty").write_text("\n")
+        [problem] = problems({"control_token_file": str(tmp_path / "empty")})
+        assert problem.startswith(f"file {tmp_path}/empty: '***': write at least 16")
+
+    def test_two_tokens_are_one_too_many(self, tmp_path):
+        environ = {"ADAPTER_CONTROL_TOKEN": GOOD_TOKEN}
+        [problem] = problems({"control_token_file": str(tmp_path)}, environ)
+        assert problem.endswith("environment ADAPTER_CONTROL_TOKEN is given as well")
+
+    def test_a_file_of_settings_holds_no_token_but_may_name_its_file(self, write, tmp_path):
+        [problem] = problems(file=write(f"control_token: {GOOD_TOKEN}"))
+        assert "no place for a secret: give it as ADAPTER_CONTROL_TOKEN" in problem
+        assert GOOD_TOKEN not in problem
+        (tmp_path / "token").write_text(GOOD_TOKEN)
+        loaded = load(file=write(f"control_token_file: {tmp_path}/token"))
+        assert loaded.settings.control_token.get_secret_value() == GOOD_TOKEN
+
+
 class TestProblems:
     def test_all_problems_of_all_sources_come_at_once(self, write):
         file = write("admin: 8081\nlog_levle: info\n")
@@ -233,7 +334,7 @@ class TestProblems:
             f"file {file}, key admin: 8081: write HOST:PORT",
             "RUNTIME_PORT: 'abc': write HOST:PORT",
             "flag --oom-patterns: '(': is no regular expression",
-            "environment ADAPTER_MAX_BODY_BYTES: '-1': '-1' is no size",
+            "environment ADAPTER_MAX_BODY_BYTES: '-1': write bytes or a number with KiB",
         ]
         assert len(found) == len(beginnings)
         for line, beginning in zip(found, beginnings, strict=True):
@@ -252,6 +353,9 @@ class TestProblems:
             {"drain_timeout_seconds": "soon"},
             {"examples": "perhaps"},
             {"log_level": "INFO"},
+            {"allowed_hosts": "http://models.example"},
+            {"allowed_hosts": "models.example:8080"},
+            {"allowed_hosts": "*"},
             {"no_such_thing": "1"},
         ],
     )
@@ -269,6 +373,12 @@ class TestProblems:
         [problem] = problems({"triton": "embedded", "triton_http": text})
         assert problem == f"flag --triton-http: {text!r}: write HOST:PORT or [IPV6]:PORT"
 
+    def test_names_of_hosts_come_one_a_flag_or_separated_by_commas(self):
+        names = ("a.example", "b_2")
+        assert load({"allowed_hosts": list(names)}).settings.allowed_hosts == names
+        environ = {"ADAPTER_ALLOWED_HOSTS": ",".join(names)}
+        assert load({}, environ).settings.allowed_hosts == names
+
     def test_arguments_with_an_open_quote_are_refused(self):
         [problem] = problems({}, {"ADAPTER_TRITON_ARGS": "--a 'b"})
         assert problem == 'environment ADAPTER_TRITON_ARGS: "--a \'b": No closing quotation'
@@ -282,11 +392,65 @@ class TestProblems:
     def test_a_file_that_holds_no_settings_is_one_problem(self, write, text):
         path = write(text)
         [problem] = problems({}, {}, path)
-        assert problem.startswith(f"flag --config: {str(path)!r}: ")
+        assert problem.startswith("flag --config: ")
+        assert str(path) in problem
         assert "\n" not in problem
+
+    def test_a_fault_of_yaml_is_told_with_its_line_and_column(self, write):
+        path = write("http: off\n\ngrpc: off: on\n")
+        assert problems({}, {}, path) == [
+            f"flag --config: {path}:3:10: mapping values are not allowed here"
+        ]
+
+    def test_a_file_that_is_not_there_is_told_in_words(self, tmp_path):
+        path = tmp_path / "none.yaml"
+        assert problems({}, {}, path) == [
+            f"flag --config: {str(path)!r}: No such file or directory"
+        ]
 
     def test_a_missing_file_names_what_named_it_beside_other_problems(self, tmp_path):
         missing = str(tmp_path / "none.yaml")
         found = problems({"http": "x"}, {"ADAPTER_CONFIG": missing})
         assert found[0].startswith(f"environment ADAPTER_CONFIG: {missing!r}: ")
         assert found[1].startswith("flag --http: 'x': ")
+
+
+class TestStores:
+    def test_an_endpoint_is_a_name_and_a_url_however_it_is_given(self, write):
+        file = write("endpoints: {team-a: {models: 's3://b/a'}, team-b: /srv/b}")
+        named = ["team-a=s3://b/a", "team-b=/srv/b"]
+        for loaded in (
+            load(file=file),
+            load({"endpoints": named}),
+            load(environ={"ADAPTER_ENDPOINTS": "\n".join(named)}),
+        ):
+            assert [str(each) for each in loaded.settings.endpoints] == named
+
+    @pytest.mark.parametrize(
+        ("text", "rule"),
+        [
+            ("team", "NAME=URL"),
+            ("a=/x\na=/y", "'a' is there twice"),
+            ("a_b=/x", "letters, digits and dashes"),
+            ("a" * 64 + "=/x", "at most 63"),
+            ("a=ftp://x", "write s3://"),
+        ],
+    )
+    def test_what_is_no_endpoint_is_refused_with_the_rule(self, text, rule):
+        [problem] = problems(environ={"ADAPTER_ENDPOINTS": text})
+        assert rule in problem
+
+    def test_a_url_with_credentials_is_refused_without_showing_them(self):
+        for name in ("model_store", "endpoints"):
+            where = "https://me:secret@host/models"
+            [problem] = problems({name: where if name == "model_store" else [f"a={where}"]})
+            assert "credentials are found" in problem
+            assert "secret" not in problem
+
+
+def test_preload_takes_keys_one_a_line_and_refuses_what_cannot_be_one():
+    environ = {"ADAPTER_PRELOAD": "a.tar.gz\nteam:a/b,c", "ADAPTER_MODEL_STORE": "s3://b"}
+    loaded = load(environ=environ)
+    assert loaded.settings.preload == ("a.tar.gz", "team:a/b,c")
+    (problem,) = problems({"preload": ["../secrets"], "model_store": "s3://b"})
+    assert "has a part that is empty, '.' or '..'" in problem

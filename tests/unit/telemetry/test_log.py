@@ -66,6 +66,8 @@ def test_a_line_is_one_json_object_with_the_fields_merged_in():
         ([1, Path("/b")], [1, "/b"]),
         (float("nan"), "nan"),
         ({(1, 2): 3}, "{(1, 2): 3}"),
+        ({"b", "a"}, ["a", "b"]),
+        ([frozenset({2, 1})], [["1", "2"]]),
         (b"\xff", "b'\\xff'"),
         (Unspeakable(), "<Unspeakable>"),
         ([Unspeakable()], ["<Unspeakable>"]),
@@ -184,3 +186,62 @@ def test_of_callers_who_leave_early_grpc_says_nothing_and_of_all_else_it_does():
     core.error("KeyError raised in core by servicer method [/a.B/C]")
     core.error("Unexpected [ExecuteBatchError] raised by servicer method [/a.B/C]")
     assert len(stream.getvalue().splitlines()) == 2
+
+
+TRITON = 'I1122 11:34:49.726474 17015 model_lifecycle.cc:839] "successfully loaded \'a\\"b\'"'
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (TRITON, "successfully loaded 'a\"b'"),
+        ("W1122 11:34:46.515223 17015 metrics.cc:798] not quoted", "not quoted"),
+        ('E1122 11:34:46.515223     7 a.cc:1] "broken', '"broken'),
+        ('"mine"', '"mine"'),
+        ("I1122 of a model's own", "I1122 of a model's own"),
+        ("\x1b[31mred\rx", "\\u001b[31mred\\rx"),
+        ("ends in blanks   ", "ends in blanks"),
+    ],
+)
+def test_for_people_lines_of_triton_are_bare_and_without_its_stamp(line, shown):
+    text = line_of("text", message="triton.log", extra={"line": line})
+    assert text.split(" ", 1)[1] == f"info    triton | {shown}"
+    assert json.loads(line_of("json", message="triton.log", extra={"line": line}))["line"] == line
+
+
+def coloured_line(monkeypatch, terminal: type[io.StringIO], **environ: str) -> str:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    stream = terminal()
+    setup_logging("info", "text", stream)
+    logging.getLogger("adapter").warning("model.load_failed")
+    return stream.getvalue()
+
+
+def test_the_level_has_a_colour_on_a_terminal(monkeypatch):
+    line = coloured_line(monkeypatch, Terminal)
+    assert " \x1b[33mwarning\x1b[0m model.load_failed\n" in line
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ"),
+    [
+        (io.StringIO, {}),
+        (Terminal, {"NO_COLOR": "1"}),
+        (Terminal, {"TERM": "dumb"}),
+    ],
+)
+def test_no_colour_where_none_is_wanted_or_none_can_be_shown(monkeypatch, terminal, environ):
+    assert "\x1b" not in coloured_line(monkeypatch, terminal, **environ)
+
+
+def test_debug_is_for_our_own_loggers_and_not_for_libraries():
+    stream = io.StringIO()
+    setup_logging("debug", "json", stream)
+    logging.getLogger("adapter.control").debug("model.loaded")
+    logging.getLogger("grpc._cython.cygrpc").debug("Loaded running loop")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == [
+        "model.loaded"
+    ]

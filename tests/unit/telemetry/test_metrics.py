@@ -1,12 +1,17 @@
 """The exposition: names, labels, and gauges that are read at each scrape."""
 
+import logging
+
+import pytest
 from prometheus_client import generate_latest
 
 from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import Registry
+from adapter.core.state import ModelEvent
 from adapter.telemetry.metrics import Metrics, State
+from adapter.telemetry.model_metrics import ModelCollector
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:
@@ -32,9 +37,11 @@ class World:
                 triton_live=lambda: self.live,
                 ready=lambda: self.live,
                 lost_lines=lambda: 0,
+                wanted=dict[str, int],
                 idle_seconds=lambda: self.registry.idle_seconds(1000.0),
                 about={"version": "1.2.3"},
-            )
+            ),
+            ModelCollector(self.registry, self.ledger.of, 100),
         )
 
 
@@ -49,39 +56,134 @@ def test_counters_and_histograms_have_their_documented_names_and_labels():
     metrics.prediction_ratio.labels("learned").observe(1.02)
     metrics.retries.labels("load_model").inc()
     found = scrape(metrics)
-    assert found['adapter_operations_total{operation="load",outcome="ok"}'] == 1
-    assert found['adapter_operation_seconds_sum{operation="load"}'] == 1.3
-    assert found['adapter_operation_seconds_bucket{le="2.5",operation="load"}'] == 1
-    assert found['adapter_operation_seconds_bucket{le="1.0",operation="load"}'] == 0
+    assert found['triton_adapter_operations_total{operation="load",outcome="ok"}'] == 1
+    assert found['triton_adapter_operation_seconds_sum{operation="load"}'] == 1.3
+    assert found['triton_adapter_operation_seconds_bucket{le="2.5",operation="load"}'] == 1
+    assert found['triton_adapter_operation_seconds_bucket{le="1.0",operation="load"}'] == 0
     request = 'code="200",frontend="sagemaker",method="invoke"'
-    assert found[f"adapter_requests_total{{{request}}}"] == 1
-    assert found['adapter_request_seconds_count{frontend="sagemaker",method="invoke"}'] == 1
-    assert found['adapter_upstream_seconds_sum{frontend="sagemaker",method="invoke"}'] == 0.0015
-    overhead = 'adapter_overhead_seconds_bucket{frontend="sagemaker",le="%s",method="invoke"}'
+    assert found[f"triton_adapter_requests_total{{{request}}}"] == 1
+    assert found['triton_adapter_request_seconds_count{frontend="sagemaker",method="invoke"}'] == 1
+    assert (
+        found['triton_adapter_upstream_seconds_sum{frontend="sagemaker",method="invoke"}'] == 0.0015
+    )
+    overhead = (
+        'triton_adapter_overhead_seconds_bucket{frontend="sagemaker",le="%s",method="invoke"}'
+    )
     assert (found[overhead % 0.00025], found[overhead % 0.0005]) == (0, 1)
-    assert found['adapter_oom_total{pattern="bad_alloc",phase="load"}'] == 1
-    assert found["adapter_load_retries_total"] == 1
-    assert found['adapter_memory_recovery_seconds_bucket{le="0.5"}'] == 1
-    assert found['adapter_memory_prediction_ratio_bucket{basis="learned",le="1.05"}'] == 1
-    assert found['adapter_memory_prediction_ratio_bucket{basis="learned",le="1.0"}'] == 0
-    assert found['adapter_backend_retries_total{call="load_model"}'] == 1
+    assert found['triton_adapter_oom_total{pattern="bad_alloc",phase="load"}'] == 1
+    assert found["triton_adapter_load_retries_total"] == 1
+    assert found['triton_adapter_memory_recovery_seconds_bucket{le="0.5"}'] == 1
+    assert found['triton_adapter_memory_prediction_ratio_bucket{basis="learned",le="1.05"}'] == 1
+    assert found['triton_adapter_memory_prediction_ratio_bucket{basis="learned",le="1.0"}'] == 0
+    assert found['triton_adapter_backend_retries_total{call="load_model"}'] == 1
 
 
 def test_two_sets_of_metrics_do_not_share_counts():
     first, second = Metrics(), Metrics()
     first.out_of_memory.labels("load", "bad_alloc").inc()
-    assert not any("oom" in name for name in scrape(second))
+    series = 'triton_adapter_oom_total{pattern="bad_alloc",phase="load"}'
+    assert (scrape(first)[series], scrape(second)[series]) == (1, 0)
 
 
-def test_models_are_counted_by_state_and_never_named():
+@pytest.mark.parametrize(
+    "series",
+    [
+        'triton_adapter_requests_total{code="507",frontend="sagemaker",method="load"}',
+        'triton_adapter_requests_total{code="503",frontend="v2",method="infer"}',
+        'triton_adapter_requests_total{code="RESOURCE_EXHAUSTED",frontend="modelmesh",method="loadModel"}',
+        'triton_adapter_requests_total{code="INTERNAL",frontend="grpc_data",method="ModelInfer"}',
+        'triton_adapter_operations_total{operation="load",outcome="OutOfMemory"}',
+        'triton_adapter_operations_total{operation="unload",outcome="ok"}',
+        'triton_adapter_operation_seconds_count{operation="load"}',
+        'triton_adapter_oom_total{pattern="",phase="refused"}',
+        'triton_adapter_oom_total{pattern="cuda_out_of_memory",phase="load"}',
+        'triton_adapter_oom_total{pattern="suspected",phase="infer"}',
+    ],
+)
+def test_a_series_is_there_before_its_first_event(series):
+    """Prometheus does not see an event that its series begins with."""
+    assert scrape(Metrics())[series] == 0
+
+
+def test_what_waited_for_its_caller_is_not_the_adapters_own_time():
+    metrics = Metrics()
+    metrics.traffic.served("v2", "infer").count(200, 3.0, 0.5, 2.25)
+    found, labels = scrape(metrics), '{frontend="v2",method="infer"}'
+
+    assert found[f"triton_adapter_overhead_seconds_sum{labels}"] == 0.25
+    assert found[f"triton_adapter_caller_seconds_sum{labels}"] == 2.25
+
+
+def test_models_are_counted_by_state():
     world = World(None)
-    record = world.registry.begin_load(ModelId("secret"), TritonName("secret"), ModelSource("/"))
-    assert scrape(world.metrics)['adapter_models{state="LOADING"}'] == 1
-    world.registry.finish_load(record)
+    record = world.registry.begin_load(ModelId("a"), TritonName("a"), ModelSource("/"))
+    assert scrape(world.metrics)['triton_adapter_models{state="LOADING"}'] == 1
+    world.registry.apply(record, ModelEvent.LOADED)
     found = scrape(world.metrics)
-    assert found['adapter_models{state="LOADING"}'] == 0
-    assert found['adapter_models{state="READY"}'] == 1
-    assert not any("secret" in name for name in found)
+    assert found['triton_adapter_models{state="LOADING"}'] == 0
+    assert found['triton_adapter_models{state="READY"}'] == 1
+
+
+@pytest.mark.parametrize("seconds", [120.5, 299, 359])
+def test_a_duration_of_minutes_has_a_bucket_that_is_not_infinite(seconds):
+    """As long as an inference may take, and a load that SageMaker asked for."""
+    metrics = Metrics()
+    metrics.traffic.served("v2", "infer").count(200, seconds, seconds)
+    metrics.operation_seconds.labels("load").observe(seconds)
+    found = scrape(metrics)
+    request = 'triton_adapter_request_seconds_bucket{frontend="v2",le="%s",method="infer"}'
+    load = 'triton_adapter_operation_seconds_bucket{le="%s",operation="load"}'
+    for series in (request, load):
+        steps = [found[series % le] for le in ("120.0", "240.0", "300.0", "360.0")]
+        assert steps == [0, seconds < 240, seconds < 300, 1]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.9, 1.5, 4, 9, 20])
+def test_two_seconds_of_the_adapters_own_are_told_from_one(seconds):
+    metrics = Metrics()
+    metrics.traffic.served("v2", "infer").count(200, seconds + 1, 1)
+    series = 'triton_adapter_overhead_seconds_bucket{frontend="v2",le="%s",method="infer"}'
+    found = scrape(metrics)
+    bounds = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+    assert [found[series % le] for le in bounds] == [float(seconds < le) for le in bounds]
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=%s",
+        "text/plain;version=%s",
+        "text/plain;version=1.0.0;escaping=%s",
+    ],
+)
+@pytest.mark.parametrize("word", ["", "abc", "1..0", "9" * 5000, "\xe9", '"', "="])
+def test_no_accept_header_keeps_a_scrape_from_its_answer(accept, word):
+    body, content_type = Metrics().page(accept % word)
+    assert b"triton_adapter_requests_total{" in body
+    assert content_type.startswith(("text/plain; version=", "application/openmetrics-text; "))
+
+
+def exposed(metrics: Metrics) -> str:
+    body, _ = metrics.page("application/openmetrics-text;version=1.0.0")
+    return body.decode()
+
+
+def test_the_last_trace_of_a_bucket_is_its_exemplar():
+    traces = iter(["a" * 32, "b" * 32, None])
+    metrics = Metrics(lambda: next(traces))
+    for _ in range(3):
+        metrics.traffic.served("v2", "infer").count(200, 0.3, 0.2)
+    [line] = [line for line in exposed(metrics).splitlines() if "trace_id" in line]
+    assert line.startswith(
+        'triton_adapter_request_seconds_bucket{frontend="v2",le="0.5",method="infer"} 3.0 # '
+        f'{{trace_id="{"b" * 32}"}} 0.3 '
+    )
+
+
+def test_without_traces_there_are_no_exemplars():
+    metrics = Metrics()
+    metrics.traffic.served("v2", "infer").count(200, 0.3, 0.2)
+    assert "trace_id" not in exposed(metrics)
 
 
 def test_memory_is_read_from_book_and_reader_at_each_scrape():
@@ -93,7 +195,7 @@ def test_memory_is_read_from_book_and_reader_at_each_scrape():
     world.ledger.settle(ModelId("b"), None)
     found = scrape(world.metrics)
     memory = {
-        kind: found[f'adapter_memory_bytes{{device="host",kind="{kind}"}}']
+        kind: found[f'triton_adapter_memory_{kind}_bytes{{device="host"}}']
         for kind in ("limit", "reserved", "held", "used", "free")
     }
     assert memory == {"limit": 1000, "reserved": 100, "held": 50, "used": 300, "free": 600}
@@ -106,22 +208,39 @@ def test_each_device_has_its_own_figures():
     world.ledger.open(world.reading)
     world.ledger.hold(ModelId("a"), {two: 200})
     found = scrape(world.metrics)
-    assert found['adapter_memory_bytes{device="GPU-1",kind="free"}'] == 700
-    assert found['adapter_memory_bytes{device="GPU-2",kind="free"}'] == 300
+    assert found['triton_adapter_memory_free_bytes{device="GPU-1"}'] == 700
+    assert found['triton_adapter_memory_free_bytes{device="GPU-2"}'] == 300
 
 
 def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
     found = scrape(World(1000).metrics)
-    kinds = {name.split('kind="')[1][:-2] for name in found if "adapter_memory_bytes" in name}
-    assert kinds == {"limit", "reserved", "held", "free"}
+    names = {name.split("{")[0] for name in found if "adapter_memory" in name and "{device" in name}
+    kinds = ("limit", "reserved", "held", "free")
+    assert names == {f"triton_adapter_memory_{kind}_bytes" for kind in kinds}
 
 
 def test_without_a_device_there_is_no_figure():
-    assert not any("adapter_memory_bytes" in name for name in scrape(World(None).metrics))
+    assert not any('device="' in name for name in scrape(World(None).metrics))
 
 
 def test_triton_that_does_not_answer_is_shown():
     world = World(None)
-    assert scrape(world.metrics)["adapter_triton_live"] == 1
+    assert scrape(world.metrics)["triton_adapter_triton_live"] == 1
     world.live = False
-    assert scrape(world.metrics)["adapter_triton_live"] == 0
+    assert scrape(world.metrics)["triton_adapter_triton_live"] == 0
+
+
+class Unrounded(float):
+    """A duration that nobody may put into a line."""
+
+    def __round__(self, *_):
+        raise AssertionError("a line was put together")
+
+
+def test_of_requests_nothing_is_put_together_for_the_log_above_debug(caplog):
+    served = Metrics().traffic.served("sagemaker", "invoke")
+    caplog.set_level(logging.INFO)
+    served.count(200, Unrounded(0.1), Unrounded(0.05), model_id="m")
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(AssertionError, match="put together"):
+        served.count(200, Unrounded(0.1), model_id="m")

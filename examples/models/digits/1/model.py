@@ -13,8 +13,9 @@ class TritonPythonModel:
         if onnxruntime is None:
             raise pb_utils.TritonModelException(
                 "digits needs onnxruntime in the Python that Triton runs models with:"
-                " pip install onnxruntime"
+                " pip install onnxruntime 'numpy<2'"
             )
+        onnxruntime.disable_telemetry_events()  # on unless said: an example calls nobody
         options = onnxruntime.SessionOptions()
         # The network is tiny: more threads cost more than they give, most of all on small machines.
         options.intra_op_num_threads = 1

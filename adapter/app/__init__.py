@@ -1,0 +1,5 @@
+"""The composition root. Nothing outside this package and cli sees Settings."""
+
+from adapter.app.adapter import Adapter
+
+__all__ = ["Adapter"]

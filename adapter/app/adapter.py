@@ -1,0 +1,379 @@
+"""One adapter: starts its parts in order, stops them in reverse."""
+
+import asyncio
+import logging
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from adapter.app.backend import build_backend
+from adapter.app.cache import build_cache
+from adapter.app.on_demand import OnDemand
+from adapter.app.readiness import Readiness
+from adapter.app.rest import build_rest
+from adapter.app.rpc import Rpc
+from adapter.app.shared import Shared
+from adapter.backend.liveness import HangDetector
+from adapter.backend.memory import host_limit_bytes
+from adapter.backend.tritonserver import RunFolder
+from adapter.control.residency import Residency
+from adapter.control.wanted import WantedModels
+from adapter.core.faults import Faults
+from adapter.core.inflight import InflightBytes
+from adapter.core.model import ModelId, ModelSource
+from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.dataplane.http import HttpDataPlane
+from adapter.errors import AdapterError, BackendUnavailable
+from adapter.frontends.access import Access
+from adapter.frontends.admin import Admin
+from adapter.frontends.debug_state import DebugState
+from adapter.frontends.drain import Drain
+from adapter.frontends.grpc.fast_path import FRONTEND
+from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.http.connections import bearable_connections
+from adapter.frontends.http.endpoint.bodies import HeldBodies
+from adapter.frontends.listeners import Listeners
+from adapter.frontends.model_repository import LoadOfStore, Repository, no_store
+from adapter.frontends.openapi import OpenApiPage
+from adapter.frontends.probes import Pages, Probes, application
+from adapter.frontends.resident import Resident
+from adapter.frontends.sites import SitePolicy
+from adapter.frontends.traced import TracedCalls
+from adapter.packages.source.location import start_models
+from adapter.runtime import background, lag
+from adapter.runtime.threads import REPOSITORY
+from adapter.settings import Address, Loaded, for_programs
+from adapter.store.cache import ArtifactCache
+from adapter.telemetry.log_stream import LogStream
+from adapter.telemetry.metrics import Metrics, State, about
+from adapter.telemetry.model_metrics import ModelCollector
+from adapter.telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+# How long an embedded Triton may take to stop after a drain that took all its time; up to twice as
+# long after a shorter one. SIGKILL comes 30 s after SIGTERM, and a drain takes 18 s at most.
+_TRITON_SECONDS = 4.0
+# For the 503 answers to requests that are still in flight at the end of a drain.
+_ANSWER_SECONDS = 1.0
+_SHARE_IN_FLIGHT = 4
+_ASKS_NO_STORE = "; models of a store are loaded by name only with the setting on_demand"
+_STORE_LACKS_IT = "; nor is there such a key in the store"
+
+
+class Adapter:
+    """One adapter. `start` returns when it is ready for requests, `stop` when all is closed.
+
+    `addresses`: where each open listener really is, port 0 resolved.
+    """
+
+    def __init__(self, loaded: Loaded, tracing: Tracing | None = None) -> None:
+        self._loaded, self._tracing = loaded, tracing
+        self._settings = settings = loaded.settings
+        self._background: list[asyncio.Task[NoReturn]] = []
+        self._metrics = Metrics(tracing.trace_id if tracing else None)
+        self._metrics.load_timeout.set(settings.load_timeout_seconds)
+        self._limits = MessageLimits(settings.grpc_unary_bytes, settings.grpc_stream_bytes)
+        self._listeners = self._build_listeners()
+        self.addresses = self._listeners.addresses
+        cache = build_cache(settings, self._metrics)
+        root, came_back = cache.root if cache else None, self._triton_came_back
+        backend = build_backend(settings, self._metrics, tracing, came_back, cache=root)
+        self._embedded, self._private = backend.embedded, backend.private
+        self._repository = backend.repository
+        self._triton, self._memory, self._control = backend.triton, backend.memory, backend.control
+        self._triton_grpc: str | None = None
+        self._on_demand = self._build_on_demand(cache)
+        self._wanted = WantedModels(self._control, ready_when=settings.ready_when)
+        self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
+        self._readiness = self._build_readiness()
+        seconds = settings.infer_timeout_seconds
+        self._dataplane = HttpDataPlane(
+            backend.faults, timeout_seconds=seconds, max_unpacked_bytes=settings.gathered_bytes
+        )
+        self._rpc = GrpcDataPlane(
+            backend.faults, timeout_seconds=seconds, max_message_bytes=self._limits.stream
+        )
+        self._single = ModelId(settings.single_model.name) if settings.single_model else None
+        shared = self._build_shared(backend.faults)
+        models = Repository(
+            self._control,
+            self._triton.versions,
+            settings.all_roots,
+            takes_files=settings.inline_files == "on",
+            load_of_store=self._load_of_store(),
+            hint=self._hint_of_store(),
+        )
+        self._rest = build_rest(shared, self._dataplane, models)
+        self._grpc = Rpc(shared, self._triton, backend.faults, self._rpc, self._limits)
+        self._services = self._grpc.services(models)
+
+    def _load_of_store(self) -> LoadOfStore:
+        """Return how V2's repository loads what lies in no model root."""
+        if self._on_demand is None or not self._settings.on_demand:
+            return no_store
+        return self._on_demand.residency.load
+
+    def _hint_of_store(self) -> str:
+        if self._on_demand is None:
+            return ""
+        return _STORE_LACKS_IT if self._settings.on_demand else _ASKS_NO_STORE
+
+    def _build_listeners(self) -> Listeners:
+        settings = self._settings
+        grace_seconds = settings.drain_timeout_seconds - settings.drain_min_seconds
+        interceptors = [TracedCalls(self._tracing)] if self._tracing else []
+        grace_seconds += _TRITON_SECONDS if settings.triton == "embedded" else 0.0
+        grace_seconds += _ANSWER_SECONDS
+        return Listeners(grace_seconds, self._limits.stream, interceptors)
+
+    def _build_readiness(self) -> Readiness:
+        def why_triton() -> str | None:
+            return None if self._triton.live else "Triton does not answer"
+
+        def why_drained() -> str | None:
+            return "draining" if self._drain.is_on else None
+
+        ended, stuck = background.why_ended, self._control.why_stuck
+        return Readiness([why_triton, why_drained, ended, stuck, self._wanted.why_missing])
+
+    def _build_shared(self, faults: Faults) -> Shared:
+        settings = self._settings
+        most = settings.max_connections or bearable_connections(
+            http_listeners=1 + settings.has_http_data,
+            grpc_listeners=sum(one.kind != "off" for one in (settings.grpc, settings.grpc_data)),
+        )
+        return Shared(
+            settings=settings,
+            metrics=self._metrics,
+            tracing=self._tracing,
+            control=self._control,
+            drain=self._drain,
+            inflight=InflightBytes(
+                settings.max_inflight_body_bytes or host_limit_bytes() // _SHARE_IN_FLIGHT
+            ),
+            rpc=self._rpc,
+            faults=faults,
+            is_ready=self._readiness.is_ready,
+            max_connections=most,
+            single_model=self._single,
+            residency=self._build_residency(),
+            bodies=HeldBodies(),
+        )
+
+    def _build_on_demand(self, cache: ArtifactCache | None) -> OnDemand | None:
+        if cache is None:
+            return None
+        return OnDemand(self._settings, self._control, self._metrics, cache)
+
+    def _build_residency(self) -> Residency | None:
+        """Return None without a store."""
+        return self._on_demand.residency if self._on_demand else None
+
+    async def _open_listeners(self) -> None:
+        ledger, most = self._control.memory.ledger, self._settings.metrics_models
+        models = ModelCollector(self._control.registry, ledger.of, most)
+        self._metrics.bind(self._state(), models)
+        settings, listeners = self._settings, self._listeners
+        await self._open_pages()
+        for rest in self._rest:
+            await listeners.open_http(rest.name, rest.address, rest.listener)
+        for name, address in (("grpc", settings.grpc), (FRONTEND, settings.grpc_data)):
+            # one address may be given to both; then `grpc` serves them
+            if name == "grpc" or address != settings.grpc or address.is_any_port:
+                make = partial(self._grpc.proxy, name, lambda: self._triton_grpc)
+                await listeners.open_grpc(name, address, self._services[name], make)
+
+    async def _open_pages(self) -> None:
+        """Open the listeners of operators: `admin`, and `metrics` where that has its own."""
+        settings, probes, admin = self._settings, self._build_probes(), self._build_admin()
+        mine: list[Pages] = [admin, OpenApiPage()]
+        opened: list[tuple[str, Address, list[Pages]]] = [
+            ("admin", settings.admin, [probes, *mine])
+        ]
+        if settings.has_metrics:
+            opened = [("admin", settings.admin, mine), ("metrics", settings.metrics, [probes])]
+        for name, address, pages in opened:
+            sites = SitePolicy(address, settings.allowed_hosts)
+            await self._listeners.open_probes(name, address, application(sites, *pages))
+
+    def _build_probes(self) -> Probes:
+        return Probes(
+            self._control,
+            self._metrics,
+            why_not_live=background.why_ended,
+            why_not_started=self._readiness.why_not_started,
+            why_not_ready=self._readiness.why_not_ready,
+            notes=self._notes,
+        )
+
+    def _notes(self) -> list[str]:
+        """Return what is amiss while the adapter is ready all the same."""
+        return [*self._wanted.refused(), *(self._on_demand.notes() if self._on_demand else [])]
+
+    def _build_admin(self) -> Admin:
+        state = DebugState(
+            self._control,
+            wanted=lambda: self._wanted.models,
+            about=about(self._settings.triton),
+            health=self._health,
+            residency=self._on_demand.residency if self._on_demand else None,
+        )
+        return Admin(
+            state,
+            Resident(self._control),
+            access=Access("admin", token=self._settings.token_at(self._settings.admin)),
+            drain=self._drain,
+            drain_seconds=self._settings.drain_timeout_seconds,
+            config=for_programs(self._loaded),
+        )
+
+    def _health(self) -> dict[str, Any]:
+        reasons = self._readiness.reasons()
+        return {
+            "is_ready": not reasons,
+            "reasons": reasons,
+            "notes": self._notes(),
+            "is_triton_live": self._triton.live,
+            "is_draining": self._drain.is_on,
+        }
+
+    def _state(self) -> State:
+        control = self._control
+        return State(
+            models=control.registry.counts,
+            ledger=control.memory.ledger.snapshot,
+            memory=lambda: self._memory.last,
+            triton_live=lambda: self._triton.live,
+            ready=self._readiness.is_ready,
+            abandoned=lambda: control.leases.abandoned,
+            lost_lines=lambda: LogStream.lost,
+            wanted=self._wanted.count,
+            idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
+            about=about(self._settings.triton),
+        )
+
+    async def start(self) -> None:
+        """Start the listeners, so that probes and /ping are answered, and then all the rest."""
+        measuring = lag.measure(self._metrics.loop_lag.observe)
+        self._background.append(background.begin("loop-lag", measuring))
+        await self._open_listeners()
+        if self._on_demand is not None:
+            await self._on_demand.open()
+        if found := self._listeners.open_to_others:
+            log.warning("adapter.open_to_others", extra={"listeners": ", ".join(found)})
+        if self._embedded is not None:
+            await self._embedded.start()
+            http, grpc = self._embedded.http_address, self._embedded.grpc_address
+        else:
+            if self._settings.staging == "upload":
+                await REPOSITORY.run(RunFolder.sweep)
+                await REPOSITORY.run(self._repository.mkdir, parents=True, exist_ok=True)
+            http, grpc = str(self._settings.triton_http), str(self._settings.triton_grpc)
+        self._connect(http, grpc)
+        await self._wait_for_triton(http)
+        monitoring = self._triton.monitor(self._triton_came_back)
+        self._background.append(background.begin("triton-watch", monitoring))
+        if self._embedded is not None and (seconds := self._settings.triton_hang_seconds):
+            hangs = HangDetector(self._embedded, seconds, self._answers)
+            self._background.append(
+                background.begin("triton-hang-watch", background.forever(hangs.poll, seconds=0))
+            )
+        await self._begin_work()
+        self._readiness.started()
+        log.info(
+            "adapter.started",
+            extra={
+                "triton": self._settings.triton,
+                "triton_http": http,
+                "triton_grpc": grpc,
+                "repository": str(self._repository),
+                "memory_source": self._memory.source,
+                "memory_limit": self._control.memory.ledger.snapshot().limit_bytes,
+            },
+        )
+
+    async def _begin_work(self) -> None:
+        """Take loads, and begin with those that are wanted from the start on."""
+        await self._control.open()
+        self._background.append(background.begin("control-watch", self._control.run_housekeeping()))
+        if self._on_demand is not None:
+            watching = self._on_demand.residency.run_housekeeping()
+            self._background.append(background.begin("residency-watch", watching))
+        if self._single is not None:
+            self._readiness.starting(f"starting: loading {self._single!r}")
+            await self._control.load(self._single, ModelSource(str(self._settings.single_model)))
+        await self._begin_wanted()
+
+    async def _begin_wanted(self) -> None:
+        entries, roots = self._settings.load_at_start, [*self._settings.all_roots, Path("/")]
+        self._wanted.want(await REPOSITORY.run(start_models, entries, roots[0]))
+        if self._on_demand is not None:
+            self._wanted.preload(self._on_demand.preload(), self._on_demand.residency.bring)
+        self._background.append(background.begin("wanted-models", self._wanted.run()))
+
+    async def _wait_for_triton(self, http: str) -> None:
+        try:
+            await self._triton.wait_live(self._settings.start_timeout_seconds)
+        except BackendUnavailable as error:
+            if self._embedded is not None:
+                raise
+            hint = (
+                f"start one there, with its HTTP at {http}, or say by --triton-grpc and "
+                "--triton-http where it is; --triton=embedded starts one"
+            )
+            raise BackendUnavailable(f"{error}; {hint}", delivered=False) from error
+
+    def _connect(self, http: str, grpc: str) -> None:
+        self._triton.connect(grpc)
+        self._triton_grpc = grpc
+        self._dataplane.connect(http)
+        if self._tracing is None:  # else aiohttp serves each inference, which gets its spans there
+            for rest in self._rest:
+                rest.heads.host = http
+        self._rpc.connect(grpc)
+
+    async def stop(self) -> None:
+        """Report not ready, refuse new requests, answer those in flight, close in reverse order."""
+        was_started = self._readiness.why_not_started() is None
+        self._readiness.stopping()
+        self._drain.begin()
+        if was_started:
+            await self._drain.noticed()
+        grace_seconds = self._settings.drain_timeout_seconds - self._settings.drain_min_seconds
+        end = asyncio.get_running_loop().time() + grace_seconds
+        closing = asyncio.gather(self._control.drain(grace_seconds), self._listeners.close())
+        await asyncio.wait([closing], timeout=grace_seconds)
+        for task in self._background:
+            background.end(task)
+        if self._on_demand is not None:
+            await self._on_demand.close()
+        await self._memory.close()
+        # requests still in flight get their 503 while there are connections to send it on
+        await self._dataplane.close()
+        if self._embedded is not None:
+            left = end - asyncio.get_running_loop().time()
+            await self._embedded.stop(_TRITON_SECONDS + min(max(left, 0.0), _TRITON_SECONDS))
+        await self._rpc.close()
+        await closing
+        await self._triton.unload_uploaded()
+        await self._triton.close()
+        await self._control.undone()
+        if self._private is not None:
+            await REPOSITORY.run(self._private.remove)
+        await self._listeners.close_probes()
+        if self._tracing is not None:
+            await REPOSITORY.run(self._tracing.close)
+
+    def _answers(self) -> int:
+        return self._triton.answers + self._metrics.traffic.answers
+
+    async def _triton_came_back(self) -> None:
+        if self._control.is_open:
+            self._wanted.doubt()
+            try:
+                await self._control.triton_restarted()
+                self._wanted.begin_again()
+            except AdapterError as error:  # gone again; the next return calls this again
+                log.warning("triton.unreachable", extra={"reason": str(error)})

@@ -1,0 +1,130 @@
+"""The command that sends one inference to a model of a running adapter."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from adapter.cli.client.failures import show_failure
+from adapter.cli.client.tensors import Tensor, as_text, tensors_of
+from adapter.cli.connection import Answer, ask, target_of
+from adapter.cli.options import add_listeners, add_token, control_headers
+from adapter.cli.parser import PROG
+from adapter.cli.text import printable, width
+from adapter.errors import AdapterError, InvalidSettings
+
+_NOT_LOADED = (
+    f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it; a key of model_store "
+    "is called at POST /endpoints/ENDPOINT/invocations, which loads it too"
+)
+# how the contract says where raw tensors begin behind the JSON
+_JSON_SIZE = re.compile(r"json-header-size=(\d+)")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="as `ps` lists it")
+    text = "a V2 inference request in JSON; - or nothing: what comes on stdin"
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help=text)
+    text = "ask for this output alone, and print its values: JSON, or the raw bytes that came"
+    parser.add_argument("--output", metavar="NAME", help=text)
+    text = "print the answer as JSON, raw tensors too (default on a terminal: to be read)"
+    parser.add_argument("--json", action="store_true", help=text)
+    add_token(parser)
+    add_listeners(parser, "http")
+
+
+def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    target = target_of(args, environ, "http")
+    body = _request(args.file)
+    if args.output is not None:
+        body = _for_output(body, args.output)
+    # an inference wants the token where the endpoint has keys
+    headers = {"Content-Type": "application/json", **control_headers(args, environ)}
+    path = f"/models/{quote(args.name, safe='')}/invoke"
+    answer = ask(target, "POST", path, body, headers=headers)
+    if not answer.is_good:
+        hint = _NOT_LOADED if b"ModelNotFound" in answer.body else ""
+        return show_failure(answer, target, as_json=args.json, hint=hint)
+    if args.json or args.output is not None or sys.stdout.isatty():
+        _show(answer, args)
+    else:
+        _write(answer.body)
+        if _json_size(answer) == len(answer.body) and not answer.body.endswith(b"\n"):
+            _write(b"\n")
+    return 0
+
+
+def _request(file: str) -> bytes:
+    if file != "-":
+        try:
+            return Path(file).read_bytes()
+        except OSError as error:
+            raise InvalidSettings([f"FILE {file!r}: {error.strerror}"]) from error
+    if sys.stdin.isatty():
+        print(f"{PROG}: reading the request from the terminal; Ctrl-D ends it", file=sys.stderr)
+    return sys.stdin.buffer.read()
+
+
+def _for_output(body: bytes, name: str) -> bytes:
+    """Have the request ask for one output alone, with the parameters that it gives it."""
+    try:
+        request = json.loads(body)
+        asked = [each for each in request.get("outputs", []) if each["name"] == name]
+    except (ValueError, AttributeError, LookupError, TypeError) as error:
+        raise InvalidSettings([f"flag --output: the request is no JSON of V2: {error}"]) from error
+    return json.dumps(request | {"outputs": asked or [{"name": name}]}).encode()
+
+
+def _show(answer: Answer, args: argparse.Namespace) -> None:
+    head, tensors = _parsed(answer)
+    if args.output is not None:
+        tensors = [tensor for tensor in tensors if tensor.name == args.output]
+    if args.json:
+        outputs = [_plain(tensor) for tensor in tensors]
+        print(json.dumps(head | {"outputs": outputs} if args.output is None else outputs[0]))
+    elif sys.stdout.isatty():
+        for tensor in tensors:
+            print("\n".join(as_text(tensor, width() or 80)))
+    else:
+        _write_values(tensors[0])
+
+
+def _write_values(tensor: Tensor) -> None:
+    if tensor.raw is not None:
+        _write(tensor.raw)
+    else:
+        print(json.dumps(tensor.values))
+
+
+def _plain(tensor: Tensor) -> dict[str, Any]:
+    shape = [*tensor.shape]
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": tensor.values}
+
+
+def _json_size(answer: Answer) -> int:
+    found = _JSON_SIZE.search(answer.headers.get("Content-Type", ""))
+    return len(answer.body) if found is None else int(found[1])
+
+
+def _parsed(answer: Answer) -> tuple[dict[str, Any], list[Tensor]]:
+    """Return the JSON of the answer, and its outputs."""
+    size = _json_size(answer)
+    try:
+        head = json.loads(answer.body[:size])
+        return head, tensors_of(head, answer.body[size:])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        said = printable(answer.body[:200].decode(errors="replace"))
+        raise AdapterError(f"the answer is not one of V2 ({error}): {said}") from error
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+COMMANDS = {"invoke": (_add_options, _run)}

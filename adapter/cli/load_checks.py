@@ -1,0 +1,147 @@
+"""Checks of a package that only `inspect` does.
+
+A load leaves them to Triton, which has clear words for these faults: to parse a model.py stops all
+threads of a process, for seconds where the source is made for it; and backends and GPUs are those
+of Triton's machine, which need not be this one.
+"""
+
+import ast
+import os
+import platform
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+from adapter.core.model import Package
+from adapter.errors import InvalidModel
+from adapter.packages.config.check import parse, read_config
+from adapter.packages.config.rules import served_versions
+from adapter.packages.source.backends import BACKENDS, backend_of, is_version, meant
+from adapter.packages.source.contents import CONFIG, shown
+
+_CLASS = "TritonPythonModel"
+_MAX_CODE_BYTES = 2**22
+_OTHER_PYTHON = "EXECUTION_ENV_PATH"
+
+
+def check(package: Package, folders: Sequence[Path], path: Path) -> tuple[str, ...]:
+    """Return warnings. InvalidModel if Python could not read a model.py.
+
+    `folders` are those of the package's models in the repository; `path` is the package's, for
+    messages.
+    """
+    configs = {folder: _config(folder) for folder in folders}
+    found = [*_unknown_backends(package), *_absent_gpus(configs.values())]
+    for folder, config in configs.items():
+        backend = backend_of(config) if config is not None else next(iter(package.backends), None)
+        if backend != "python":
+            continue
+        for code in _code_of(folder, config or ModelConfig()):
+            if (fault := _fault_of(code, _named(code, package, path))) is None:
+                continue
+            if config is None or _OTHER_PYTHON not in config.parameters:
+                raise InvalidModel(fault)
+            found.append(f"{fault}; Triton runs it with the Python of {_OTHER_PYTHON}")
+    return tuple(found)
+
+
+def _config(folder: Path) -> ModelConfig | None:
+    path = folder / CONFIG
+    return parse(read_config(path), path).config if path.exists() else None
+
+
+def _named(code: Path, package: Package, path: Path) -> str:
+    below = os.path.relpath(os.path.realpath(code), package.root)
+    return shown(os.path.normpath(path / below))
+
+
+def _unknown_backends(package: Package) -> Iterator[str]:
+    for name in sorted(package.backends - package.own_backends - BACKENDS):
+        yield f"backend {name!r} does not come with Triton{meant([name], BACKENDS)}"
+
+
+def _absent_gpus(configs: Iterable[ModelConfig | None]) -> Iterator[str]:
+    groups = [group for config in configs if config is not None for group in config.instance_group]
+    named = {gpu for group in groups for gpu in group.gpus}
+    asks = bool(named) or any(group.kind == ModelInstanceGroup.KIND_GPU for group in groups)
+    if not asks or (visible := visible_gpus()) is None:
+        return
+    if not visible:
+        yield "instance_group asks for GPUs, and this machine shows none"
+    elif absent := sorted(gpu for gpu in named if gpu >= visible):
+        listed = ", ".join(map(str, absent))
+        yield f"instance_group asks for GPU {listed}; this machine shows {visible}, from 0 on"
+
+
+def visible_gpus(library: Any = None) -> int | None:
+    """Return how many GPUs this machine shows by NVML; None if that cannot be told.
+
+    `library` is pynvml or has the same functions and errors.
+    """
+    try:
+        nvml = library or import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        try:
+            return int(nvml.nvmlDeviceGetCount())
+        finally:
+            nvml.nvmlShutdown()
+    except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
+        return 0
+    except nvml.NVMLError:
+        return None
+
+
+def _code_of(folder: Path, config: ModelConfig) -> Iterator[Path]:
+    """Return the files of the versions that Triton would serve."""
+    versions = [path.name for path in folder.iterdir() if is_version(path.name)]
+    for version in served_versions(config, versions):
+        path = folder / version / (config.default_model_filename or "model.py")
+        if path.is_file():
+            yield path
+
+
+def _fault_of(path: Path, name: str) -> str | None:
+    """Return why Triton could not load this file, None if that cannot be told without running it.
+
+    `name` is the file's name in the message.
+    """
+    with path.open("rb") as file:
+        source = file.read(_MAX_CODE_BYTES + 1)
+    if len(source) > _MAX_CODE_BYTES:
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        line = f":{error.lineno}" if error.lineno else ""
+        python = platform.python_version()
+        return f"{name}{line}: {type(error).__name__}: {error.msg} (Python {python})"
+    except ValueError as error:  # a NUL
+        return f"{name}: {error}"
+    except (RecursionError, MemoryError):
+        return None
+    return None if _may_define_the_class(tree) else f"{name}: it has no class {_CLASS}"
+
+
+def _may_define_the_class(tree: ast.Module) -> bool:
+    """Return whether anything in it may bind that name: `*`, or whatever has the name."""
+    for node in ast.walk(tree):
+        names: set[object] = set()
+        if isinstance(node, ast.alias):
+            names = {node.name, node.asname}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names = {node.name}
+        elif isinstance(node, ast.Name):
+            names = {node.id}
+        elif isinstance(node, ast.Constant):
+            names = {node.value}
+        if not names.isdisjoint({_CLASS, "*"}):
+            return True
+    return False

@@ -1,0 +1,58 @@
+"""What a load or an unload waits for: in its record, and in the log."""
+
+import logging
+
+from adapter.core.ledger import LedgerSnapshot
+from adapter.core.memory import MemoryReading
+from adapter.core.registry import ModelRecord
+from adapter.core.sizing import Estimate
+from adapter.core.state import WaitsFor
+
+log = logging.getLogger(__name__)
+
+
+def step(record: ModelRecord, waits_for: WaitsFor) -> None:
+    """Note the next step of a load or an unload."""
+    record.waits_for = waits_for
+    log.debug("model.step", extra={"model_id": record.id, "waits_for": waits_for.value})
+
+
+class Admission:
+    """What is told of one load's way to its memory: each reason to wait once, and the end."""
+
+    def __init__(self, record: ModelRecord) -> None:
+        self._record = record
+        self._told: WaitsFor | None = None
+        step(record, WaitsFor.TURN)
+
+    def waits(
+        self,
+        what: WaitsFor,
+        estimate: Estimate,
+        book: LedgerSnapshot,
+        reading: MemoryReading | None,
+    ) -> None:
+        self._record.waits_for = what
+        if what is not self._told:
+            self._told = what
+            fields = {"model_id": self._record.id, "waits_for": what.value}
+            log.info("model.load_waits", extra=fields | _figures(estimate, book, reading))
+
+    def admitted(
+        self, estimate: Estimate, book: LedgerSnapshot, reading: MemoryReading | None
+    ) -> None:
+        self._record.basis = estimate.basis
+        if log.isEnabledFor(logging.DEBUG):
+            fields = {"model_id": self._record.id, "basis": estimate.basis.value}
+            log.debug("model.admitted", extra=fields | _figures(estimate, book, reading))
+
+
+def _figures(
+    estimate: Estimate, book: LedgerSnapshot, reading: MemoryReading | None
+) -> dict[str, object]:
+    """Bytes by device."""
+    free = book.free(reading)
+    return {
+        "needed_bytes": dict(estimate.needs),
+        "free_bytes": {device: free[device] for device in estimate.needs if device in free},
+    }

@@ -1,0 +1,198 @@
+"""Makes a model resident: fetched, then loaded once there is a slot and room."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from adapter.control.models import ModelControl
+from adapter.control.ports import Artifacts
+from adapter.control.residency.entries import Entries, Entry
+from adapter.control.residency.eviction import Eviction
+from adapter.core.artifacts import Artifact, CacheUse, FetchProgress
+from adapter.core.model import ModelSource
+from adapter.core.registry import ModelRecord
+from adapter.core.residency.state import ResidencyEvent, ResidencyState
+from adapter.core.residency.terms import Terms
+from adapter.core.residency.waiting import room_seconds
+from adapter.core.state import ModelState
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    BackendUnavailable,
+    CapacityError,
+    NoRoom,
+    StoreDenied,
+    StoreUnavailable,
+)
+from adapter.telemetry.metrics import Metrics
+
+
+def source_of(artifact: Artifact) -> ModelSource:
+    return ModelSource(artifact.folder, is_cached=True, key=str(artifact.key))
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """`until`: how long is waited (time.monotonic)."""
+
+    until: float
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.until
+
+
+class Arrivals:
+    """`wait_seconds`: how long a caller waits; `load_concurrency`: loads at a time."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        artifacts: Artifacts,
+        entries: Entries,
+        eviction: Eviction,
+        metrics: Metrics,
+        *,
+        wait_seconds: float,
+        load_concurrency: int,
+    ) -> None:
+        self._control = control
+        self._artifacts = artifacts
+        self._entries = entries
+        self._eviction = eviction
+        self._metrics = metrics
+        self._room_seconds = room_seconds(wait_seconds)
+        self._slots = asyncio.Semaphore(load_concurrency)
+
+    async def bring(self, entry: Entry) -> CacheUse:
+        """Make the model resident; return where its files were."""
+        async with entry.lock:
+            if self._entries.loses(entry):
+                entry.apply(ResidencyEvent.LOST)
+                self._entries.release(entry)
+            elif entry.state is ResidencyState.RESIDENT:
+                await self._unload_ended(entry)
+                return CacheUse.HIT
+            if await self._is_loaded_by_others(entry):
+                return CacheUse.HIT
+            use = await self._fetch(entry)
+            await self.load(entry)
+            return use
+
+    async def _unload_ended(self, entry: Entry) -> None:
+        """Wait for the end of an unload that somebody else has begun."""
+        known = self._control.registry.get(entry.model_id)
+        if known is not None and known.state is ModelState.UNLOADING:
+            async with self._control.operations.lock(entry.model_id):
+                pass
+
+    async def _is_loaded_by_others(self, entry: Entry) -> bool:
+        """Return whether a platform has loaded the model, or does so now."""
+        known = self._control.registry.get(entry.model_id)
+        if known is None or known.state not in {ModelState.LOADING, ModelState.READY}:
+            return False
+        try:
+            await self._control.loaded(entry.model_id)
+        except CapacityError:  # the platform is told so; calls have models evicted, and wait
+            return False
+        return True
+
+    async def _fetch(self, entry: Entry) -> CacheUse:
+        entry.progress = FetchProgress()
+        entry.apply(ResidencyEvent.ASKED_FOR)
+        try:
+            entry.artifact, use = await self.fetched(entry, entry.progress)
+        except BaseException:
+            entry.apply(ResidencyEvent.FETCH_FAILED)
+            raise
+        entry.checked_at = time.monotonic()
+        entry.apply(ResidencyEvent.FETCHED)
+        return use
+
+    async def fetched(
+        self, entry: Entry, progress: FetchProgress, *, unloads: bool = True
+    ) -> tuple[Artifact, CacheUse]:
+        """`unloads`: other models may be unloaded for its room on disk."""
+        begun = time.monotonic()
+        try:
+            artifact, use = await self._artifacts.fetch(entry.key, progress, unloads=unloads)
+        except AdapterError as error:
+            self._fetch_failed(entry, error, time.monotonic() - begun, unloads)
+            raise
+        if use is CacheUse.MISS:
+            seconds = time.monotonic() - begun
+            self._metrics.endpoint_downloading_seconds.observe(seconds)
+            size = artifact.size_bytes
+            self._metrics.history.done("fetch", entry.model_id, seconds, size, None)
+        return artifact, use
+
+    def _fetch_failed(
+        self, entry: Entry, error: AdapterError, seconds: float, unloads: bool
+    ) -> None:
+        if isinstance(error, StoreDenied | StoreUnavailable):
+            self._metrics.endpoint_store_failures.labels(type(error).__name__).inc()
+        elif isinstance(error, NoRoom):
+            if not unloads:  # nobody waits for it, and it is tried again
+                return
+            self._metrics.endpoint_no_room.inc()
+        self._metrics.history.failed("fetch", entry.model_id, error, seconds)
+
+    async def load(self, entry: Entry) -> None:
+        """Load what was fetched, whose files may leave the disk when that fails."""
+        try:
+            await self._load(entry)
+        except BaseException:
+            self._entries.release(entry)
+            raise
+        finally:
+            entry.lack = None
+
+    async def _load(self, entry: Entry) -> None:
+        """Load; wait for room while what keeps others keeps them for now only."""
+        patience, was_broken_off = _Patience(time.monotonic() + self._room_seconds), False
+        terms = Terms(is_on_demand=True)
+        while True:
+            async with self._slots:
+                try:
+                    return await self._try(entry, terms)
+                except CapacityError as error:
+                    entry.apply(ResidencyEvent.NO_ROOM)
+                    if patience.is_over or not self._eviction.may_come(entry):
+                        self._metrics.endpoint_no_room.inc()
+                        raise no_room(entry, error) from error
+                    entry.lack = error
+                except BackendUnavailable as error:  # Triton has ended: it is started again
+                    entry.apply(ResidencyEvent.LOAD_FAILED)
+                    if was_broken_off:  # it may be what ends Triton
+                        raise BackendUnavailable(str(error), delivered=True) from error
+                    if not error.delivered:
+                        raise
+                    was_broken_off = True
+                    continue
+                except BaseException:
+                    entry.apply(ResidencyEvent.LOAD_FAILED)
+                    raise
+            await self._eviction.changed()
+
+    async def _try(self, entry: Entry, terms: Terms) -> None:
+        entry.apply(ResidencyEvent.LOAD_BEGUN)
+        if self._control.is_open:
+            await self._control.presence.wait_up(time.monotonic() + self._room_seconds)
+        assert entry.artifact is not None  # noqa: S101 - it was fetched
+        entry.record = await self.loaded(entry, entry.artifact, terms)
+        entry.apply(ResidencyEvent.LOADED)
+
+    async def loaded(self, entry: Entry, artifact: Artifact, terms: Terms) -> ModelRecord:
+        begun, source = time.monotonic(), source_of(artifact)
+        try:
+            record = await self._control.load(entry.model_id, source, terms)
+        except AlreadyLoaded:  # a platform was faster
+            return await self._control.loaded(entry.model_id)
+        self._metrics.endpoint_loading_seconds.observe(time.monotonic() - begun)
+        return record
+
+
+def no_room(entry: Entry, error: CapacityError) -> NoRoom:
+    """Return what callers are told of a model that does not fit, and for which nothing can go."""
+    text = f"{error}; all that could make room is in use, pinned, or loaded by a platform"
+    return NoRoom(text, model_id=entry.model_id)

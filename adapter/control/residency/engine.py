@@ -1,0 +1,278 @@
+"""Residency: which of the models in the stores are in memory, for all listeners together."""
+
+import asyncio
+import math
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+from adapter.control.lease import Lease
+from adapter.control.models import ModelControl
+from adapter.control.ports import Artifacts
+from adapter.control.residency.arrival import Arrivals, no_room
+from adapter.control.residency.entries import Entries, Entry
+from adapter.control.residency.eviction import Eviction
+from adapter.control.residency.renewal import Renewal
+from adapter.control.residency.upkeep import Upkeep
+from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
+from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
+from adapter.core.residency.waiting import WaitLimits
+from adapter.core.state import ModelState, WaitsFor
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    BackendUnavailable,
+    CapacityError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+)
+from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.traffic import leave_out
+
+_ADMITTED = {WaitsFor.FILES, WaitsFor.TRITON}
+_READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The settings of those names."""
+
+    pin: tuple[str, ...] = ()
+    idle_unload_seconds: float = 0.0
+    model_wait_seconds: float = 55.0
+    on_demand_load_concurrency: int = 2
+    revalidate_seconds: float = 0.0
+    limits: WaitLimits = field(default_factory=WaitLimits)
+
+
+class Residency:
+    """`stores` are the names of the stores, "" for model_store."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        artifacts: Artifacts,
+        metrics: Metrics,
+        options: Options,
+        *,
+        stores: Collection[str] = ("",),
+    ) -> None:
+        self._uses = {use: metrics.endpoint_requests.labels(use.value) for use in CacheUse}
+        self._count_hit = self._uses[CacheUse.HIT].inc
+        self.options = options
+        self.entries = Entries(control.registry, artifacts, options.limits)
+        self.eviction = Eviction(control, self.entries, metrics, options.pin)
+        self._arrivals = Arrivals(
+            control,
+            artifacts,
+            self.entries,
+            self.eviction,
+            metrics,
+            wait_seconds=options.model_wait_seconds,
+            load_concurrency=options.on_demand_load_concurrency,
+        )
+        self._upkeep = Upkeep(control, self.entries, self.eviction, options.idle_unload_seconds)
+        self._renewal = Renewal(
+            control,
+            artifacts,
+            self.entries,
+            self.eviction,
+            self._arrivals,
+            seconds=options.revalidate_seconds,
+        )
+        self._control = control
+        self._artifacts = artifacts
+        self._metrics = metrics
+        self._stores = stores
+        control.memory.room = self.eviction
+        artifacts.ask_for_room(self.eviction)
+        metrics.endpoint_loaded.set_function(self.eviction.count)
+        metrics.endpoint_waiting.set_function(lambda: self.entries.waiting)
+
+    # -- what frontends ask -----------------------------------------------------------------
+
+    def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
+        """Return a lease if the model is loaded, by whomever; None when `lease` must be awaited.
+
+        It is for the fast path: a look-up, no IO. Raises TooManyAbandoned, and ArtifactNotFound if
+        the name is that of a model which was loaded from another key than `key`.
+        """
+        record = self._control.registry.get(model_id)  # as `_ready` does, without a call more
+        if record is None or record.state is not _READY:
+            return None
+        if key is not None:
+            self._refuse_another(model_id, key)
+        lease = self._control.leases.of(record)
+        self._count_hit()
+        return lease
+
+    async def lease(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]:
+        """Return a lease of the model, which is fetched and loaded first where need be.
+
+        The lease must be begun before anything else is awaited. Raises ModelNotReady when that
+        takes longer than `model_wait_seconds` (the load goes on), TooManyWaiting, NoRoom, what the
+        store and the load raise, and BackendUnavailable amid a start or a drain.
+        """
+        if (lease := self.resident(model_id, key)) is not None:
+            return lease, CacheUse.HIT
+        self._control.refuse_unless_open()  # before anything is fetched for nothing
+        self._refuse_another(model_id, key)
+        self.entries.refuse_known(model_id)
+        leave_out()
+        entry, begun = self.entries.awaited(model_id, key), time.monotonic()
+        try:
+            record, use = await self._served(entry, begun + self.options.model_wait_seconds)
+            # no eviction comes before the caller has begun its lease
+            lease = self._control.leases.of(record)
+            self._uses[use].inc()
+            return lease, use
+        finally:
+            self.entries.left(entry)
+            self._metrics.endpoint_wait_seconds.observe(time.monotonic() - begun)
+
+    async def bring(self, model_id: ModelId, key: ArtifactKey) -> None:
+        """Have the model loaded, as for a call that waits as long as it takes."""
+        if self._ready(model_id) is None:
+            entry = self.entries.awaited(model_id, key)
+            try:
+                await self._served(entry, math.inf)
+            finally:
+                self.entries.left(entry)
+
+    async def load(self, model_id: ModelId, again: bool = False) -> bool:
+        """Load a model of a store by its name, as V2's repository does: it is not evicted then.
+        `again`: also where it is loaded already. Return whether a store has it.
+        """
+        if (key := await self.find(model_id)) is None:
+            return False
+        if again and model_id in self._control.registry:
+            await self._control.make_way(model_id)
+        await self.bring(model_id, key)
+        if (record := self._ready(model_id)) is not None:
+            record.is_on_demand = False
+        return True
+
+    async def find(self, model_id: ModelId) -> ArtifactKey | None:
+        """Return the key of a model that is asked for by name, as V2 does; None where no store has
+        it. Raises as the store does.
+        """
+        if (entry := self.entries.get(model_id)) is not None:
+            return entry.key
+        key = self._asked_for(model_id)
+        return None if key is None else await self._artifacts.find(key)
+
+    def _asked_for(self, model_id: ModelId) -> ArtifactKey | None:
+        """Return the key that the name is, of a store that there is."""
+        try:
+            key = self.key_of(model_id)
+        except InvalidRequest:
+            return None
+        return key if key.store in self._stores else None
+
+    def key_of(self, name: str) -> ArtifactKey:
+        """Return the key that `name` is, ENDPOINT/KEY or KEY. Raises InvalidRequest."""
+        first, _, rest = name.partition("/")
+        store, path = (first, rest) if rest and first in self._stores else ("", name)
+        return ArtifactKey(store, parse_artifact_path(path))
+
+    async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
+        """Return a lease of a model that is asked for by name alone, as V2 does: it is loaded
+        first where it is not and a store has it. `wait_seconds`: for a load by somebody else.
+        Raises ArtifactNotFound if a store was asked for it and has no such key.
+        """
+        if (lease := self.resident(model_id)) is not None:
+            return lease
+        if (entry := self.entries.get(model_id)) is not None:
+            return (await self.lease(model_id, entry.key))[0]
+        try:
+            return await self._control.serving(model_id, wait_seconds)
+        except ModelNotFound as error:
+            if (key := await self.find(model_id)) is None:
+                asked = self._asked_for(model_id)
+                if asked is None or model_id in self._control.registry:
+                    raise
+                why = f"{error}, and in the store there is no such key: {asked}"
+                raise ArtifactNotFound(why, model_id=model_id) from error
+        return (await self.lease(model_id, key))[0]
+
+    def unused(self) -> tuple[int, int]:
+        """Return how many models are on disk alone, and their bytes."""
+        return self._artifacts.unused()
+
+    async def make_room(self, error: CapacityError) -> bool:
+        """Evict idle models until what `error` needs fits; False when nothing could go."""
+        return await self.eviction.make(error)
+
+    # -- start, housekeeping and stop -------------------------------------------------------
+
+    async def run_housekeeping(self) -> NoReturn:
+        await asyncio.gather(self._upkeep.run(), self._renewal.run())
+        raise AssertionError("they never end")
+
+    async def sweep(self) -> None:
+        """Do once what `run_housekeeping` does all the time."""
+        await self._upkeep.notice_losses()
+        await self._upkeep.unload_idle()
+        await self._renewal.look()
+        await self._renewal.renew()
+
+    async def close(self) -> None:
+        """End what is being fetched; what is being loaded is control's."""
+        tasks = [entry.task for entry in self.entries if entry.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _refuse_another(self, model_id: ModelId, key: ArtifactKey) -> None:
+        """V2 finds a model without the suffix of its archive; a key is taken as it is."""
+        entry = self.entries.get(model_id)
+        if entry is not None and entry.key != key:
+            why = f"there is no {key}: a model of that name was loaded from {entry.key}"
+            raise ArtifactNotFound(why, model_id=model_id)
+
+    def _ready(self, model_id: ModelId) -> ModelRecord | None:
+        record = self._control.registry.get(model_id)
+        return record if record is not None and record.state is _READY else None
+
+    async def _served(self, entry: Entry, deadline: float) -> tuple[ModelRecord, CacheUse]:
+        """Wait until the model is loaded, for a caller who counts as waiting meanwhile."""
+        while True:
+            task = entry.task or self._begin(entry)
+            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            await asyncio.wait({task}, timeout=left)
+            if not task.done():
+                raise self._not_ready(entry)
+            if task.cancelled():
+                raise BackendUnavailable("the adapter is stopping", delivered=False)
+            if (error := task.exception()) is not None:
+                raise error.with_traceback(None)
+            if (record := self._ready(entry.model_id)) is not None:
+                return record, task.result()
+
+    def _begin(self, entry: Entry) -> asyncio.Task[CacheUse]:
+        """Begin to make the model resident, for all who ask; nobody who leaves ends that."""
+        task = entry.task = asyncio.create_task(self._arrivals.bring(entry))
+        task.add_done_callback(partial(self._ended, entry))
+        return task
+
+    def _ended(self, entry: Entry, task: asyncio.Task[CacheUse]) -> None:
+        entry.task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.entries.failed(entry, error)
+        self.entries.tidy(entry)
+
+    def _not_ready(self, entry: Entry) -> AdapterError:
+        known = self._control.registry.get(entry.model_id)
+        is_admitted = known is not None and known.waits_for in _ADMITTED
+        if entry.lack is not None and not is_admitted:
+            return no_room(entry, entry.lack)
+        percent = entry.progress.percent
+        shown = f"{entry.state.value} {percent} %" if percent is not None else entry.state.value
+        why = f"model {entry.model_id!r} is not ready yet ({shown}); that goes on"
+        return ModelNotReady(why, model_id=entry.model_id)

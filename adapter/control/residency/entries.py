@@ -1,0 +1,121 @@
+"""What is known of each model that is loaded on demand."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from adapter.control.ports import Artifacts
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.residency.state import ResidencyEvent, ResidencyState, advance
+from adapter.core.residency.waiting import WaitLimits
+from adapter.core.state import ModelState
+from adapter.errors import AdapterError, CapacityError, InvalidModel, LoadFailed, ModelTooLarge
+
+# Errors of the archive itself, which the next try would meet as well; and for how long it is not
+# tried.
+_DEFINITE = (InvalidModel, LoadFailed, ModelTooLarge)
+_REFUSED_SECONDS = 5.0
+_MOST_REFUSED = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One model. Whoever changes its state holds `lock`.
+
+    `waiting`: callers who have no lease yet. `task` makes it resident, for all of them. `lack`: why
+    it was not loaded at the last try, while it waits for room. `record` is that of its latest load,
+    `checked_at` when the store was last seen to have the version of `artifact` (time.monotonic),
+    `is_outdated`: the store has another version, and `newer` is that, once it was fetched.
+    """
+
+    model_id: ModelId
+    key: ArtifactKey
+    state: ResidencyState = ResidencyState.ABSENT
+    waiting: int = 0
+    task: asyncio.Task[CacheUse] | None = None
+    progress: FetchProgress = field(default_factory=FetchProgress)
+    artifact: Artifact | None = None
+    lack: CapacityError | None = None
+    record: ModelRecord | None = None
+    newer: Artifact | None = None
+    checked_at: float = 0.0
+    is_outdated: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def apply(self, event: ResidencyEvent) -> None:
+        self.state = advance(self.state, event)
+
+
+class Entries:
+    """All entries by the model's id, and the failures that are answered without another try."""
+
+    def __init__(self, registry: Registry, artifacts: Artifacts, limits: WaitLimits) -> None:
+        self.waiting = 0
+        self._registry = registry
+        self._artifacts = artifacts
+        self._limits = limits
+        self._entries: dict[ModelId, Entry] = {}
+        self._refused: dict[ModelId, tuple[AdapterError, float]] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter([*self._entries.values()])
+
+    def get(self, model_id: ModelId) -> Entry | None:
+        return self._entries.get(model_id)
+
+    def awaited(self, model_id: ModelId, key: ArtifactKey) -> Entry:
+        """Return the entry for one more caller, who is to call `left`."""
+        entry = self._entries.get(model_id)
+        self._limits.refuse_one_more(model_id, self.waiting, entry.waiting if entry else 0)
+        if entry is None:
+            entry = self._entries[model_id] = Entry(model_id, key)
+        entry.waiting += 1
+        self.waiting += 1
+        return entry
+
+    def left(self, entry: Entry) -> None:
+        """Note that a caller waits no more."""
+        entry.waiting -= 1
+        self.waiting -= 1
+        self.tidy(entry)
+
+    def tidy(self, entry: Entry) -> None:
+        """Forget an entry that says nothing."""
+        is_used = entry.waiting or entry.task is not None or entry.lock.locked()
+        if entry.state is ResidencyState.ABSENT and not is_used:
+            self._entries.pop(entry.model_id, None)
+
+    def loses(self, entry: Entry) -> bool:
+        """Return whether the model is not served any more though nobody here has unloaded it."""
+        if entry.state is not ResidencyState.RESIDENT:
+            return False
+        known, record = self._registry.get(entry.model_id), entry.record
+        return known is not record or known is None or known.state is ModelState.DEAD
+
+    def release(self, entry: Entry) -> None:
+        """Let the files of a model that is not loaded leave the disk."""
+        entry.apply(ResidencyEvent.RELEASED)
+        for artifact in (entry.artifact, entry.newer):
+            if artifact is not None:
+                self._artifacts.release(artifact)
+        entry.artifact = entry.newer = entry.record = None
+        entry.is_outdated = False
+
+    def refuse_known(self, model_id: ModelId) -> None:
+        """Raise a failure that was met a moment ago."""
+        error, until = self._refused.get(model_id, (None, 0.0))
+        if error is None:
+            return
+        if time.monotonic() < until:
+            raise error.with_traceback(None)
+        del self._refused[model_id]
+
+    def failed(self, entry: Entry, error: BaseException) -> None:
+        """Remember an error that the next try would meet as well."""
+        if isinstance(error, _DEFINITE):
+            while len(self._refused) >= _MOST_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            self._refused[entry.model_id] = (error, time.monotonic() + _REFUSED_SECONDS)

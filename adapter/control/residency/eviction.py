@@ -1,0 +1,175 @@
+"""Evicts models that were loaded on demand: for others that need the room, or as nobody calls."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+
+from adapter.control.models import ModelControl
+from adapter.control.residency.entries import Entries, Entry
+from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
+from adapter.core.residency.state import ResidencyEvent, ResidencyState
+from adapter.core.residency.victims import FOR_NOW, Candidate, Keeps, choose, what_keeps
+from adapter.errors import AdapterError, CapacityError
+from adapter.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+# What is not told by the end of a request: an unload by somebody else, a caller who gives up.
+_LOOK_SECONDS = 0.25
+
+
+_FOR_GOOD = frozenset({Keeps.PINNED, Keeps.NOT_OURS})
+# states in which a model's files are kept that may leave once it was loaded, used, and is idle
+_PASSING = (ResidencyState.ON_DISK, ResidencyState.LOADING, ResidencyState.UNLOADING)
+
+
+class Eviction:
+    """The Room and the DiskRoom of control (adapter/control/ports.py). `pin`: patterns of models
+    that stay.
+    """
+
+    def __init__(
+        self, control: ModelControl, entries: Entries, metrics: Metrics, pin: Sequence[str]
+    ) -> None:
+        self._control = control
+        self._entries = entries
+        self._metrics = metrics
+        self._pin = tuple(pin)
+        self.evictions: Counter[str] = Counter()  # by reason
+
+    async def unload(self, entry: Entry) -> bool:
+        """Unload the model, pinned or not, if it is idle, to load another version; its `lock` is
+        held. Its files stay.
+        """
+
+        def may_go(record: ModelRecord) -> bool:
+            kept = what_keeps(record, is_awaited=entry.waiting > 0, is_pinned=False)
+            if kept is None:
+                entry.apply(ResidencyEvent.UNLOAD_BEGUN)
+            return kept is None
+
+        return await self._unloaded(entry, may_go, "changed")
+
+    def is_pinned(self, model_id: ModelId) -> bool:
+        return any(fnmatchcase(model_id, pattern) for pattern in self._pin)
+
+    def what_keeps(self, entry: Entry, record: ModelRecord) -> Keeps | None:
+        is_pinned = self.is_pinned(entry.model_id)
+        return what_keeps(record, is_awaited=entry.waiting > 0, is_pinned=is_pinned)
+
+    @property
+    def can_be_made(self) -> bool:
+        return any(True for _ in self._candidates())
+
+    async def make(self, error: CapacityError) -> bool:
+        """Evict what `error` needs, at least one model; return False when nothing could go."""
+        chosen = choose(self._candidates(), error.figures)
+        work = (self.evict(each.model_id, "room") for each in chosen)
+        return any(await asyncio.gather(*work))
+
+    async def evict(self, model_id: ModelId, reason: str) -> bool:
+        """Unload the model if nothing keeps it; return whether it is gone."""
+        entry = self._entries.get(model_id)
+        if entry is None:
+            return True
+        is_gone = False
+        async with entry.lock:
+            if entry.state is not ResidencyState.RESIDENT:
+                return True
+            with suppress(AdapterError):  # it is in the log, and nothing has gone
+                is_gone = await self._unload(entry, reason)
+        self._entries.tidy(entry)
+        return is_gone
+
+    async def _unload(self, entry: Entry, reason: str) -> bool:
+        def may_go(record: ModelRecord) -> bool:
+            if self.what_keeps(entry, record) is not None:
+                return False
+            entry.apply(ResidencyEvent.UNLOAD_BEGUN)
+            return True
+
+        is_gone = await self._unloaded(entry, may_go, reason)
+        if is_gone:
+            self._entries.release(entry)
+        return is_gone
+
+    async def _unloaded(
+        self, entry: Entry, may_go: Callable[[ModelRecord], bool], reason: str
+    ) -> bool:
+        begun = time.monotonic()
+        try:
+            is_gone = await self._control.evict(entry.model_id, may_go, evicted=reason)
+        except BaseException:
+            if entry.state is ResidencyState.UNLOADING:
+                entry.apply(ResidencyEvent.UNLOAD_FAILED)
+            raise
+        if is_gone:
+            entry.apply(ResidencyEvent.UNLOADED)
+            self.evictions[reason] += 1
+            self._metrics.endpoint_evictions.labels("memory", reason).inc()
+            self._metrics.endpoint_unloading_seconds.observe(time.monotonic() - begun)
+        return is_gone
+
+    # -- room on disk -----------------------------------------------------------------------
+
+    async def unload_least_used(self) -> bool:
+        for each in sorted(self._candidates(), key=lambda each: each.used_at):
+            if await self.evict(each.model_id, "disk"):
+                return True
+        return False
+
+    @property
+    def may_unload(self) -> bool:
+        kept = {self.what_keeps(entry, record) for entry, record in self.loaded()}
+        return bool(kept - _FOR_GOOD) or any(each.state in _PASSING for each in self._entries)
+
+    def bytes_that_stay(self) -> int:
+        staying = {
+            entry.artifact.folder: entry.artifact.size_bytes
+            for entry, record in self.loaded()
+            if entry.artifact is not None and self.what_keeps(entry, record) in _FOR_GOOD
+        }
+        return sum(staying.values())
+
+    # -- who could go -----------------------------------------------------------------------
+
+    def _candidates(self) -> list[Candidate]:
+        ledger = self._control.memory.ledger
+        return [
+            Candidate(entry.model_id, record.used_at, ledger.of(entry.model_id))
+            for entry, record in self.loaded()
+            if not entry.lock.locked() and self.what_keeps(entry, record) is None
+        ]
+
+    def count(self) -> int:
+        """Return how many models are loaded on demand."""
+        return sum(record.is_on_demand for _, record in self.loaded())
+
+    def loaded(self) -> list[tuple[Entry, ModelRecord]]:
+        found = ((entry, self._control.registry.get(entry.model_id)) for entry in self._entries)
+        return [
+            (entry, record)
+            for entry, record in found
+            if entry.state is ResidencyState.RESIDENT and record is not None
+        ]
+
+    def may_come(self, entry: Entry) -> bool:
+        """Return whether what keeps other models keeps them for now only."""
+        kept = {self.what_keeps(each, record) for each, record in self.loaded()}
+        if None in kept or not FOR_NOW.isdisjoint(kept):
+            return True
+        busy = (ResidencyState.LOADING, ResidencyState.UNLOADING)
+        return any(each.state in busy for each in self._entries if each is not entry)
+
+    async def changed(self) -> None:
+        """Wait until a model has no request any more, or for a moment."""
+        idle = self._control.leases.became_idle
+        idle.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await idle.wait()

@@ -1,0 +1,77 @@
+"""Values that name and describe what a store holds: a model's package as an archive or a folder."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from adapter.errors import InvalidRequest
+
+MAX_ARTIFACT_PATH_BYTES = 1024
+# S3's own limit of a key is 1024 bytes, too
+_UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class CacheUse(Enum):
+    """What a call found: the model resident, its files on disk, or neither."""
+
+    HIT = "hit"
+    DISK = "disk"
+    MISS = "miss"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ArtifactKey:
+    """Names an artifact: `store` is the name of the endpoint ("" for `model_store`), `path` that of
+    the archive or folder within the store, as parse_artifact_path returns it.
+    """
+
+    store: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.store}/{self.path}" if self.store else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An artifact on disk. `folder` is the real path of the unpacked package, `etag` names the
+    version that the store had, `size_bytes` is what it takes on disk.
+    """
+
+    key: ArtifactKey
+    folder: str
+    etag: str
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class FetchProgress:
+    """Counts the bytes of a fetch; `total_bytes` is None until the store has said it."""
+
+    done_bytes: int = 0
+    total_bytes: int | None = None
+
+    @property
+    def percent(self) -> int | None:
+        if not self.total_bytes:
+            return None
+        return min(100, 100 * self.done_bytes // self.total_bytes)
+
+
+def parse_artifact_path(text: str) -> str:
+    """Return `text`, if it is a path within a store. Raises InvalidRequest with the reason."""
+    if not text:
+        raise InvalidRequest("the key of the model is empty")
+    if _UNPRINTABLE.search(text):
+        raise InvalidRequest("the key of the model holds a NUL or is not valid UTF-8")
+    if (size := len(text.encode())) > MAX_ARTIFACT_PATH_BYTES:
+        raise InvalidRequest(
+            f"the key of the model is {size} bytes long; "
+            f"at most {MAX_ARTIFACT_PATH_BYTES} are accepted"
+        )
+    for does, is_so in (("begins", text.startswith("/")), ("ends", text.endswith("/"))):
+        if is_so:
+            raise InvalidRequest(f"the key {text!r} {does} with a slash")
+    if any(part in {"", ".", ".."} for part in text.split("/")):
+        raise InvalidRequest(f"the key {text!r} has a part that is empty, '.' or '..'")
+    return text

@@ -1,0 +1,82 @@
+"""Which models go when room is needed: the least recently used of those that nothing keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from adapter.core.ledger import UNSEEN
+from adapter.core.memory import Bytes, Device, total
+from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
+from adapter.errors import MemoryFigures
+
+
+class Keeps(Enum):
+    """What keeps a model in memory, for now or for good."""
+
+    IN_FLIGHT = "in flight"
+    AWAITED = "awaited"  # its callers have not got their leases yet
+    CHANGING = "changing"  # it is being loaded or unloaded
+    PINNED = "pinned"
+    NOT_OURS = "not ours"  # a platform has loaded it, or it was loaded by name
+
+
+FOR_NOW = frozenset({Keeps.IN_FLIGHT, Keeps.AWAITED, Keeps.CHANGING})
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that could go. `used_at` is its record's, `held` are its bytes in the ledger."""
+
+    model_id: ModelId
+    used_at: float
+    held: Bytes
+
+
+def what_keeps(record: ModelRecord, *, is_awaited: bool, is_pinned: bool) -> Keeps | None:
+    """Return why the model may not be evicted; None when it may.
+
+    A model that has lost its process may go at once.
+    """
+    if not record.is_on_demand:
+        return Keeps.NOT_OURS
+    if record.state is ModelState.DEAD:
+        return Keeps.IN_FLIGHT if record.in_flight else None
+    if is_pinned:
+        return Keeps.PINNED
+    if record.state is not ModelState.READY:
+        return Keeps.CHANGING
+    if record.in_flight:
+        return Keeps.IN_FLIGHT
+    return Keeps.AWAITED if is_awaited else None
+
+
+def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Candidate]:
+    """Return whom to evict together: at least one, while there is one, and as many as are needed
+    by the figures. What the figures do not say is found out by the next try.
+    """
+    chosen: list[Candidate] = []
+    missing = _missing(figures)
+    for each in sorted(candidates, key=lambda each: each.used_at):
+        freed = _on(each.held, figures.device)
+        if not freed and figures.device is not None and each.held:
+            continue  # it has nothing on that device
+        chosen.append(each)
+        missing -= freed
+        if missing <= 0:
+            break
+    return chosen
+
+
+def _missing(figures: MemoryFigures) -> int:
+    """0: one model goes, and that is tried."""
+    if figures.needed_bytes is None or figures.free_bytes is None:
+        return 0
+    return figures.needed_bytes - figures.free_bytes
+
+
+def _on(held: Bytes, device: str | None) -> int:
+    if device is None or device == UNSEEN:
+        return total(held)
+    return held.get(Device(device), 0)

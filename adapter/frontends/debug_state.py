@@ -1,0 +1,279 @@
+"""What /debug/state says: memory, models, what happened lately, and whether all is well.
+
+`?models=N` has N models at most, `?sort=` says which come first (with a `-` before it, which come
+last otherwise), `?filter=` keeps those whose name
+has that text in it, and `?model_id=` one alone. Totals are of all models whatever is asked for.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from heapq import nlargest, nsmallest
+from typing import Any
+
+from adapter.control.models import ModelControl
+from adapter.control.residency import Residency
+from adapter.core.memory import Device, MemoryReading, total
+from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
+from adapter.core.residency.wanted import Want, WantedModel
+from adapter.core.state import ModelState
+from adapter.errors import InvalidRequest
+from adapter.frontends.on_demand_state import on_demand_state
+from adapter.frontends.status import HTTP, of_kind
+from adapter.telemetry.history import Occurrence
+
+_AT_ONCE = 20  # models: a third of a millisecond
+_LOOKED_AT_ONCE = 500  # models of which only the order is found
+_MOST = 100_000
+_HOLDERS = 12  # of a device: those that a bar can show
+_FAILURES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """`most`: None for all models. `is_reversed`: what `order` has last comes first."""
+
+    model_id: str | None = None
+    most: int | None = None
+    order: str | None = None
+    is_reversed: bool = False
+    text: str = ""
+
+
+def parse_query(query: Mapping[str, str]) -> Query:
+    """Raise InvalidRequest."""
+    most, order = query.get("models"), query.get("sort")
+    if most is not None and not (most.isascii() and most.isdigit() and int(most) <= _MOST):
+        raise InvalidRequest(f"models={most[:50]!r}: a number up to {_MOST} is accepted")
+    name = order and order.removeprefix("-")
+    if name is not None and name not in _ORDERS:
+        accepted = ", ".join(_ORDERS)
+        raise InvalidRequest(
+            f"sort={name[:50]!r}: one of {accepted} is accepted, with a '-' for the reverse"
+        )
+    return Query(
+        query.get("model_id"),
+        None if most is None else int(most),
+        name,
+        name != order,
+        query.get("filter", "").casefold(),
+    )
+
+
+class DebugState:
+    """`health` returns whether all is well, and what is not."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        *,
+        wanted: Callable[[], Sequence[WantedModel]],
+        about: Mapping[str, str],
+        health: Callable[[], dict[str, Any]],
+        residency: Residency | None,
+    ) -> None:
+        self._control = control
+        self._wanted = wanted
+        self._about = about
+        self._health = health
+        self._residency = residency
+        self._begun = time.monotonic()
+
+    async def parts(self, query: Query) -> AsyncIterator[str]:
+        """Yield the state as pieces of JSON; others have their turn between them."""
+        reading = await self._control.memory.read()
+        look = await self._look(query)
+        shown = look.first(query.most, is_reversed=query.is_reversed)
+        head = json.dumps(self._head(query, look, shown, reading))
+        yield f'{head[:-1]}, "models": [\n'
+        for start in range(0, len(shown), _AT_ONCE):
+            lines = [json.dumps(self._model(each)) for each in shown[start : start + _AT_ONCE]]
+            yield (",\n" if start else "") + ",\n".join(lines)
+            await asyncio.sleep(0)
+        yield "\n]}\n"
+
+    async def _look(self, query: Query) -> "_Look":
+        """Look at all models, but at few at a time."""
+        look, now, ledger = _Look(), time.monotonic(), self._control.memory.ledger
+        order = _ORDERS[query.order] if query.order else _as_it_comes
+        for at, record in enumerate(self._control.registry.records(), 1):
+            held = ledger.of(record.id)
+            for device, count in held.items():
+                holder = (count, record.id, record.state.value)
+                look.held.setdefault(device, []).append(holder)
+            is_meant = query.model_id in {None, record.id}
+            if is_meant and query.text in record.id.casefold():
+                look.found.append((order(record, total(held), now), at, record))
+            if at % _LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return look
+
+    def _head(
+        self,
+        query: Query,
+        look: "_Look",
+        shown: Sequence[ModelRecord],
+        reading: MemoryReading | None,
+    ) -> dict[str, Any]:
+        leases, history = self._control.leases, self._control.operations.history
+        counts = {state.value: n for state, n in self._control.registry.counts().items() if n}
+        totals = {
+            "models": len(self._control.registry),
+            "states": counts,
+            "matching": len(look.found),
+            "shown": len(shown),
+            "in_flight": leases.begun - leases.ended,
+            "served": leases.begun,
+        }
+        failures = history.failures({"load", "unload", "fetch"})[:_FAILURES]
+        return {
+            **self._about,
+            "uptime_seconds": round(time.monotonic() - self._begun, 3),
+            "health": self._health(),
+            "totals": totals,
+            "abandoned_requests": leases.abandoned,
+            "wanted": _wanted(self._wanted(), query.most),
+            "memory": self._memory(reading, look),
+            "on_demand": on_demand_state(
+                self._residency, query.text, query.most, {each.id for each in shown}
+            ),
+            "failures": [*map(_occurrence, failures)],
+            "events": [*map(_occurrence, history.latest())],
+        }
+
+    def _model(self, record: ModelRecord) -> dict[str, Any]:
+        memory, now = self._control.memory, time.monotonic()
+        learned = memory.sizes.learned(record.package_key)
+        is_measured = learned is not None and memory.is_measured(record.id)
+        basis = "measured" if is_measured else record.basis and record.basis.value
+        is_idle = record.state is ModelState.READY and record.in_flight == 0
+        return {
+            "model_id": record.id,
+            "triton_name": record.name,
+            "url": record.source.url,
+            "state": record.state.value,
+            "state_seconds": round(now - record.state_since, 3),
+            "waits_for": record.waits_for and record.waits_for.value,
+            "in_flight": record.in_flight,
+            "abandoned": record.abandoned,
+            "served": record.served,
+            "latency_seconds": _latencies(record),
+            "idle_seconds": round(now - record.used_at, 3) if is_idle else None,
+            "bytes": memory.ledger.of(record.id),
+            "basis": basis,
+            "is_measured": is_measured,
+            "is_pinned": self._is_pinned(record),
+        }
+
+    def _is_pinned(self, record: ModelRecord) -> bool:
+        return self._residency is not None and self._residency.eviction.is_pinned(record.id)
+
+    def _memory(self, reading: MemoryReading | None, look: "_Look") -> dict[str, Any]:
+        used = reading.used if reading else {}
+        return {
+            "source": reading.source if reading else None,
+            "devices": {
+                device: {
+                    "limit_bytes": figures.limit_bytes,
+                    "used_bytes": used.get(device),
+                    "free_bytes": figures.free_bytes(used.get(device)),
+                    "baseline_bytes": figures.baseline_bytes,
+                    "reserved_bytes": figures.reserved_bytes,
+                    "held_bytes": figures.held_bytes,
+                    "headroom_bytes": figures.headroom_bytes,
+                    "holders": [
+                        {"model_id": model_id, "bytes": count, "state": state}
+                        for count, model_id, state in nlargest(_HOLDERS, look.held.get(device, ()))
+                        if count
+                    ],
+                }
+                for device, figures in self._control.memory.ledger.snapshot().devices.items()
+            },
+        }
+
+
+@dataclass(slots=True)
+class _Look:
+    """`found`: models that are meant, each behind what it is sorted by. `held`: who holds how much
+    of each device.
+    """
+
+    found: list[tuple[float | str, int, ModelRecord]] = field(default_factory=list)
+    held: dict[Device, list[tuple[int, ModelId, str]]] = field(default_factory=dict)
+
+    def first(self, most: int | None, *, is_reversed: bool) -> list[ModelRecord]:
+        count = len(self.found) if most is None else most
+        choose = nlargest if is_reversed else nsmallest
+        return [record for _, _, record in choose(count, self.found)]
+
+
+_Order = Callable[[ModelRecord, int, float], float | str]
+
+
+def _as_it_comes(_record: ModelRecord, _size: int, _now: float) -> float:
+    return 0.0
+
+
+# By `sort`: what is sorted by, of a model, its bytes and the time; largest and latest come first.
+_ORDERS: dict[str, _Order] = {
+    "bytes": lambda _record, size, _now: -size,
+    "name": lambda record, _size, _now: record.id,
+    "state": lambda record, _size, _now: record.state.value,
+    "p50": lambda record, _size, _now: -_rank(record, 50),
+    "p99": lambda record, _size, _now: -_rank(record, 99),
+    "in_flight": lambda record, _size, _now: -record.in_flight,
+    "served": lambda record, _size, _now: -record.served,
+    "idle": lambda record, _size, now: 0 if record.in_flight else record.used_at - now,
+    "loaded": lambda record, _size, _now: -record.state_since,
+}
+
+
+def _rank(record: ModelRecord, share: int) -> float:
+    """The nearest rank of the latest inferences; 0 without any."""
+    ordered = sorted(record.latencies)
+    return ordered[math.ceil(len(ordered) * share / 100) - 1] if ordered else 0.0
+
+
+def _latencies(record: ModelRecord) -> dict[str, float] | None:
+    """None without any inference."""
+    if not (count := len(record.latencies)):
+        return None
+    return {"p50": round(_rank(record, 50), 6), "p99": round(_rank(record, 99), 6), "of": count}
+
+
+def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, Any]]:
+    """With a limit those that are not loaded come first."""
+    if most is not None:
+        models = sorted(models, key=lambda model: model.state is Want.LOADED)[:most]
+    return [
+        {
+            "model_id": model.model_id,
+            "url": model.url,
+            "state": model.state.value,
+            "reason": model.reason or None,
+        }
+        for model in models
+    ]
+
+
+def _occurrence(one: Occurrence) -> dict[str, Any]:
+    found = of_kind(HTTP, one.kind) if one.kind else None
+    return {
+        "time": datetime.fromtimestamp(one.at, UTC).isoformat(timespec="milliseconds"),
+        "operation": one.operation,
+        "outcome": one.outcome.value,
+        "model_id": one.model_id,
+        "seconds": round(one.seconds, 3),
+        "bytes": one.size_bytes,
+        "evicted": one.evicted,
+        "status": found and found[0],
+        "code": found and found[1],
+        "reason": one.reason or None,
+        "figures": None if one.figures is None else asdict(one.figures),
+        "count": one.count,
+    }

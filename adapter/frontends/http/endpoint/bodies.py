@@ -1,0 +1,48 @@
+"""Bodies of the endpoint that are held while their models are fetched, loaded and asked."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from adapter.errors import TooManyWaiting
+
+# AWS's own limit of a body. Up to this it is read whole, so that it can be sent to Triton twice.
+WHOLE_BYTES = 6_291_456
+_ALL_BYTES = 256 * 2**20
+
+
+class HeldBodies:
+    """Bounds the sum of the bodies that are held. `held`: the bytes that have come of them.
+
+    What is announced counts for nothing: whoever announces much and sends little would keep all
+    others out.
+    """
+
+    def __init__(self, limit: int = _ALL_BYTES) -> None:
+        self.limit = limit
+        self.held = 0
+
+    @contextmanager
+    def hold(self, announced: int) -> Iterator[Callable[[int], None]]:
+        """Yield what counts the bytes of one body as they come. Both raise TooManyWaiting where
+        there is no room for them.
+        """
+        self._refuse_beyond(announced)
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            self._refuse_beyond(size)
+            self.held += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self.held -= taken
+
+    def _refuse_beyond(self, size: int) -> None:
+        if self.held + size > self.limit:
+            raise TooManyWaiting(
+                f"{self.held} bytes of bodies wait for models; with {size} more these would be "
+                f"above the limit of {self.limit}"
+            )

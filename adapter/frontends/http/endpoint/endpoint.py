@@ -1,0 +1,228 @@
+"""InvokeEndpoint: a multi-model endpoint as AWS's clients know it; docs/endpoint.md.
+
+The call itself goes the way of /models/NAME/invoke, with a lease that waits for its model.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Protocol
+
+from aiohttp import web
+
+from adapter.control.lease import Lease
+from adapter.control.models import ModelControl
+from adapter.core.artifacts import ArtifactKey, CacheUse
+from adapter.core.model import ModelId
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    BackendError,
+    CapacityError,
+    InvalidCall,
+    InvalidRequest,
+    PayloadTooLarge,
+    UnknownOperation,
+)
+from adapter.frontends.http.endpoint.bodies import WHOLE_BYTES, HeldBodies
+from adapter.frontends.http.endpoint.callers import Caller, Callers
+from adapter.frontends.http.endpoint.errors import (
+    Refusal,
+    Told,
+    failure,
+    new_request_id,
+    refusal_of,
+    region_of,
+    told_of,
+)
+from adapter.frontends.http.endpoint.members import TARGET_MODEL, Members, read_members
+from adapter.frontends.http.endpoint.names import Endpoints, missing
+from adapter.frontends.http.endpoint.streams import Streams
+from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.middleware import whole_body
+from adapter.frontends.http.observer import AWS_OPERATION, encoded, path_segments
+from adapter.frontends.status import aws_status
+from adapter.telemetry.traffic import leave_out, waiting_for_caller
+
+_INVOKE, _STREAM, _ASYNC = "invocations", "invocations-response-stream", "async-invocations"
+_SERVED = frozenset({_INVOKE, _STREAM})
+_OPERATIONS = (
+    f"InvokeEndpoint (POST /endpoints/NAME/{_INVOKE}) and InvokeEndpointWithResponseStream "
+    f"(POST /endpoints/NAME/{_STREAM}), and with no other operation of AWS"
+)
+_REASONS = {424: "Failed Dependency", 530: "Internal Dependency"}
+
+# Bodies for streams are read by us.
+_STREAM_BYTES = 64 * 2**20
+
+
+class Residency(Protocol):
+    """Has models where they are asked for (control/residency)."""
+
+    def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None: ...
+    async def lease(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]: ...
+    async def make_room(self, error: CapacityError) -> bool: ...
+
+
+class EndpointDialect:
+    """AWS's errors and headers (frontends/http/middleware.py)."""
+
+    def begin(self, request: web.BaseRequest) -> None:
+        region = region_of(request.headers.get("Authorization", ""))
+        request["told"] = Told(new_request_id(), region=region)
+        request["frontend"] = "endpoint"
+
+    def log_fields(self, request: web.BaseRequest, error: AdapterError) -> dict[str, object]:
+        return {"status": aws_status(error)[0], "aws_request_id": told_of(request).request_id}
+
+    def refusal(self, request: web.BaseRequest, error: AdapterError) -> web.Response:
+        return _answer(refusal_of(error, told_of(request)))
+
+    def failure(self) -> web.Response:
+        return _answer(failure())
+
+    def headers(self, request: web.BaseRequest) -> Mapping[str, str]:
+        return told_of(request).headers()
+
+
+async def no_endpoint(request: web.BaseRequest) -> web.StreamResponse:
+    """Refuse what is meant for an endpoint, where there is none."""
+    raise _unknown(request, "no endpoint: `model_store` or `endpoints` say where models lie")
+
+
+def _unknown(request: web.BaseRequest, served: str) -> UnknownOperation:
+    asked = f"{request.method} {request.raw_path[:200]!r}"
+    if operation := request.headers.get(AWS_OPERATION):
+        asked = f"{operation[:200]!r}"
+    return UnknownOperation(f"there is nothing for {asked}: this is a triton-adapter with {served}")
+
+
+def _segments(request: web.BaseRequest) -> list[str]:
+    try:
+        return path_segments(request.raw_path)
+    except InvalidRequest as error:
+        raise InvalidCall(str(error)) from error
+
+
+def _answer(refusal: Refusal) -> web.Response:
+    status, reason = refusal.status, _REASONS.get(refusal.status)
+    body = encoded(refusal.body)
+    answer = web.Response(status=status, reason=reason, headers=refusal.headers, body=body)
+    answer.content_type = "application/json"
+    return answer
+
+
+class Endpoint:
+    """`callers`: None where nobody is asked who they are."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        inferences: Inferences,
+        streams: Streams,
+        residency: Residency,
+        endpoints: Endpoints,
+        *,
+        bodies: HeldBodies,
+        max_body_bytes: int,
+        callers: Callers | None = None,
+    ) -> None:
+        self._control = control
+        self._residency = residency
+        self._endpoints = endpoints
+        self._max_body = max_body_bytes
+        self._bodies = bodies
+        self._callers = callers
+        self._inferences = inferences
+        self._streams = streams
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        match _segments(request):
+            case ["endpoints", name, operation] if request.method == "POST":
+                told_of(request).endpoint = name
+                if operation in _SERVED:
+                    request["operation"] = operation
+                    return await self._serve(name, operation, request)
+                if operation == _ASYNC:
+                    raise InvalidCall(f"Endpoint {name} does not support asynchronous inference.")
+        raise _unknown(request, _OPERATIONS)
+
+    async def _serve(
+        self, name: str, operation: str, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        told = told_of(request)
+        with ExitStack() as held:
+            body = await self._whole_body(request, held)
+            caller = await self._caller(request, body)
+            members = read_members(name, request.headers, is_stream=operation == _STREAM)
+            told.variant = members.variant
+            model_id, key = self._find(members, told)
+            request["model_id"] = told.model_id = model_id
+            if caller is not None and not caller.may_ask_for(key.path):
+                raise ArtifactNotFound(missing(key), model_id=model_id)
+            return await self._invoked(model_id, key, request, body)
+
+    async def _caller(self, request: web.BaseRequest, body: bytes | None) -> Caller | None:
+        """Return who asks, before anything is looked at; None where anybody may."""
+        if self._callers is None:
+            return None
+        return await self._callers.find(request, b"" if body is None else body)
+
+    def _find(self, members: Members, told: Told) -> tuple[ModelId, ArtifactKey]:
+        found = self._endpoints.find(members.endpoint, members.target or "-")
+        if not members.target:
+            raise InvalidCall(
+                f"Request {told.request_id} is missing a target model header: endpoint "
+                f"{members.endpoint} is a multi-model endpoint ({TARGET_MODEL})."
+            )
+        return found
+
+    async def _whole_body(self, request: web.BaseRequest, held: ExitStack) -> bytes | None:
+        """Return the body; None if it is to be passed on as it comes, and can be sent once."""
+        length, is_stream = request.content_length, request["operation"] == _STREAM
+        must_be_whole = is_stream or self._callers is not None
+        if length is None and must_be_whole:
+            raise InvalidCall("a body that is signed, or for a stream, needs a Content-Length")
+        if length is None or (length > WHOLE_BYTES and not must_be_whole):
+            return None
+        most = min(self._max_body, _STREAM_BYTES) if is_stream else self._max_body
+        if length > most:
+            raise PayloadTooLarge(f"the body has {length} bytes; at most {most} are accepted")
+        take = held.enter_context(self._bodies.hold(length))
+        with waiting_for_caller():
+            return await whole_body(request, most, take)
+
+    async def _invoked(
+        self, model_id: ModelId, key: ArtifactKey, request: web.BaseRequest, body: bytes | None
+    ) -> web.StreamResponse:
+        try:
+            return await self._invoked_once(model_id, key, request, body)
+        except CapacityError as error:
+            if body is None or not await self._residency.make_room(error):
+                raise
+        leave_out()
+        told_of(request).was_sent = True
+        return await self._invoked_once(model_id, key, request, body)
+
+    async def _invoked_once(
+        self, model_id: ModelId, key: ArtifactKey, request: web.BaseRequest, body: bytes | None
+    ) -> web.StreamResponse:
+        lease, use = await self._leased(model_id, key)
+        told_of(request).cache = use
+        try:
+            with lease:
+                if request["operation"] == _STREAM and body is not None:
+                    return await self._streams.invoke(lease, request, body)
+                return await self._inferences.invoke(lease, request, body)
+        except (BackendError, CapacityError) as error:
+            raise await self._control.judged(error, model_id) from error
+
+    async def _leased(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]:
+        try:
+            return await self._residency.lease(model_id, key)
+        except ArtifactNotFound as error:
+            if self._callers is None:
+                raise
+            # as it is told of a model that the caller may not ask for
+            raise ArtifactNotFound(missing(key), model_id=model_id) from error
+        except InvalidRequest as error:
+            raise InvalidCall(str(error), model_id=model_id) from error

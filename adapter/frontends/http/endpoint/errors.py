@@ -1,0 +1,150 @@
+"""Answers of the endpoint as boto3 reads them: error bodies, and headers of each answer."""
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import count
+from random import getrandbits
+from typing import Any
+
+from aiohttp import web
+
+from adapter.core.artifacts import CacheUse
+from adapter.core.calls import NOT_STARTED
+from adapter.core.model import ModelId
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    TooManyWaiting,
+    UnknownOperation,
+    was_not_started,
+)
+from adapter.frontends.http.endpoint.members import VARIANT
+from adapter.frontends.http.observer import error_body
+from adapter.frontends.status import MODEL_ERROR, aws_status
+
+CACHE = "X-Triton-Adapter-Cache"
+VARIANT_HEADER, REQUEST_ID = "x-Amzn-Invoked-Production-Variant", "x-amzn-RequestId"
+_MAX_MESSAGE = 2048
+_CLIENT, _SERVER = 400, 500
+# AWS says that a container gave no answer in time by a status that there is not.
+_NO_STATUS = 0
+_BUSY, _OURS = 503, 500
+_RETRY_MS = 1000
+# There is no account here; the ARN has the form that clients expect.
+ACCOUNT, _REGION = "000000000000", "us-east-1"
+_SCOPE = re.compile(r"Credential=[^/,]+/[0-9]{8}/([a-z0-9-]{1,32})/sagemaker/")
+
+
+_RANDOM = f"{getrandbits(80):020x}"
+_FIRST = f"{_RANDOM[:8]}-{_RANDOM[8:12]}-4{_RANDOM[12:15]}-a{_RANDOM[15:18]}-"
+_NUMBERS = count(getrandbits(44))
+_LINE = f"{REQUEST_ID}: {_FIRST}%012x\r\n".encode()
+
+
+def new_request_id() -> str:
+    """Return one in the form of AWS's. They are random for the process and counted on: one with
+    random digits throughout costs 2 us, and they are no secrets.
+    """
+    return f"{_FIRST}{next(_NUMBERS):012x}"
+
+
+def new_request_id_line() -> bytes:
+    """Return the header line of an answer with a new one."""
+    return _LINE % next(_NUMBERS)
+
+
+@dataclass(slots=True)
+class Told:
+    """What the answer to one call says of it. `cache` is MISS until a model was found. `was_sent`:
+    Triton had the request before, and ran out of memory.
+    """
+
+    request_id: str
+    endpoint: str = ""
+    variant: str = VARIANT
+    region: str = _REGION
+    cache: CacheUse = CacheUse.MISS
+    was_sent: bool = False
+    model_id: ModelId | None = None
+
+    def headers(self) -> dict[str, str]:
+        return {
+            REQUEST_ID: self.request_id,
+            VARIANT_HEADER: self.variant,
+            CACHE: self.cache.value,
+        }
+
+
+def told_of(request: web.BaseRequest) -> Told:
+    told: Told = request["told"]
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`body` is answered as JSON; `headers` are those besides what any such answer has."""
+
+    status: int
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+def region_of(authorization: str) -> str:
+    """Return the region that a caller has signed for."""
+    found = _SCOPE.search(authorization)
+    return found[1] if found else _REGION
+
+
+def refusal_of(error: AdapterError, told: Told) -> Refusal:
+    status, code = aws_status(error)
+    if status == _OURS:
+        return failure()
+    headers = {}
+    if status == _BUSY:
+        wait = error.retry_after_ms if isinstance(error, TooManyWaiting) else _RETRY_MS
+        headers["x-amz-retry-after"] = str(wait)
+        if was_not_started(error) and not told.was_sent:
+            headers[NOT_STARTED] = "1"
+    body = _of_model(error, told) if (status, code) == MODEL_ERROR else {"Message": str(error)}
+    if isinstance(error, UnknownOperation):
+        body["__type"] = code  # where clients of AWS's other services look for it
+    return _refusal(status, code, body, headers)
+
+
+def message_of(error: AdapterError, told: Told) -> str:
+    """Return what a caller is told of an error of a stream that has begun."""
+    return str(refusal_of(error, told).body["Message"])
+
+
+def failure() -> Refusal:
+    """Return the answer for a bug, and for what is wrong with this machine: the log has it."""
+    return _refusal(500, "InternalFailure", {"Message": "internal error; see the log"}, {})
+
+
+def _refusal(status: int, code: str, body: dict[str, Any], headers: dict[str, str]) -> Refusal:
+    return Refusal(status, {"x-amzn-ErrorType": code, **headers}, body)
+
+
+def _of_model(error: AdapterError, told: Told) -> dict[str, Any]:
+    """Callers find the status and the model's own words by the form of the sentence."""
+    status, own = error_body(error, told.model_id)
+    message = json.dumps(own)
+    if isinstance(error, BackendTimeout):
+        status = _NO_STATUS
+        message = (
+            "Your invocation timed out while waiting for a response from container primary. "
+            f"{error}"
+        )
+    is_client = _CLIENT <= status < _SERVER
+    before = f"Received {'client' if is_client else 'server'} error ({status}) from primary"
+    text = f'{before} with message "'
+    end = f'". See the log of triton-adapter, request {told.request_id}, for more information.'
+    group = f"log-group:/aws/sagemaker/Endpoints/{told.endpoint}"
+    return {
+        "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if is_client else "INTERNAL_FAILURE_FROM_MODEL",
+        "LogStreamArn": f"arn:aws:logs:{told.region}:{ACCOUNT}:{group}",
+        "Message": text + message[: _MAX_MESSAGE - len(text) - len(end)] + end,
+        "OriginalMessage": message[:_MAX_MESSAGE],
+        "OriginalStatusCode": status,
+    }

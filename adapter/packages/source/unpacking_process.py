@@ -1,0 +1,187 @@
+"""Unpacks an archive: a small one here, others in a process of their own."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import adapter
+from adapter.errors import AdapterError, BackendError, BackendUnavailable, InvalidModel
+from adapter.packages.source.archives import unpack
+from adapter.packages.source.confined import Opened
+from adapter.packages.source.contents import shown
+from adapter.packages.source.unpacking import Limits
+
+# -S: without site-packages, whose .pth files may import anything.
+_START = (
+    "import sys; sys.path.append(sys.argv.pop(1));"
+    "from adapter.packages.source.unpacking_child import main; main()"
+)
+_CONTENT = "/proc/self/fd/0"
+_COMMAND = (sys.executable, "-I", "-S", "-c", _START, str(Path(adapter.__path__[0]).parent))
+_ERRORS = {error.__name__: error for error in (InvalidModel, BackendError)}
+# The start of a process takes 30 to 50 ms of a CPU; the work on so little takes less.
+_SMALL_PACKED_BYTES = 2**22
+_SMALL = Limits(max_unpacked_bytes=2**24, max_entries=200)
+
+
+class Room(Protocol):
+    """Shares the room of a disk out, in bytes."""
+
+    def take(self, count: int) -> None:
+        """Reserve room before it is written to. Raises an error where there is none."""
+
+    def give_back(self, count: int) -> None: ...
+
+
+class UnpackingProcess:
+    """The unpacking of one archive, once. `run` is called in a thread, `kill` in any."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        archive: Path,
+        target: Path,
+        limits: Limits,
+        content: Opened,
+        room: Room | None = None,
+    ) -> None:
+        """Do what `archives.unpack` does, with its errors; `content` is the opened archive. `room`
+        is asked in this thread.
+
+        Raises BackendUnavailable if no process can be started, BackendError also if it was killed.
+        """
+        if not _unpack_small(archive, target, limits, content, room):
+            self._unpack(archive, target, limits, content, room)
+
+    def kill(self) -> None:
+        """End the process, so that `run` raises BackendError soon."""
+        with self._lock:
+            self._is_killed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _unpack(
+        self,
+        archive: Path,
+        target: Path,
+        limits: Limits,
+        content: Opened,
+        room: Room | None,
+    ) -> None:
+        paths = {"archive": archive, "target": target, "content": _CONTENT}
+        job = {key: str(path) for key, path in paths.items()}
+        text = json.dumps({**job, "limits": asdict(limits), "asks": room is not None})
+        ours, theirs = socket.socketpair()
+        with ours:
+            try:
+                with theirs:
+                    process = self._started(text, content.descriptor, theirs.fileno())
+            except OSError as error:
+                raise BackendUnavailable(
+                    f"cannot unpack {shown(archive)}: no process can be started: {error.strerror}",
+                    delivered=False,
+                ) from error
+            try:
+                said = _conversation(ours, room)
+            except BaseException:
+                process.kill()
+                process.communicate()
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+        complaint = process.communicate()[1]
+        if process.returncode != 0:
+            if not self._is_killed:  # else it is removed with all that there is of the load
+                shutil.rmtree(target, ignore_errors=True)
+            raise BackendError(
+                f"cannot unpack {shown(archive)}: the process for it"
+                f" {_ended(process.returncode, complaint)}"
+            )
+        if said:
+            raise _error(said)
+
+    def _started(self, job: str, descriptor: int, out: int) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._is_killed:
+                raise InterruptedError(0, "the load was given up")
+            self._process = subprocess.Popen(
+                [*_COMMAND, str(os.getpid()), job],
+                stdin=descriptor,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                # No descriptor here is inheritable. To close 5000 all the same kept the interpreter
+                # lock for 5 ms; `pass_fds` would do so.
+                close_fds=False,
+                start_new_session=True,  # a terminal's Ctrl-C is for the adapter, which drains
+            )
+            return self._process
+
+
+def _unpack_small(
+    archive: Path, target: Path, limits: Limits, content: Opened, room: Room | None
+) -> bool:
+    """Unpack a small archive in this thread. Returns False, and leaves nothing, if it is not small,
+    which may show only on the way, or has a fault, which is for the process to tell.
+    """
+    if content.status.st_size > _SMALL_PACKED_BYTES:
+        return False
+    bytes_, entries = _SMALL.max_unpacked_bytes, _SMALL.max_entries
+    small = Limits(min(limits.max_unpacked_bytes, bytes_), min(limits.max_entries, entries))
+    taken = 0
+
+    def take(count: int) -> None:
+        nonlocal taken
+        if room is not None:
+            room.take(count)
+            taken += count
+
+    try:
+        unpack(
+            archive,
+            target,
+            small,
+            content=Path(content.by_descriptor),
+            room=None if room is None else take,
+        )
+    except InvalidModel:
+        if room is not None:
+            room.give_back(taken)
+        return False
+    return True
+
+
+def _conversation(process: socket.socket, room: Room | None) -> bytes:
+    """Grant room as the process asks for it. Returns the error that it told, if any."""
+    with process.makefile("rb") as lines:
+        for line in lines:
+            asked = json.loads(line).get("room")
+            if asked is None or room is None:
+                return line
+            room.take(asked)
+            with suppress(BrokenPipeError):  # it was killed
+                process.sendall(b"+")
+    return b""
+
+
+def _error(said: bytes) -> AdapterError:
+    error = json.loads(said)
+    return _ERRORS[error["error"]](error["text"])
+
+
+def _ended(code: int, complaint: bytes) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"ended with {code}: {last}"

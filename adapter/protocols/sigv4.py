@@ -1,0 +1,150 @@
+"""Verifies AWS's Signature Version 4 of a request whose head and body are there.
+
+A signature covers the method, the path, the headers that it names and the hash of the body. It may
+be of any region: an endpoint of one's own has none.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+SERVICE = "sagemaker"
+SKEW_SECONDS = 300
+
+_AUTHORIZATION = re.compile(
+    rf"{ALGORITHM} +Credential=([^/,\s]+)/([0-9]{{8}})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request, *"
+    r"SignedHeaders=([a-z0-9;_-]+), *Signature=([0-9a-f]{64})"
+)
+_TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z")
+_HASH, _DATE, _HOST = "x-amz-content-sha256", "x-amz-date", "host"
+# What else means something must be signed where it is there: all of the service's own, and what
+# says how the body is read.
+_SIGNED_IF_THERE = ("x-amzn-sagemaker-", "x-amz-", "content-type", "content-encoding")
+
+
+class SignatureError(Exception):
+    """What is wrong, for the caller to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """`target` is the path as it was sent, `headers` all of them in their order, `body_hash` the
+    SHA-256 of the body in hex.
+    """
+
+    method: str
+    target: str
+    headers: Sequence[tuple[str, str]]
+    body_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request says of its own signature."""
+
+    access_key: str
+    scope: str
+    time: str
+    signed: tuple[str, ...]
+    signature: str
+
+
+def read_claim(request: SignedRequest, now: datetime) -> Claim:
+    """Raise SignatureError for all that can be judged without the key."""
+    headers = _by_name(request.headers)
+    found = _AUTHORIZATION.fullmatch(_only(headers, "authorization"))
+    if found is None:
+        raise SignatureError(
+            f"The header Authorization is no {ALGORITHM} signature of {SERVICE}; a signature in "
+            "the query is not accepted."
+        )
+    access_key, day, region, service, names, signature = found.groups()
+    if service != SERVICE:
+        raise SignatureError(f"Credential should be scoped to correct service: '{SERVICE}'.")
+    signed = tuple(names.split(";"))
+    _check_signed(headers, signed)
+    time = _only(headers, _DATE)
+    _check_time(time, day, now)
+    if "?" in request.target:
+        raise SignatureError("A signed request has no query here.")
+    sent = headers.get(_HASH, [request.body_hash])
+    if sent != [request.body_hash]:
+        raise SignatureError(
+            f"The header {_HASH} must be the SHA-256 of the body; unsigned and streamed bodies are "
+            "not accepted."
+        )
+    return Claim(access_key, f"{day}/{region}/{service}/aws4_request", time, signed, signature)
+
+
+def is_signed_by(claim: Claim, secret: str, request: SignedRequest) -> bool:
+    """The comparison takes the same time whatever differs."""
+    canonical = _canonical(request, claim.signed).encode("utf-8", "surrogateescape")
+    hashed = hashlib.sha256(canonical).hexdigest()
+    text = f"{ALGORITHM}\n{claim.time}\n{claim.scope}\n{hashed}"
+    key = f"AWS4{secret}".encode()
+    for part in claim.scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.compare_digest(hmac.digest(key, text.encode(), "sha256").hex(), claim.signature)
+
+
+def _canonical(request: SignedRequest, signed: Sequence[str]) -> str:
+    headers = _by_name(request.headers)
+    lines = [f"{name}:{','.join(map(_trimmed, headers[name]))}" for name in signed]
+    path = quote(request.target, safe="/~", errors="surrogateescape")
+    return "\n".join((request.method, path, "", *lines, "", ";".join(signed), request.body_hash))
+
+
+def _trimmed(value: str) -> str:
+    return " ".join(value.split())
+
+
+def _by_name(headers: Sequence[tuple[str, str]]) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in headers:
+        found.setdefault(name.lower(), []).append(value)
+    return found
+
+
+def _only(headers: Mapping[str, list[str]], name: str) -> str:
+    values = headers.get(name, [])
+    if len(values) != 1:
+        raise SignatureError(f"The header {name} is there {len(values)} times; it must be once.")
+    return values[0]
+
+
+def _check_signed(headers: Mapping[str, list[str]], signed: Sequence[str]) -> None:
+    if list(signed) != sorted(set(signed)) or not headers.keys() >= set(signed):
+        raise SignatureError("SignedHeaders must name headers of the request, in order.")
+    needed = {_HOST, _DATE} | {name for name in headers if name.startswith(_SIGNED_IF_THERE)}
+    if missing := sorted(needed - set(signed)):
+        raise SignatureError(f"These headers must be signed: {', '.join(missing)}.")
+    for name in needed:
+        _only(headers, name)
+
+
+def _check_time(time: str, day: str, now: datetime) -> None:
+    at = _read_time(time)
+    if at is None:
+        raise SignatureError(f"The header {_DATE} is no time as in 20261122T143000Z.")
+    if not time.startswith(day):
+        raise SignatureError(f"Credential is of another day than {_DATE}.")
+    seconds = (now - at).total_seconds()
+    if abs(seconds) > SKEW_SECONDS:
+        kind = "expired" if seconds > 0 else "not yet current"
+        raise SignatureError(
+            f"Signature {kind}: {time} is {abs(seconds):.0f} s off; {SKEW_SECONDS} s are accepted."
+        )
+
+
+def _read_time(text: str) -> datetime | None:
+    if _TIME.fullmatch(text) is None:
+        return None
+    try:
+        return datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:  # there is no such day
+        return None

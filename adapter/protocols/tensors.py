@@ -1,0 +1,131 @@
+"""Values of V2's data types, and their raw bytes."""
+
+import math
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# The struct codes of V2's data types; BF16 is the upper half of an FP32.
+CODES: Mapping[str, str] = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}
+_LENGTH = struct.Struct("<I")
+
+# NumPy's half, which the module array lacks; from the second figure on it is infinite.
+_HALF, _HALF_ROUNDS_UP = "FP16", 65520
+
+# The bytes of a value, of the types whose values have as many.
+SIZES: Mapping[str, int] = {name: struct.calcsize(f"<{code}") for name, code in CODES.items()}
+_NUMBERS = frozenset(CODES) - {"BOOL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a model; `datatype` in V2's terms. A dimension is positive, or -1 for any length.
+    Whether that of the batch is one of them its holder says.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+def flat(data: Any) -> list[Any]:
+    """Return the values of nested lists in their order."""
+    if not isinstance(data, list):
+        return [data]
+    if not any(isinstance(each, list) for each in data):
+        return data
+    return [value for each in data for value in flat(each)]
+
+
+def unpacked(datatype: str, raw: bytes) -> list[Any]:
+    """Raise ValueError for a type that there is not, and bytes that are none of it."""
+    if datatype == "BYTES":
+        return list(_strings(raw))
+    if datatype == "BF16":
+        halves = struct.unpack(f"<{len(raw) // 2}H", raw)
+        return [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
+    code = _code(datatype)
+    try:
+        return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
+    except struct.error as error:
+        raise ValueError(f"{len(raw)} bytes are no {datatype}: {error}") from error
+
+
+def packed(datatype: str, values: Sequence[Any]) -> bytes:
+    """Raise ValueError for a type that there is not, and values that are none of it."""
+    try:
+        if datatype == "BYTES":
+            return b"".join(_LENGTH.pack(len(each)) + each for each in map(str.encode, values))
+        return struct.pack(f"<{len(values)}{_code(datatype)}", *values)
+    except (struct.error, TypeError, OverflowError) as error:
+        raise ValueError(f"the values are no {datatype}: {error}") from error
+
+
+def may_cast(source: str, target: str) -> bool:
+    """Return whether numbers of one type may become those of another: all but floating-point
+    numbers as integers, and BOOL.
+    """
+    if not (source in _NUMBERS and target in _NUMBERS):
+        return False
+    return target.startswith("FP") or not source.startswith("FP")
+
+
+def cast(raw: bytes, source: str, target: str) -> bytes:
+    """Return the values as those of another type: rounded, and infinite where they are too large
+    for a floating type, as in NumPy. Raises ValueError for an integer out of the target's range.
+    """
+    values = unpacked(source, raw) if source == _HALF else array(CODES[source], raw)
+    if target == _HALF:
+        return packed(target, [_half(value) for value in values])
+    try:
+        return array(CODES[target], values).tobytes()
+    except OverflowError as error:
+        out = next(value for value in values if not _fits(value, target))
+        raise ValueError(f"{out} is out of the range of {target}") from error
+
+
+def _half(value: float) -> float:
+    return (
+        value
+        if abs(value) < _HALF_ROUNDS_UP or math.isnan(value)
+        else math.copysign(math.inf, value)
+    )
+
+
+def _fits(value: int, target: str) -> bool:
+    try:
+        array(CODES[target], [value])
+    except OverflowError:
+        return False
+    return True
+
+
+def _code(datatype: str) -> str:
+    code = CODES.get(datatype)
+    if code is None:
+        raise ValueError(f"data type {datatype!r} is not known")
+    return code
+
+
+def _strings(raw: bytes) -> Iterator[str]:
+    """Each is four bytes of its length, and itself."""
+    at = 0
+    while at + 4 <= len(raw):
+        (size,) = _LENGTH.unpack_from(raw, at)
+        yield raw[at + 4 : at + 4 + size].decode("utf-8", "backslashreplace")
+        at += 4 + size

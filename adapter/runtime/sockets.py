@@ -1,0 +1,32 @@
+"""TCP servers at an address; `::` stands for all addresses of the machine, of both IP families."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import TypeAlias
+
+EVERY_ADDRESS = "::"
+_EVERY_IPV4_ADDRESS = "0.0.0.0"  # noqa: S104 - what `::` means where there is no IPv6
+
+ProtocolFactory: TypeAlias = Callable[[], asyncio.BaseProtocol]
+
+
+def available(host: str) -> str:
+    """Return where to listen for this host: 0.0.0.0 for `::` where the kernel has no IPv6."""
+    is_lacking = host == EVERY_ADDRESS and not socket.has_dualstack_ipv6()
+    return _EVERY_IPV4_ADDRESS if is_lacking else host
+
+
+async def listen(make: ProtocolFactory, host: str, port: int, backlog: int) -> asyncio.Server:
+    """Listen at all addresses of a name. OSError when one of them is not available."""
+    loop = asyncio.get_running_loop()
+    if host != EVERY_ADDRESS:
+        return await loop.create_server(make, host, port, backlog=backlog)
+    return await loop.create_server(make, sock=both_families(port), backlog=backlog)
+
+
+def both_families(port: int) -> socket.socket:
+    """Return a socket at `::` that takes IPv4, too: event loops make theirs for IPv6 alone."""
+    return socket.create_server(
+        (EVERY_ADDRESS, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1
+    )

@@ -1,0 +1,68 @@
+"""What values of settings may not be beside others."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationInfo, field_validator
+
+from adapter.settings.keys import parse_endpoint_key
+from adapter.settings.modelmesh import refuse_capacity
+from adapter.settings.values import Address
+
+EXTERNAL_REPOSITORY = Path("/models/_triton_models")
+
+
+class Rules(BaseModel):
+    """The rules of Settings, which has the fields; a rule sees those that stand before its own."""
+
+    @field_validator("triton_http", "triton_grpc", "triton_metrics", check_fields=False)
+    @classmethod
+    def _known_port(cls, address: Address, info: ValidationInfo) -> Address:
+        if address.port == 0 and info.data.get("triton") == "external":
+            raise ValueError("port 0 (any free one) needs triton=embedded")
+        return address
+
+    @field_validator("endpoint_keys", check_fields=False)
+    @classmethod
+    def _keys_with_secrets(cls, keys: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        environ = (info.context or {}).get("environ", {})
+        names = [parse_endpoint_key(key, environ).access_key for key in keys]
+        if len(set(names)) < len(names):
+            raise ValueError("an access key is there twice")
+        return keys
+
+    @field_validator("drain_min_seconds", check_fields=False)
+    @classmethod
+    def _time_left_to_drain(cls, seconds: float, info: ValidationInfo) -> float:
+        limit = info.data.get("drain_timeout_seconds", seconds)
+        if seconds > limit:
+            raise ValueError(f"longer than drain_timeout_seconds, {limit:g}")
+        return seconds
+
+    @field_validator("staging", check_fields=False)
+    @classmethod
+    def _upload_to_another(cls, staging: str, info: ValidationInfo) -> str:
+        if staging == "upload" and info.data.get("triton") == "embedded":
+            raise ValueError("upload needs triton=external: the embedded one shares the disk")
+        return staging
+
+    @field_validator("repository", check_fields=False)
+    @classmethod
+    def _shared_repository(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        is_shared = info.data.get("triton") == "external" and info.data.get("staging") != "upload"
+        return EXTERNAL_REPOSITORY if path is None and is_shared else path
+
+    @field_validator("modelmesh_memory", check_fields=False)
+    @classmethod
+    def _enough_for_the_mesh(cls, size: int | None, info: ValidationInfo) -> int | None:
+        needed = ("modelmesh_memory_buffer", "modelmesh_default_size")
+        if size is not None and all(name in info.data for name in needed):
+            buffer, default = (info.data[name] for name in needed)
+            refuse_capacity(size - buffer, default)
+        return size
+
+    @field_validator("memory_source", mode="before", check_fields=False)
+    @classmethod
+    def _check_source(cls, value: object, info: ValidationInfo) -> object:
+        if value == "host" and info.data.get("triton") == "external":
+            raise ValueError("host needs triton=embedded: another container's processes are unseen")
+        return "off" if value is False else value  # YAML reads off as False

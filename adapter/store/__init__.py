@@ -1,0 +1,1 @@
+"""Stores of models, and the disk cache in front of them."""

@@ -1,0 +1,445 @@
+"""The stores with the disk cache in front of them: what control knows as Artifacts."""
+
+import asyncio
+import errno
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from adapter.control.ports import DiskRoom
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    BackendError,
+    InvalidArtifact,
+    InvalidRequest,
+    NoRoom,
+    StoreUnavailable,
+)
+from adapter.packages.source.contents import MAX_ENTRIES
+from adapter.packages.source.unpacking import Limits
+from adapter.runtime import background
+from adapter.runtime.threads import CACHE
+from adapter.store.cache_folder import CacheFolder, Note
+from adapter.store.disk import RESERVE_BYTES, Claim, Disk, Evicted, Kept, artifact_of
+from adapter.store.failures import failed, failed_at
+from adapter.store.fetching import Fetch, Version, version_of_folder
+from adapter.store.ports import Changed, Store
+from adapter.store.refusals import Refusals
+from adapter.store.waiting import BeginsAgain, RoomForFetches
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
+# How often a fetch begins anew because the store has another version meanwhile.
+_MAX_CHANGES = 5
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# of what is free when the cache is opened, and of what it has already
+_DEFAULT_SHARE = 0.9
+
+
+class ArtifactCache:
+    """Artifacts of several stores, by name. `limit_bytes` is what they may take on disk, unpacked
+    ones and what is being fetched together; None for nine tenths of what is free. A fetch waits
+    `room_seconds` at most for room; stores that could not be used are asked again every
+    `check_seconds`. `on_evicted` is called in a thread, with the reason: limit or
+    disk, whatever there was too little of.
+
+    `open` comes first, `close` last.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store],
+        folder: CacheFolder,
+        *,
+        limit_bytes: int | None,
+        concurrency: int,
+        limits: Limits,
+        room_seconds: float = 10.0,
+        check_seconds: float = 10.0,
+        on_evicted: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._stores = stores
+        self._folder = folder
+        self._on_evicted = on_evicted
+        self._limit_bytes = limit_bytes
+        self._limits = limits
+        self._check_seconds = check_seconds
+        self._disk = Disk(folder, limit_bytes or 0, self._evicted)
+        self._room = RoomForFetches(self._disk, room_seconds)
+        self._slots = asyncio.Semaphore(concurrency)
+        self._turns: dict[ArtifactKey, asyncio.Lock] = {}
+        self._users: Counter[ArtifactKey] = Counter()  # of each turn
+        self._refusals = {name: Refusals() for name in stores}
+        self._unfit = Refusals()  # by store, path and ETag
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._unasked = set(stores)
+        self._unreachable: dict[str, str] = {}
+        self._checking: asyncio.Task[NoReturn] | None = None
+
+    @property
+    def stores(self) -> frozenset[str]:
+        """Their names."""
+        return frozenset(self._stores)
+
+    @property
+    def root(self) -> Path:
+        """The real path of the folder that all artifacts lie in."""
+        return self._folder.path
+
+    @property
+    def used_bytes(self) -> int:
+        """What artifacts take on disk, and what is reserved for those that are being fetched."""
+        return self._disk.used_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._disk.limit_bytes
+
+    def ask_for_room(self, models: DiskRoom) -> None:
+        """Have `models` asked when nothing may leave the disk as all of it is loaded."""
+        self._room.models = models
+
+    def unused(self) -> tuple[int, int]:
+        """Return how many artifacts on disk are not pinned, and their bytes."""
+        return self._disk.unused()
+
+    # -- start and end ----------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Take over what an earlier run has left on disk.
+
+        Raises InvalidSettings if the folder cannot be used, or is in use by another process.
+        """
+        found = await CACHE.run(self._folder.open)
+        for note, last_used in sorted(found, key=lambda each: each[1]):
+            self._disk.adopt(note, last_used)
+        if self._limit_bytes is None:
+            free_bytes = await CACHE.run(self._folder.free_bytes)
+            total_bytes = self._disk.used_bytes + max(0, free_bytes - RESERVE_BYTES)
+            self._disk.limit_bytes = int(_DEFAULT_SHARE * total_bytes)
+        await CACHE.run(self._disk.trim)
+        work = background.forever(self.check, seconds=self._check_seconds)
+        self._checking = background.begin("stores", work)
+        log.info(
+            "artifact.cache_opened",
+            extra={
+                "folder": str(self._folder.path),
+                "artifacts": len(self._disk),
+                "bytes": self._disk.used_bytes,
+                "limit_bytes": self._disk.limit_bytes,
+                "stores": {name: str(each.location) for name, each in self._stores.items()},
+            },
+        )
+
+    async def close(self) -> None:
+        if self._checking is not None:
+            background.end(self._checking)
+            await asyncio.wait({self._checking})
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await CACHE.run(self._folder.close)
+
+    async def check(self) -> None:
+        """Look whether the folder is still ours; ask the stores that were not asked yet, and those
+        that could not be used then.
+        """
+        known = self._folder.why_lost
+        if (why := await CACHE.run(self._folder.look)) is not None and why != known:
+            log.error("artifact.cache_lost", extra={"reason": why})
+        await asyncio.gather(*map(self._check, self._unasked | self._unreachable.keys()))
+
+    @property
+    def why_lost(self) -> str | None:
+        """Why nothing can be fetched; None while the folder is ours."""
+        return self._folder.why_lost
+
+    def why_unreachable(self) -> str | None:
+        """Return why a store could not be used when it was last asked. All are asked when the
+        cache is opened, which nobody waits for.
+        """
+        return next(iter(self._unreachable.values()), None)
+
+    async def _check(self, name: str) -> None:
+        store, known = self._stores[name], self._unreachable.get(name)
+        try:
+            await store.check()
+        except AdapterError as error:
+            why = self._unreachable[name] = f"store {store.location}: {error}"
+            if why != known:
+                fields = {"store": str(store.location), "reason": str(error)}
+                log.warning("artifact.store_unreachable", extra=fields)
+        else:
+            self._unreachable.pop(name, None)
+        self._unasked.discard(name)
+
+    # -- what control asks ------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        key: ArtifactKey,
+        progress: FetchProgress,
+        *,
+        unloads: bool = True,
+        is_asked_anew: bool = False,
+    ) -> tuple[Artifact, CacheUse]:
+        """Return the artifact, pinned until `release`, and where it was. The version is that which
+        the store has now; where the store cannot be asked, the one on disk.
+
+        `unloads`: idle models may be unloaded for its room. `is_asked_anew`: the store is asked
+        even if it has just said that it has no such key.
+        Raises ArtifactNotFound, InvalidModel, InvalidRequest, NoRoom, StoreDenied,
+        StoreUnavailable, and BackendError for the disk's faults.
+        """
+        store = self._store(key)
+        async with self._turn(key):
+            try:
+                version = await self._version(key, is_asked_anew=is_asked_anew)
+            except StoreUnavailable as error:
+                kept = await self._held(store, key, None)
+                if kept is None:
+                    raise
+                log.warning("artifact.not_checked", extra={"key": str(key), "reason": str(error)})
+            else:
+                kept = await self._held(store, key, version.etag)
+            if kept is None:
+                self._unfit.raise_known((str(store.location), key.path, version.etag))
+                async with self._slots:
+                    found = await self._fetched(key, version, progress, unloads=unloads)
+                return found, CacheUse.MISS
+            progress.done_bytes = progress.total_bytes = kept.note.size_bytes
+            self._touch(kept)
+            return artifact_of(key, kept, self._folder), CacheUse.DISK
+
+    async def _held(self, store: Store, key: ArtifactKey, etag: str | None) -> Kept | None:
+        """Return what is on disk with all its files, pinned; what has lost some is given up."""
+        while (kept := self._disk.hold(str(store.location), key.path, etag)) is not None:
+            try:
+                if await CACHE.run(self._folder.is_complete, kept.note):
+                    return kept
+            except BaseException:
+                self._disk.release(kept.note.id)
+                raise
+            self._disk.lose(kept)
+            log.warning("artifact.lost", extra={"key": str(key), "store": str(store.location)})
+        return None
+
+    def release(self, artifact: Artifact) -> None:
+        """Take the pin of one `fetch` off."""
+        store = str(self._store(artifact.key).location)
+        id_ = Note(store, artifact.key.path, artifact.etag, "", 0, {}).id
+        if kept := self._disk.release(id_):
+            self._touch(kept)
+
+    async def is_current(self, artifact: Artifact) -> bool:
+        """Return whether the store still has this version. Raises as `fetch` does."""
+        return (await self._version(artifact.key, is_asked_anew=False)).etag == artifact.etag
+
+    async def find(self, key: ArtifactKey) -> ArtifactKey | None:
+        """Return the key that the store has: `key` itself, or with the suffix of an archive; None
+        if it has none. Raises as `fetch` does.
+        """
+        store, refusals = self._store(key), self._refusals[key.store]
+        archives = (key.path, *SUFFIXES)
+        try:
+            await self._version(key, is_asked_anew=False, is_existence_enough=True)
+        except ArtifactNotFound as error:
+            said = error
+        else:
+            return key
+        if refusals.known(archives):
+            return None
+        paths = [key.path + suffix for suffix in SUFFIXES]
+        found = await asyncio.gather(*map(store.stat, paths), return_exceptions=True)
+        for path, file in zip(paths, found, strict=True):
+            if isinstance(file, BaseException):
+                raise file
+            if file is not None:
+                return replace(key, path=path)
+        refusals.remember(archives, said)
+        return None
+
+    # -- versions ---------------------------------------------------------------------------
+
+    def _store(self, key: ArtifactKey) -> Store:
+        if (store := self._stores.get(key.store)) is None:
+            raise InvalidRequest(f"there is no store {key.store!r}")
+        return store
+
+    async def _version(
+        self, key: ArtifactKey, *, is_asked_anew: bool, is_existence_enough: bool = False
+    ) -> Version:
+        """Return what the store has; with `is_existence_enough` not all objects of a folder."""
+        store, refusals = self._store(key), self._refusals[key.store]
+        if not is_asked_anew:
+            refusals.raise_known((key.path,))
+        try:
+            version = await self._asked(
+                store, key.path, 2 if is_existence_enough else MAX_ENTRIES + 1
+            )
+        except AdapterError as error:
+            refusals.remember((key.path,), error)
+            if isinstance(error, StoreUnavailable):
+                self._unreachable[key.store] = f"store {store.location}: {error}"
+            raise
+        self._unreachable.pop(key.store, None)
+        return version
+
+    async def _asked(self, store: Store, path: str, limit: int) -> Version:
+        if file := await store.stat(path):
+            return Version(path, file.etag, (file,), is_folder=False)
+        version = version_of_folder(path, await store.below(path, limit))
+        if not version.files:
+            raise ArtifactNotFound(failed(store.location, path, "there is no such key"))
+        return version
+
+    # -- fetching ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _turn(self, key: ArtifactKey) -> AsyncIterator[None]:
+        """Let one caller a key in at a time; the next one finds on disk what it has brought."""
+        lock = self._turns.setdefault(key, asyncio.Lock())
+        self._users[key] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._turns[key]
+
+    async def _fetched(
+        self, key: ArtifactKey, version: Version, progress: FetchProgress, *, unloads: bool
+    ) -> Artifact:
+        """Fetch this version, or the one that the store has by then."""
+        store, begun = self._store(key), time.monotonic()
+        fields = {"key": str(key), "store": str(store.location)}
+        log.info("artifact.fetch_begun", extra={**fields, "bytes": version.size_bytes})
+        try:
+            what = failed_at(store.location, version.path)
+            with self._room.claim(what, unloads=unloads) as claim:
+                kept, version = await self._fetched_unless_changed(key, version, claim, progress)
+        except (AdapterError, OSError) as error:
+            said = _disk_error(error, store, key.path) if isinstance(error, OSError) else error
+            seconds = time.monotonic() - begun
+            figures = {"bytes": progress.done_bytes, "seconds": round(seconds, 3)}
+            log.warning("artifact.fetch_failed", extra={**fields, **figures, "reason": str(said)})
+            if said is error:
+                raise
+            raise said from error
+        seconds = time.monotonic() - begun
+        figures = {"bytes": version.size_bytes, "disk_bytes": kept.note.size_bytes}
+        log.info("artifact.fetched", extra={**fields, **figures, "seconds": round(seconds, 3)})
+        return artifact_of(key, kept, self._folder)
+
+    async def _fetched_unless_changed(
+        self, key: ArtifactKey, version: Version, claim: Claim, progress: FetchProgress
+    ) -> tuple[Kept, Version]:
+        store = self._store(key)
+        for _ in range(_MAX_CHANGES):
+            try:
+                return await self._fetch_with_room(store, version, claim, progress), version
+            except Changed:
+                version = await self._version(key, is_asked_anew=True)
+        reason = f"it changed {_MAX_CHANGES} times while it was fetched"
+        raise StoreUnavailable(failed(store.location, key.path, reason))
+
+    async def _fetch_with_room(
+        self, store: Store, version: Version, claim: Claim, progress: FetchProgress
+    ) -> Kept:
+        while True:
+            try:
+                return await self._fetch_once(store, version, claim, progress)
+            except BeginsAgain as again:
+                await self._room.earlier_ended(claim, again)
+
+    async def _fetch_once(
+        self, store: Store, version: Version, claim: Claim, progress: FetchProgress
+    ) -> Kept:
+        """Raises Changed where the store has another version before this one is whole, and
+        BeginsAgain.
+        """
+        path, room, limits = version.path, self._room, self._limits
+        work, published = self._folder.new_work(), list[Kept]()
+        try:
+            await CACHE.run_to_end(self._folder.make, work)
+            fetch = Fetch(
+                *(store, version),
+                work=work,
+                claim=claim,
+                room=room,
+                progress=progress,
+                limits=limits,
+            )
+            name = await fetch.run()
+            if version.is_folder and await self._asked_again(store, version) != version.etag:
+                raise Changed  # noqa: TRY301 - as all that fetch.run raises
+            note = Note(str(store.location), path, version.etag, name, 0, {})
+            await CACHE.run_to_end(self._publish, work, claim, note, published)
+            return published[0]
+        except BaseException as error:
+            if isinstance(error, InvalidArtifact):
+                self._unfit.remember((str(store.location), path, version.etag), error)
+            for kept in published:  # and then it was cancelled
+                self._disk.release(kept.note.id)
+            await asyncio.shield(self._in_background(self._dropped(work, claim)))
+            raise
+
+    async def _asked_again(self, store: Store, version: Version) -> str:
+        """The objects of a folder change one by one; only equal listings around a fetch say that
+        what was fetched is what was there at one time.
+        """
+        files = await store.below(version.path, MAX_ENTRIES + 1)
+        return version_of_folder(version.path, files).etag
+
+    def _publish(self, work: Path, claim: Claim, note: Note, published: list[Kept]) -> None:
+        size_bytes, sizes = self._folder.measure(work)
+        claim.settle(size_bytes)
+        whole = replace(note, size_bytes=size_bytes, sizes=sizes)
+        self._folder.publish(work, whole)
+        published.append(self._disk.add(whole, claim))
+
+    async def _dropped(self, work: Path, claim: Claim) -> None:
+        try:
+            await CACHE.run_to_end(self._folder.drop, work)
+        finally:
+            claim.settle(0)
+
+    # -- the rest ---------------------------------------------------------------------------
+
+    def _touch(self, kept: Kept) -> None:
+        """Keep the time of last use for later runs; nobody waits for it."""
+        self._in_background(CACHE.run(self._folder.touch, kept.note.id, kept.last_used))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _evicted(self, evicted: Evicted) -> None:
+        """Called in a thread."""
+        note = evicted.kept.note
+        self._on_evicted(evicted.reason)
+        log.info(
+            "artifact.evicted",
+            extra={
+                "key": note.path,
+                "store": note.store,
+                "bytes": note.size_bytes,
+                "reason": evicted.reason,
+                "idle_seconds": round(time.time() - evicted.kept.last_used, 3),
+                "seconds": round(evicted.seconds, 3),
+            },
+        )
+
+
+def _disk_error(error: OSError, store: Store, path: str) -> AdapterError:
+    text = failed(store.location, path, f"the disk of the cache: {error.strerror or error}")
+    return NoRoom(text) if error.errno in _FULL else BackendError(text)

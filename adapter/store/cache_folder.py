@@ -1,0 +1,263 @@
+"""The folder of the cache: a folder for each artifact, with a note of what it is.
+
+    triton-adapter-cache    locked by the process that uses the folder
+    artifacts/ID/note.json  key, ETag, size and files; its modification time is the last use
+    artifacts/ID/files/     the package
+    work/                   what is being fetched or removed
+
+An artifact gets its place by one rename when it is whole, note included, and leaves it by another.
+So whatever moment the process is killed at, what lies in `artifacts` is whole, and all in `work`
+can go.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from adapter.errors import BackendUnavailable, InvalidSettings
+
+_LOCK = "triton-adapter-cache"
+_OF_THE_DISK = {"lost+found"}  # ext4 makes it in every new file system
+BLOCK_BYTES = 4096
+_LOCK_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What an artifact on disk is. `store` is the location, as a URL or a path; `name` that of the
+    package below `files`; `sizes` has the bytes of each regular file, by path below `files`.
+    """
+
+    store: str
+    path: str
+    etag: str
+    name: str
+    size_bytes: int
+    sizes: dict[str, int]
+
+    @property
+    def id(self) -> str:
+        return artifact_id(self.store, self.path, self.etag)
+
+
+def artifact_id(store: str, path: str, etag: str) -> str:
+    """Name the folder of an artifact."""
+    return sha256(f"{store}\0{path}\0{etag}".encode()).hexdigest()[:32]
+
+
+class CacheFolder:
+    """All methods are for threads. `open` comes first, and waits `lock_seconds` for another process
+    to end: one that was killed amid a fork holds its lock until the fork is another program.
+    `why_lost`: another adapter has taken the folder once somebody had emptied it.
+    """
+
+    def __init__(self, path: Path, *, lock_seconds: float = 2.0) -> None:
+        self._lock_seconds = lock_seconds
+        self.path = Path(os.path.realpath(path.expanduser()))
+        self._artifacts, self._work = self.path / "artifacts", self.path / "work"
+        self._lock: int | None = None
+        self._is_open = False
+        self.why_lost: str | None = None
+        self._restoring = threading.Lock()
+
+    def open(self) -> list[tuple[Note, float]]:
+        """Take the folder over, and remove what is not whole. Returns the artifacts that are, with
+        the times of their last use.
+
+        Raises InvalidSettings if the folder cannot be used, or another process uses it.
+        """
+        try:
+            self._take()
+            self._is_open = True
+            shutil.rmtree(self._work, ignore_errors=True)
+            for folder in (self._artifacts, self._work):
+                folder.mkdir(exist_ok=True)
+            return list(self._whole())
+        except OSError as error:
+            raise InvalidSettings([f"cache_dir: {self.path}: {error.strerror}"]) from error
+
+    def close(self) -> None:
+        self._is_open = False
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def new_work(self) -> Path:
+        """Return where `make` may make a folder, which `drop` removes or `publish` moves."""
+        return self._work / uuid4().hex
+
+    def make(self, work: Path) -> None:
+        self._restore()
+        work.mkdir()
+
+    def drop(self, work: Path) -> None:
+        shutil.rmtree(work, ignore_errors=True)
+
+    def measure(self, work: Path) -> tuple[int, dict[str, int]]:
+        """Return what the package of a fetch takes on disk, and the size of each file."""
+        files, total, sizes = work / "files", BLOCK_BYTES, dict[str, int]()
+        seen: set[int] = set()
+        for folder, folders, names in os.walk(files):
+            for name in names + folders:
+                status = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - many
+                if stat.S_ISREG(status.st_mode):
+                    path = os.path.relpath(os.path.join(folder, name), files)  # noqa: PTH118
+                    sizes[path] = status.st_size
+                    if status.st_ino in seen:
+                        continue
+                    seen.add(status.st_ino)
+                    total += -status.st_size % BLOCK_BYTES + status.st_size
+                else:
+                    total += BLOCK_BYTES
+        return total, sizes
+
+    def publish(self, work: Path, note: Note) -> None:
+        """Make the fetched package an artifact."""
+        written = json.dumps(asdict(note)).encode()
+        with (work / "note.json").open("wb") as file:
+            file.write(written)
+            file.flush()
+            os.fsync(file.fileno())
+        target = self._artifacts / note.id
+        if target.exists():  # of a version that was evicted, and could not be moved away
+            self.remove(note.id)
+        self._restore()
+        work.rename(target)
+
+    def is_complete(self, note: Note) -> bool:
+        """Return whether the files of an artifact are there, whatever is in them by now."""
+        files = self._artifacts / note.id / "files"
+        return all(os.path.exists(files / path) for path in (note.name, *note.sizes))  # noqa: PTH110 - many
+
+    def place(self, note: Note) -> str:
+        """Return the real path of the package."""
+        return str(self._artifacts / note.id / "files" / note.name)
+
+    def remove(self, id_: str) -> None:
+        """Remove an artifact; at once it is none any more."""
+        self._restore()
+        leaving = self.new_work()
+        with suppress(FileNotFoundError):
+            (self._artifacts / id_).rename(leaving)
+        shutil.rmtree(leaving, ignore_errors=True)
+
+    def touch(self, id_: str, last_used: float) -> None:
+        """Note the last use for later runs."""
+        with suppress(OSError):  # it was removed
+            os.utime(self._artifacts / id_ / "note.json", (last_used, last_used))
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+    def look(self) -> str | None:
+        """Return `why_lost`, as of now."""
+        with self._restoring, suppress(BackendUnavailable, OSError):
+            if (self.path / _LOCK).exists():  # else nobody has taken the folder
+                self._hold()
+        return self.why_lost
+
+    def _restore(self) -> None:
+        """Make again what somebody has deleted since `open`. Raises BackendUnavailable if another
+        adapter has the folder now.
+        """
+        with self._restoring:
+            for folder in (self._artifacts, self._work):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._hold()
+
+    def _hold(self) -> None:
+        """Take the lock again if the file is not the one that we hold."""
+        if not self._is_open or self._is_locked():
+            return
+        self._unlock()
+        try:
+            self._take_lock()
+        except InvalidSettings as error:
+            self.why_lost = str(error)
+            why = "the disk cache is in use by another triton-adapter"  # callers see no paths
+            raise BackendUnavailable(why, delivered=False) from error
+        self.why_lost = None
+
+    def _is_locked(self) -> bool:
+        """Return whether the lock file is still the one that we hold."""
+        try:
+            lock = os.stat(self.path / _LOCK)  # noqa: PTH116
+        except FileNotFoundError:
+            return False
+        return self._lock is not None and os.path.samestat(os.fstat(self._lock), lock)
+
+    def _take(self) -> None:
+        """Lock the folder; make it where it is not there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = self.path / _LOCK
+        if not lock.exists() and set(os.listdir(self.path)) - _OF_THE_DISK:  # noqa: PTH208 - names
+            raise InvalidSettings(
+                [f"cache_dir: {self.path} holds other files: name a folder that is empty or new"]
+            )
+        self._take_lock()
+
+    def _take_lock(self) -> None:
+        lock = self.path / _LOCK
+        self._lock = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            self._wait_for_lock(self._lock)
+        except BlockingIOError as error:
+            owner = os.pread(self._lock, 20, 0).decode(errors="replace").strip()
+            self._unlock()
+            said = (
+                f"cache_dir: {self.path} is in use by another triton-adapter (process {owner}):"
+                " give each a folder of its own by --cache-dir"
+            )
+            raise InvalidSettings([said]) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _wait_for_lock(self, lock: int) -> None:
+        end = time.monotonic() + self._lock_seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(_LOCK_PAUSE_SECONDS)
+            else:
+                return
+
+    def _whole(self) -> Iterator[tuple[Note, float]]:
+        for folder in sorted(self._artifacts.iterdir()):
+            if (found := _read(folder)) is None:
+                self.remove(folder.name)
+            else:
+                yield found
+
+
+def _read(folder: Path) -> tuple[Note, float] | None:
+    """Return the note and its time; None if it cannot be read, or not all of its files are there.
+
+    Other files may be there: python code writes some beside itself.
+    """
+    try:
+        last_used = (folder / "note.json").stat().st_mtime
+        note = Note(**json.loads((folder / "note.json").read_bytes()))
+        for path, size in note.sizes.items():
+            status = (folder / "files" / path).lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                return None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    is_named = folder.name == note.id and (folder / "files" / note.name).exists()
+    return (note, last_used) if is_named else None

@@ -1,0 +1,294 @@
+"""Which artifacts are on disk, how much of it they take, and which leave it for others.
+
+It is asked from the event loop and, for room, from threads: files are removed in the thread that
+asks for room, outside the lock.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from adapter.core.artifacts import Artifact, ArtifactKey
+from adapter.core.sizing import format_size
+from adapter.errors import InvalidArtifact, NoRoom
+from adapter.store.cache_folder import CacheFolder, Note
+
+# The rest of the disk is not for the cache: other programs, and Triton, write to it as well.
+RESERVE_BYTES = 2**30
+
+
+@dataclass(slots=True)
+class Kept:
+    """An artifact on disk. `pins` counts who fetches, loads or has loaded it; without any it may
+    leave. `last_used` is in seconds since 1970. `is_replaced`: the store has another version.
+    `is_lost`: some of its files were deleted, so that nobody finds it any more.
+    """
+
+    note: Note
+    last_used: float
+    pins: int = 0
+    is_replaced: bool = False
+    is_lost: bool = False
+
+
+@dataclass(slots=True)
+class Evicted:
+    """What has left the disk, and why: for room below cache_limit, or on the disk itself."""
+
+    kept: Kept
+    reason: str
+    seconds: float = 0.0
+
+
+def _refuse(_: int, lack: NoRoom) -> None:
+    raise lack
+
+
+@dataclass(slots=True)
+class Claim:
+    """The room of one fetch; `what` names it in messages. Of `size_bytes` are `ahead_bytes` not
+    yet asked for by what writes. `staying_bytes` of the cache are known never to leave for it.
+
+    `unloads`: idle models may be unloaded for it. `wait` is called in a thread where so many bytes
+    lack, with the error, and returns for another try or raises; `waited_seconds` is for it. Nothing
+    more is taken once `is_given_up`.
+    """
+
+    what: str
+    disk: "Disk" = field(repr=False)
+    wait: Callable[[int, NoRoom], None] = field(repr=False, default=_refuse)
+    unloads: bool = True
+    size_bytes: int = 0
+    ahead_bytes: int = 0
+    waited_seconds: float = 0.0
+    staying_bytes: int = 0
+    is_given_up: bool = False
+
+    def take(self, count: int) -> None:
+        """Reserve so many more bytes for what is written next, out of those ahead as far as they
+        go; what nobody uses is evicted. To be called in a thread.
+
+        Raises NoRoom, and InvalidArtifact if the claim alone is larger than the cache may be.
+        """
+        count -= self.disk.draw(self, count)
+        while count:
+            try:
+                self.disk.take(self, count)
+                count = 0
+            except NoRoom as lack:
+                self.wait(count, lack)
+
+    def give_back(self, count: int) -> None:
+        self.disk.give_back(self, count)
+
+    def settle(self, count: int) -> None:
+        """Make the claim `count` bytes, whatever was reserved. Raises as `take` does."""
+        self.disk.draw(self, self.ahead_bytes)
+        if count > self.size_bytes:
+            self.take(count - self.size_bytes)
+        else:
+            self.give_back(self.size_bytes - count)
+
+    def refuse_more_than_all(self, count: int) -> None:
+        """Raise InvalidArtifact if so many bytes can never fit."""
+        if count > self.disk.limit_bytes:
+            raise InvalidArtifact(
+                f"{self.what}: it takes {format_size(count)} or more on disk, and cache_limit is"
+                f" {format_size(self.disk.limit_bytes)}"
+            )
+
+
+class Disk:
+    """The index of the cache. `limit_bytes` holds for artifacts and claims together. `on_freed` is
+    called when there is more room, or an artifact may leave; in any thread.
+    """
+
+    def __init__(
+        self,
+        folder: CacheFolder,
+        limit_bytes: int,
+        on_evicted: Callable[[Evicted], None],
+        *,
+        free_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.on_freed: Callable[[], object] = lambda: None
+        self._ahead_bytes = 0  # of all claims
+        self._folder = folder
+        self._on_evicted = on_evicted
+        self._free_bytes = free_bytes or folder.free_bytes
+        self._kept: dict[str, Kept] = {}  # by id
+        self._by_key: dict[tuple[str, str], list[Kept]] = {}  # the newest last
+        self._leaving = 0
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    # -- artifacts --------------------------------------------------------------------------
+
+    def unused(self) -> tuple[int, int]:
+        """Return how many artifacts are not pinned, and their bytes."""
+        with self._changed:
+            sizes = [kept.note.size_bytes for kept in self._kept.values() if not kept.pins]
+        return len(sizes), sum(sizes)
+
+    def adopt(self, note: Note, last_used: float) -> None:
+        """Take over an artifact of an earlier run."""
+        with self._changed:
+            self._add(Kept(note, last_used))
+
+    def trim(self) -> None:
+        """Evict what an earlier run kept beyond the limit."""
+        self.take(Claim("", self), 0)
+
+    def hold(self, store: str, path: str, etag: str | None) -> Kept | None:
+        """Pin the artifact and note its use; without `etag` the newest version. None if it is not
+        on disk.
+        """
+        with self._changed:
+            versions = reversed(self._by_key.get((store, path), []))
+            found = (each for each in versions if not each.is_lost)
+            kept = next((each for each in found if etag in {None, each.note.etag}), None)
+            if kept is not None:
+                kept.pins += 1
+                kept.last_used = time.time()
+            return kept
+
+    def lose(self, kept: Kept) -> None:
+        """Take one pin off an artifact whose files are not all there; it is to leave first."""
+        with self._changed:
+            kept.is_lost = True
+            kept.pins -= 1
+        self.on_freed()
+
+    def add(self, note: Note, claim: Claim) -> Kept:
+        """Make the claim an artifact, pinned once, and by those who have a lost one of the same
+        version; older versions of it are to leave first.
+        """
+        with self._changed:
+            lost = self._kept.get(note.id)
+            if lost is not None:
+                self._remove(lost)
+                self.used_bytes -= lost.note.size_bytes
+            for older in self._by_key.get((note.store, note.path), []):
+                older.is_replaced = True
+            self.used_bytes -= claim.size_bytes
+            claim.size_bytes = 0
+            kept = Kept(note, time.time(), pins=lost.pins + 1 if lost else 1)
+            self._add(kept)
+            return kept
+
+    def release(self, id_: str) -> Kept | None:
+        """Take one pin off, which is a use. Returns None if it is not there."""
+        with self._changed:
+            kept = self._kept.get(id_)
+            if kept is not None and kept.pins:
+                kept.pins -= 1
+                kept.last_used = time.time()
+        self.on_freed()
+        return kept
+
+    def _add(self, kept: Kept) -> None:
+        self._kept[kept.note.id] = kept
+        self._by_key.setdefault((kept.note.store, kept.note.path), []).append(kept)
+        self.used_bytes += kept.note.size_bytes
+
+    # -- room -------------------------------------------------------------------------------
+
+    def take(self, claim: Claim, count: int, *, is_ahead: bool = False) -> None:
+        """Reserve `count` bytes for the claim, or raise NoRoom at once; see there. `is_ahead`: for
+        what is written later, by `draw`.
+        """
+        claim.refuse_more_than_all(claim.size_bytes + count)
+        if claim.size_bytes + count + claim.staying_bytes > self.limit_bytes:
+            raise NoRoom(
+                f"{claim.what}: no room on disk: {format_size(claim.size_bytes + count)} are needed"
+                f" or more, and of cache_limit, {format_size(self.limit_bytes)},"
+                f" {format_size(claim.staying_bytes)} never leave"
+            )
+        while (leaving := self._reserve(claim, count, is_ahead=is_ahead)) is not None:
+            begun = time.monotonic()
+            try:
+                self._folder.remove(leaving.kept.note.id)
+            finally:
+                with self._changed:
+                    self._leaving -= 1
+                    self.used_bytes -= leaving.kept.note.size_bytes
+                    self._changed.notify_all()
+                self.on_freed()
+            leaving.seconds = time.monotonic() - begun
+            self._on_evicted(leaving)
+
+    def draw(self, claim: Claim, count: int) -> int:
+        """Let that much of what was reserved ahead be written; return how much there was."""
+        with self._changed:
+            drawn = min(count, claim.ahead_bytes)
+            claim.ahead_bytes -= drawn
+            self._ahead_bytes -= drawn
+        return drawn
+
+    def give_back(self, claim: Claim, count: int) -> None:
+        with self._changed:
+            claim.size_bytes -= count
+            self.used_bytes -= count
+            self._changed.notify_all()
+        self.on_freed()
+
+    def _reserve(self, claim: Claim, count: int, *, is_ahead: bool) -> Evicted | None:
+        """Reserve and return None, or return what has to leave first, which nobody finds now."""
+        with self._changed:
+            while True:
+                lacks_limit = self.used_bytes + count > self.limit_bytes
+                if not lacks_limit and (not count or self._has_disk(count)):
+                    self._give(claim, count, is_ahead=is_ahead)
+                    return None
+                if kept := self._pop():
+                    self._leaving += 1
+                    return Evicted(kept, "limit" if lacks_limit else "disk")
+                if not self._leaving:
+                    raise NoRoom(self._why_none(claim, count, lacks_limit=lacks_limit))
+                self._changed.wait()
+
+    def _give(self, claim: Claim, count: int, *, is_ahead: bool) -> None:
+        self.used_bytes += count
+        claim.size_bytes += count
+        if is_ahead:
+            claim.ahead_bytes += count
+            self._ahead_bytes += count
+
+    def _has_disk(self, count: int) -> bool:
+        return self._free_bytes() - RESERVE_BYTES - self._ahead_bytes >= count
+
+    def _pop(self) -> Kept | None:
+        idle = [kept for kept in self._kept.values() if not kept.pins]
+        if not idle:
+            return None
+        kept = min(idle, key=lambda kept: (not kept.is_lost, not kept.is_replaced, kept.last_used))
+        self._remove(kept)
+        return kept
+
+    def _remove(self, kept: Kept) -> None:
+        del self._kept[kept.note.id]
+        versions = self._by_key[kept.note.store, kept.note.path]
+        versions.remove(kept)
+        if not versions:
+            del self._by_key[kept.note.store, kept.note.path]
+
+    def _why_none(self, claim: Claim, count: int, *, lacks_limit: bool) -> str:
+        needed = f"{claim.what}: no room on disk: {format_size(count)} more are needed"
+        if lacks_limit:
+            return (
+                f"{needed}, and of cache_limit, {format_size(self.limit_bytes)},"
+                f" {format_size(self.used_bytes)} are loaded or being fetched"
+            )
+        return (
+            f"{needed}, and the disk of the cache has {format_size(self._free_bytes())} free, of"
+            f" which {format_size(RESERVE_BYTES)} are kept; all in the cache is in use"
+        )
+
+
+def artifact_of(key: ArtifactKey, kept: Kept, folder: CacheFolder) -> Artifact:
+    return Artifact(key, folder.place(kept.note), kept.note.etag, kept.note.size_bytes)

@@ -1,0 +1,136 @@
+"""What has happened lately: loads, unloads, evictions, refusals and failures, and Triton's ends."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from heapq import merge
+from time import time
+
+from adapter.core.model import ModelId
+from adapter.errors import AboutMemory, AdapterError, CallerError, MemoryFigures, was_refused
+
+_MOST = 40  # of what went well, and as many of what did not
+_MOST_OF_CALLERS = 20  # mistakes: anybody can make many
+_REASON_CHARACTERS = 1000
+
+
+class Outcome(Enum):
+    DONE = "done"
+    REFUSED = "refused"  # nothing was tried
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """`operation`: load, unload, fetch, infer, triton for its end and its return, or lost for the
+    models that Triton does not have any more. `at` is
+    time.time() of the end, `seconds` how long it took. `size_bytes` were taken or freed, `evicted`
+    is why the adapter unloaded the model by itself. `kind`: the error's class; the error itself is
+    not kept, as its traceback would keep the load's objects. `count`: so often in a row the model
+    met the same error; all else is of the latest.
+    """
+
+    operation: str
+    outcome: Outcome
+    at: float
+    model_id: ModelId | None = None
+    seconds: float = 0.0
+    size_bytes: int = 0
+    evicted: str | None = None
+    kind: type[AdapterError] | None = None
+    reason: str = ""
+    figures: MemoryFigures | None = None
+    count: int = 1
+
+
+class History:
+    """The latest occurrences, in memory. What went well never pushes out what did not, nor do
+    mistakes of callers what is not theirs.
+    """
+
+    def __init__(self) -> None:
+        self._done: deque[Occurrence] = deque(maxlen=_MOST)  # both oldest first
+        self._failed: deque[Occurrence] = deque(maxlen=_MOST)
+        self._mistaken: deque[Occurrence] = deque(maxlen=_MOST_OF_CALLERS)
+        self._triton_down_at: float | None = None
+
+    def latest(self) -> list[Occurrence]:
+        """Return all of them, newest first."""
+        return list(_newest_first(self._done, self._failed, self._mistaken))
+
+    def failures(self, operations: Iterable[str]) -> list[Occurrence]:
+        """Return what failed or was refused of these operations, newest first."""
+        wanted = {*operations}
+        found = _newest_first(self._failed, self._mistaken)
+        return [each for each in found if each.operation in wanted]
+
+    def done(
+        self, operation: str, model_id: ModelId, seconds: float, size_bytes: int, why: str | None
+    ) -> None:
+        """Note a load or an unload that went well; `why` the model was evicted, if it was."""
+        one = Occurrence(operation, Outcome.DONE, time(), model_id, seconds, size_bytes, why)
+        self._done.append(one)
+
+    def failed(
+        self, operation: str, model_id: ModelId, error: AdapterError, seconds: float = 0.0
+    ) -> None:
+        """Note a failure or a refusal; the same one of the same model again is counted, and so is
+        one for lack of memory whose figures differ.
+        """
+        is_about_memory = isinstance(error, AboutMemory)
+        is_mistake = isinstance(error, CallerError) and was_refused(error) and not is_about_memory
+        noted = self._mistaken if is_mistake else self._failed
+        same, earlier = (operation, model_id, type(error)), 0
+        reason = str(error)[:_REASON_CHARACTERS]
+        for known in noted:
+            is_same = (known.operation, known.model_id, known.kind) == same
+            if is_same and (is_about_memory or known.reason == reason):
+                earlier = known.count
+                noted.remove(known)
+                break
+        one = Occurrence(
+            operation,
+            Outcome.REFUSED if was_refused(error) else Outcome.FAILED,
+            time(),
+            model_id,
+            seconds,
+            kind=type(error),
+            reason=reason,
+            figures=error.figures if isinstance(error, AboutMemory) else None,
+            count=earlier + 1,
+        )
+        noted.append(one)
+
+    def lost(self, reason: str) -> None:
+        """Note that Triton does not have models any more."""
+        self._failed.append(Occurrence("lost", Outcome.FAILED, time(), reason=reason))
+
+    def triton_ended(self, reason: str) -> None:
+        """Note that Triton has ended, in place of its silence if that was noticed first."""
+        if self._triton_down_at is None:
+            self._triton_down(reason)
+            return
+        for at, known in enumerate(self._failed):
+            if known.operation == "triton" and known.at == self._triton_down_at:
+                self._failed[at] = replace(known, reason=reason)
+
+    def triton_silent(self) -> None:
+        """Note that Triton does not answer; until it is back that is noted once."""
+        if self._triton_down_at is None:
+            self._triton_down("Triton does not answer")
+
+    def _triton_down(self, reason: str) -> None:
+        self._triton_down_at = time()
+        one = Occurrence("triton", Outcome.FAILED, self._triton_down_at, reason=reason)
+        self._failed.append(one)
+
+    def triton_back(self) -> None:
+        if self._triton_down_at is not None:
+            now, down_at = time(), self._triton_down_at
+            self._triton_down_at = None
+            self._done.append(Occurrence("triton", Outcome.DONE, now, seconds=now - down_at))
+
+
+def _newest_first(*noted: deque[Occurrence]) -> Iterable[Occurrence]:
+    return merge(*map(reversed, noted), key=lambda one: -one.at)

@@ -1,0 +1,18 @@
+{{/* files/dashboard.json for this release: Grafana takes each uid, and each title in a folder, once. It shows the namespace
+     and the pods of the release, and others of the cluster only when they are chosen */}}
+{{- define "triton-adapter.dashboard" -}}
+{{- $namespace := include "triton-adapter.namespace" . -}}
+{{- $release := printf "%s/%s" $namespace (include "triton-adapter.fullname" .) -}}
+{{- $dashboard := .Files.Get "files/dashboard.json" | fromJson -}}
+{{- $_ := set $dashboard "uid" (printf "triton-adapter-%s" (sha256sum $release | trunc 16)) -}}
+{{- $_ := set $dashboard "title" (printf "triton-adapter %s" $release) -}}
+{{- range $dashboard.templating.list -}}
+{{- if eq .name "namespace" -}}
+{{- $_ := set . "current" (dict "text" $namespace "value" $namespace) -}}
+{{- else if and (eq .name "pod") (include "triton-adapter.isPod" $) -}}
+{{- $_ := set . "allValue" (include "triton-adapter.podPattern" $) -}}
+{{- $_ := set . "regex" (printf "/^%s$/" (include "triton-adapter.podPattern" $)) -}}
+{{- end -}}
+{{- end -}}
+{{- toPrettyJson $dashboard -}}
+{{- end -}}

@@ -1,0 +1,75 @@
+{{/* The port of the Service for calls over HTTP, and over gRPC: the listener that only infers, if there is one. 0: none */}}
+{{- define "triton-adapter.fleetHttp" -}}
+{{- .Values.service.httpData | default .Values.service.http | int -}}
+{{- end -}}
+
+{{- define "triton-adapter.fleetGrpc" -}}
+{{- .Values.service.grpcData | default .Values.service.grpc | int -}}
+{{- end -}}
+
+{{/* Routes by the Gateway's listeners */}}
+{{- define "triton-adapter.fleetRoutes" -}}
+{{- if include "triton-adapter.fleetHttp" . | int }}
+http: HTTPRoute
+{{- end }}
+{{- if include "triton-adapter.fleetGrpc" . | int }}
+grpc: GRPCRoute
+{{- end }}
+{{- end -}}
+
+{{/* The adapter's listeners that the Gateway's Envoys call */}}
+{{- define "triton-adapter.fleetListeners" -}}
+{{- with .Values.service -}}
+{{- if .httpData }}
+- http_data
+{{- else if .http }}
+- http
+{{- end }}
+{{- if .grpcData }}
+- grpc_data
+{{- else if .grpc }}
+- grpc
+{{- end }}
+{{- end }}
+- {{ include "triton-adapter.probes" . }}
+{{- end -}}
+
+{{/* Whether replicas follow from what memory cannot hold: (list values-of-hpa-or-keda) */}}
+{{- define "triton-adapter.scalesByMemory" -}}
+{{- $scaler := index . 0 -}}
+{{- if and $scaler.enabled (or $scaler.evictionsPerSecond $scaler.noRoomPerSecond) }}true{{ end -}}
+{{- end -}}
+
+{{/* Where models do not fit, a new pod changes the figures only when it has taken its share of them; and with enough pods
+     nothing is evicted, which does not say that one of them could go */}}
+{{- define "triton-adapter.scalingBehavior" -}}
+{{- $scaler := index . 0 -}}
+{{- if $scaler.behavior -}}
+{{- toYaml $scaler.behavior -}}
+{{- else if include "triton-adapter.scalesByMemory" (list $scaler) -}}
+scaleUp:
+  policies: [{type: Pods, value: 1, periodSeconds: 300}]
+scaleDown:
+  stabilizationWindowSeconds: 3600
+  policies: [{type: Pods, value: 1, periodSeconds: 1800}]
+{{- end -}}
+{{- end -}}
+
+{{- define "triton-adapter.validateFleet" -}}
+{{- if .Values.fleet.enabled -}}
+{{- if not (include "triton-adapter.hasStore" .) -}}
+{{- fail "fleet.enabled: each pod must be able to get each model; name a store in settings.model_store or settings.endpoints" -}}
+{{- end -}}
+{{- if not (or (include "triton-adapter.fleetHttp" . | int) (include "triton-adapter.fleetGrpc" . | int)) -}}
+{{- fail "fleet.enabled: the Gateway needs a port of the Service to send calls to: service.httpData, service.http, service.grpcData or service.grpc" -}}
+{{- end -}}
+{{- else if .Values.fleet.patch -}}
+{{- fail "fleet.patch: is for the Gateway of fleet.enabled" -}}
+{{- end -}}
+{{- range $name := list "hpa" "keda" -}}
+{{- $scaler := get $.Values.autoscaling $name -}}
+{{- if and (include "triton-adapter.scalesByMemory" (list $scaler)) (not (include "triton-adapter.hasStore" $)) -}}
+{{- fail (printf "autoscaling.%s: evictionsPerSecond and noRoomPerSecond are of models of a store; name one in settings.model_store" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,113 @@
+"""Writes the tables of what was simulated into docs/fleet.md."""
+
+from collections.abc import Iterable, Sequence
+
+from scripts.simulation.study import Json
+
+_BEGIN = "<!-- simulated: {} -->\n"
+_END = "<!-- end -->\n"
+
+
+def with_tables(page: str, found: Json) -> str:
+    """Return the page with what is between its markers written anew."""
+    for name, lines in (
+        ("predictions", _predictions(found["predictions"])),
+        ("balance", _balance(found["balance"])),
+        ("moved", _moved(found["moved"])),
+        ("tables", _tables(found["tables"])),
+        ("shares", _shares(found["shares"])),
+    ):
+        before, _, rest = page.partition(_BEGIN.format(name))
+        _, _, after = rest.partition(_END)
+        page = before + _BEGIN.format(name) + "\n" + "".join(lines) + "\n" + _END + after
+    return page
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(line)} |\n" for line in lines]
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _factor(factor: int) -> str:
+    return str(factor) if factor else "none"
+
+
+def _predictions(rows: Sequence[Json]) -> list[str]:
+    callers = list(dict.fromkeys(row["callers"] for row in rows))
+    kinds = dict.fromkeys((row["room"], row["factor"]) for row in rows)
+    shown = {(row["room"], row["factor"], row["callers"]): row for row in rows}
+    return _table(
+        ["room for models on each machine", "balance factor", *(f"{n} callers" for n in callers)],
+        [
+            [
+                str(room),
+                _factor(factor),
+                *(f"{shown[room, factor, count]['hits']:.3f}" for count in callers),
+            ]
+            for room, factor in kinds
+        ],
+    )
+
+
+def _balance(rows: Sequence[Json]) -> list[str]:
+    head = ["calls", "factor", "in memory", "on another machine than its own", "fetched a call"]
+    head += ["half of the calls took", "99 % took", "calls a second"]
+    return _table(
+        head,
+        [
+            [
+                row["load"],
+                _factor(row["factor"]),
+                _percent(row["hits"]),
+                _percent(row["away"]),
+                f"{row['fetched_mib_per_call']:.0f} MiB",
+                f"{row['p50_seconds']:.2f} s",
+                f"{row['p99_seconds']:.1f} s",
+                f"{row['calls_per_second']:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _moved(rows: Sequence[Json]) -> list[str]:
+    return _table(
+        ["machines", "models that move", "those of the machine that goes or comes"],
+        [
+            [
+                f"{row['machines'][0]} to {row['machines'][1]}",
+                _percent(row["moved"]),
+                _percent(row["needed"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _tables(rows: Sequence[Json]) -> list[str]:
+    return _table(
+        ["`table_size`", "models that move", "those of the machine that goes"],
+        [
+            [f"{row['table_size']:,}", _percent(row["moved"]), _percent(row["needed"])]
+            for row in rows
+        ],
+    )
+
+
+def _shares(rows: Sequence[Json]) -> list[str]:
+    return _table(
+        ["models", "machines", "the most on a machine, on average", "in 19 of 20 lists at most"],
+        [
+            [
+                f"{row['models']:,}",
+                str(row["machines"]),
+                f"{row['most']:.2f} x the mean",
+                f"{row['most_of_95_percent']:.2f} x",
+            ]
+            for row in rows
+        ],
+    )

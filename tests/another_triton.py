@@ -1,0 +1,110 @@
+"""Has the tests run on another tritonserver than the embedded one: TRITON_SERVER names it.
+
+It is found as users' own is, as the first `tritonserver` on PATH. The first process of a run looks
+at it; those of xdist find in their environment what was seen.
+"""
+
+import os
+import subprocess
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from tests.running import Client, RunningAdapter, embedded_adapter
+
+SERVER = "TRITON_SERVER"
+VERSION = "TRITON_SERVER_VERSION"
+PACKAGE = "nvidia-pytriton"
+EMBEDDED = "2.51.0"  # that of the package
+# An option that the adapter cannot do without, and that no other program has.
+_TELLING = "--model-control-mode"
+
+
+class NoTriton(pytest.UsageError):
+    """TRITON_SERVER names something that the tests cannot run on."""
+
+
+def said_by(path: Path, flag: str) -> str:
+    """What a program prints when it is called with this flag, or why it could not be called."""
+    try:
+        done = subprocess.run(
+            [path, flag], capture_output=True, timeout=30, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return "nothing within 30 s"
+    except OSError as error:
+        return str(error)
+    return (done.stdout + done.stderr).decode(errors="replace").strip()
+
+
+def check(path: Path) -> None:
+    """NoTriton when this is no tritonserver, with what it is."""
+    if not path.is_file():
+        raise NoTriton(f"{SERVER}: there is no file {path}")
+    if not os.access(path, os.X_OK):
+        raise NoTriton(f"{SERVER}: {path} is not executable")
+    if _TELLING in said_by(path, "--help"):
+        return
+    said = [f"{flag} says {_first_line(said_by(path, flag))!r}" for flag in ("--version", "--help")]
+    raise NoTriton(f"{SERVER}: {path} is no tritonserver: {', '.join(said)}")
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:200]
+
+
+def version_of(path: Path) -> str:
+    """Start it once below an adapter, and ask it. NoTriton when it does not come up."""
+    try:
+        with embedded_adapter(f"--tritonserver={path}") as adapter:
+            return _version(adapter)
+    except AssertionError as error:
+        raise NoTriton(f"{SERVER}: {path} does not start: {error}") from error
+
+
+def _version(adapter: RunningAdapter) -> str:
+    client = Client(adapter.http_address)
+    try:
+        return client.get("/v2").json()["version"]
+    finally:
+        client.close()
+
+
+def place(path: Path, folder: Path) -> None:
+    """Let it be the first `tritonserver` on PATH, for this process and all that it starts."""
+    (folder / "tritonserver").symlink_to(path)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = os.environ.get(SERVER)
+    if not given or hasattr(config, "workerinput"):
+        return
+    path = Path(given).absolute()
+    check(path)
+    os.environ[VERSION] = version_of(path)
+    folder = tempfile.TemporaryDirectory(prefix="tritonserver-of-the-tests-")
+    config.add_cleanup(folder.cleanup)
+    place(path, Path(folder.name))
+
+
+def pytest_report_header() -> str:
+    given, found = os.environ.get(SERVER), os.environ.get(VERSION)
+    if given and found:
+        return f"tritonserver: {given}, version {found}"
+    try:
+        return f"tritonserver: {EMBEDDED}, of {PACKAGE} {version(PACKAGE)}"
+    except PackageNotFoundError:
+        return f"tritonserver: none, {PACKAGE} is not installed"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    found = os.environ.get(VERSION) or EMBEDDED
+    for item in items:
+        for mark in item.iter_markers("of_triton"):
+            wanted, reason = mark.args
+            if not f"{found}.".startswith(f"{wanted}."):
+                why = f"of Triton {wanted} alone, here is {found}: {reason}"
+                item.add_marker(pytest.mark.skip(reason=why))

@@ -1,0 +1,213 @@
+"""The PrometheusRule: the alerts of files/alerts.yaml, for the pods of one release."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.chart import CHART, only
+from tests.journeys.observability.promtool import needs_promtool, promtool
+
+FILE = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+NAMES = [rule["alert"] for group in FILE["groups"] for rule in group["rules"]]
+
+
+def values(**rule: Any) -> dict[str, Any]:
+    return {"metrics": {"prometheusRule": {"enabled": True, **rule}}, "checkApis": False}
+
+
+def rules(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    [group] = only("PrometheusRule", given)["spec"]["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
+
+
+def expressions(given: dict[str, Any]) -> str:
+    return "\n".join(rule["expr"] for rule in rules(given).values())
+
+
+def pattern_of(given: dict[str, Any]) -> re.Pattern[str]:
+    [found] = {*re.findall(r'pod=~"([^"]+)"', expressions(given))}
+    return re.compile(found)
+
+
+def test_every_selector_is_of_the_releases_own_namespace_and_pods():
+    selectors = re.findall(r"\w+\{([^}]*)\}", expressions(values()))
+    own = 'namespace="serving",pod=~"demo-triton-adapter-[a-z0-9]+-[a-z0-9]+"'
+
+    assert list(rules(values())) == NAMES
+    assert len(selectors) == str(FILE).count('pod=~".*"')
+    assert {selector[: len(own)] for selector in selectors} == {own}
+
+
+@pytest.mark.parametrize(
+    "name", ["demo", "a-release-with-a-name-of-a-length-that-must-be-cut-off-at-63"]
+)
+def test_the_pattern_is_that_of_the_pods_of_a_deployment(name):
+    pattern = pattern_of({**values(), "fullnameOverride": name})
+    made = only("Deployment", {**values(), "fullnameOverride": name})["metadata"]["name"]
+
+    # as Kubernetes does: at most 58 characters of the ReplicaSet's name and a hyphen, and five more
+    assert pattern.fullmatch(f"{f'{made}-6b7f9d4c8c-'[:58]}x2x4z")
+    assert not pattern.fullmatch("demo-canary-6b7f9d4c8c-x2x4z")
+    assert not pattern.fullmatch("other-6b7f9d4c8c-x2x4z")
+
+
+@pytest.mark.parametrize("scope", ["", 'namespace="serving",'])
+def test_the_rules_of_a_runtime_are_for_the_pods_that_the_controller_makes(scope):
+    given = {
+        **values(),
+        "mode": "servingRuntime",
+        "settings": {"admin": "[::]:8081"},
+        "servingRuntime": {"clusterScoped": not scope},
+    }
+    selectors = re.findall(r"\w+\{([^}]*)\}", expressions(given))
+    own = f'{scope}pod=~"modelmesh-serving-demo-triton-adapter'
+
+    assert {selector[: len(own)] for selector in selectors} == {own}
+    # the Deployment, its ReplicaSet, the pod
+    assert pattern_of(given).fullmatch("modelmesh-serving-demo-triton-adapter-6b7f9d4c8c-x2x4z")
+    assert not pattern_of(given).fullmatch("modelmesh-serving-other-6b7f9d4c8c-x2x4z")
+
+
+@needs_promtool
+def test_prometheus_understands_what_is_made(tmp_path):
+    thresholds = dict.fromkeys([each for each in NAMES if is_tunable(each)], 0.25)
+    made = only("PrometheusRule", values(thresholds=thresholds))["spec"]
+    (tmp_path / "rules.yaml").write_text(json.dumps(made))
+
+    promtool("check", "rules", tmp_path / "rules.yaml")
+
+
+@needs_promtool
+def test_a_release_that_lives_does_not_hide_that_another_is_gone(tmp_path):
+    (tmp_path / "rules.yaml").write_text(json.dumps(only("PrometheusRule", values())["spec"]))
+    other = (
+        'triton_adapter_build_info{namespace="serving",pod="other-triton-adapter-1-a",instance="o"}'
+    )
+    firing = {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "eval_time": "10m",
+        "exp_samples": [{"labels": '{alertname="TritonAdapterAbsent"}', "value": 1}],
+    }
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": other, "values": "1x20"}],
+        "promql_expr_test": [firing],
+    }
+    (tmp_path / "test.yaml").write_text(
+        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]})
+    )
+
+    promtool("test", "rules", tmp_path / "test.yaml")
+
+
+KEDA = {
+    "enabled": True,
+    "serverAddress": "http://p:9090",
+    "triggers": [{"type": "cron", "metadata": {}}],
+}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"autoscaling": {"minReplicas": 0, "keda": KEDA}, "models": {"load": ["a"]}},
+        {"replicaCount": 0},
+        {"mode": "servingRuntime", "settings": {"admin": "[::]:8081"}},
+    ],
+)
+def test_where_there_may_be_no_pod_nobody_is_called_for_its_absence(given):
+    assert set(NAMES) - rules({**values(), **given}).keys() == {"TritonAdapterAbsent"}
+
+
+@needs_promtool
+def test_a_night_without_pods_and_the_start_after_it_are_no_alert(tmp_path):
+    """Of a pod that is gone there are no series; KEDA makes one again after an hour."""
+    scaled = {"autoscaling": {"minReplicas": 0, "keda": KEDA}, "models": {"load": ["a"]}}
+    made = only("PrometheusRule", {**values(), **scaled})["spec"]
+    (tmp_path / "rules.yaml").write_text(json.dumps(made))
+    evening, morning = (
+        "demo-triton-adapter-6b7f9d4c8c-aaaaa",
+        "demo-triton-adapter-6b7f9d4c8c-bbbbb",
+    )
+
+    def series(name: str, more: str, before: str, after: str) -> list[dict[str, str]]:
+        own = 'namespace="serving",job="j",pod="{pod}",instance="{pod}"'
+        return [
+            {
+                "series": f"{name}{{{own.format(pod=pod)}{more}}}",
+                "values": v,
+            }
+            for pod, v in ((evening, before), (morning, after))
+        ]
+
+    given = [
+        *series("up", "", "1x60 stale", "_x120 0x1 1x60"),
+        *series("triton_adapter_build_info", "", "1x60 stale", "_x122 1x60"),
+        *series("triton_adapter_ready", "", "1x60 0 stale", "_x122 0x4 1x60"),
+        *series("triton_adapter_triton_live", "", "1x60 stale", "_x122 0x4 1x60"),
+        *series("triton_adapter_models", ',state="READY"', "1x60 0 stale", "_x122 0x4 1x60"),
+        *series("process_start_time_seconds", "", "0x60 stale", "_x122 7320x60"),
+    ]
+    quiet = [{"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{m}m"} for m in range(55, 180)]
+    case = {"interval": "1m", "input_series": given, "promql_expr_test": quiet}
+    (tmp_path / "test.yaml").write_text(
+        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]})
+    )
+
+    promtool("test", "rules", tmp_path / "test.yaml")
+
+
+def test_where_there_must_be_a_pod_its_absence_is_an_alert():
+    scaled = {"replicaCount": 0, "autoscaling": {"minReplicas": 1, "keda": KEDA}}
+
+    assert "TritonAdapterAbsent" in rules({**values(), **scaled, "models": {"load": ["a"]}})
+
+
+def test_an_alert_can_be_left_out_and_get_labels_and_a_link():
+    given = values(
+        disabled=["TritonAdapterThrashing"],
+        additionalRuleLabels={"team": "a", "severity": "none"},
+        runbookBaseUrl="https://wiki.example.com/ops",
+    )
+    found = rules(given)
+
+    assert set(NAMES) - found.keys() == {"TritonAdapterThrashing"}
+    down = found["TritonAdapterDown"]
+    assert down["labels"] == {"severity": "warning", "team": "a"}
+    assert down["annotations"]["runbook_url"] == "https://wiki.example.com/ops#tritonadapterdown"
+    assert "runbook" not in down["annotations"]
+
+
+def test_a_severity_is_replaced_in_its_alert_alone():
+    before, after = rules(values()), rules(values(severities={"TritonAdapterDown": "page"}))
+
+    assert [each for each in NAMES if before[each] != after[each]] == ["TritonAdapterDown"]
+    assert before["TritonAdapterDown"]["labels"] == {"severity": "warning"}
+    assert after["TritonAdapterDown"]["labels"] == {"severity": "page"}
+
+
+def is_tunable(alert: str) -> bool:
+    return "# threshold" in rules(values())[alert]["expr"]
+
+
+@pytest.mark.parametrize("alert", NAMES)
+def test_a_threshold_is_replaced_in_its_alert_alone(alert):
+    if not is_tunable(alert):
+        assert not re.search(r"[<>] (?!0\b|600\b)[0-9.]+\s*$", rules(values())[alert]["expr"])
+        return
+    before, after = rules(values()), rules(values(thresholds={alert: 0.123}))
+
+    assert [each for each in NAMES if before[each] != after[each]] == [alert]
+    assert re.search(r"> 0\.123 # threshold$", after[alert]["expr"], re.MULTILINE)
+
+
+def test_a_start_that_may_take_longer_is_no_alert():
+    longer = {**values(), "settings": {"load_timeout_seconds": 1800}}
+
+    assert "< 1980" in rules(longer)["TritonAdapterNotReady"]["expr"]
+    assert "< 1980" in rules(longer)["TritonAdapterTritonDown"]["expr"]
+    assert rules(longer)["TritonAdapterNoneReady"]["for"] == "1980s"
+    assert rules(values())["TritonAdapterNoneReady"]["for"] == "10m"

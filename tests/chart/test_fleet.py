@@ -1,0 +1,425 @@
+"""A fleet's objects: strictly of Envoy Gateway's own types, and of one mind with deploy/fleet.
+
+What Envoy Gateway makes of them is in tests/nightly/test_envoy_gateway.py.
+"""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.builds import build, built
+from tests.chart.chart import (
+    CASES,
+    NOTES,
+    ROOT,
+    case,
+    containers,
+    objects,
+    only,
+    pod_spec,
+    render,
+    values_of,
+    variables,
+)
+from tests.journeys.observability.promtool import needs_promtool, promtool
+
+SOURCE = Path(__file__).parent / "gateway_types"
+FLEET, PATCHED = values_of("fleet"), values_of("fleet-patch")
+BOTH = pytest.mark.parametrize("values", [FLEET, PATCHED], ids=["headers", "patched"])
+ROUTES = {"http": "HTTPRoute", "grpc": "GRPCRoute"}
+
+
+@pytest.fixture(scope="module")
+def decoder(pytestconfig: pytest.Config) -> Path:
+    """A program that reads objects into the types of github.com/envoyproxy/gateway."""
+    folder, is_built = built(pytestconfig, SOURCE, "go")
+    if not is_built:
+        build(folder, SOURCE, "go", "build", "-o", str(folder / "decode"), ".")
+    return folder / "decode"
+
+
+def misfits(decoder: Path, found: Sequence[dict[str, Any]]) -> list[str]:
+    done = subprocess.run(
+        [decoder], input=json.dumps(found), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+def of_gateways(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [made for made in objects(values) if made["apiVersion"].startswith("gateway.")]
+
+
+@pytest.mark.slow
+def test_every_object_of_a_gateway_is_strictly_of_envoy_gateways_types(decoder):
+    found = [made for path in CASES for made in of_gateways(values_of(case(path)))]
+
+    assert {made["kind"] for made in found} == {
+        *("Gateway", "HTTPRoute", "GRPCRoute", "HTTPRouteFilter"),
+        *("ClientTrafficPolicy", "BackendTrafficPolicy", "EnvoyPatchPolicy"),
+    }
+    assert misfits(decoder, found) == []
+
+
+@pytest.mark.slow
+def test_a_misspelt_field_and_a_wrong_type_are_found(decoder):
+    misspelt, wrong = (only("BackendTrafficPolicy", FLEET) for _ in range(2))
+    misspelt["spec"]["healthCheck"]["panicTreshold"] = 0
+    wrong["spec"]["retry"]["numRetries"] = "2"
+
+    [first, second] = misfits(decoder, [misspelt, wrong])
+    assert 'unknown field "spec.healthCheck.panicTreshold"' in first
+    assert "numRetries of type int32" in second
+
+
+@pytest.mark.parametrize(
+    ("settings", "service", "ports"),
+    [
+        ({}, {}, {"http": 8080, "grpc": 8085}),
+        ({"http_data": "[::]:8083"}, {"httpData": 80}, {"http": 80, "grpc": 8085}),
+        ({"grpc_data": "[::]:8086"}, {"grpcData": 443, "http": 0}, {"grpc": 443}),
+    ],
+    ids=["control", "data", "grpc alone"],
+)
+def test_calls_go_to_the_listener_that_only_infers_where_there_is_one(settings, service, ports):
+    values = {
+        "checkApis": False,
+        "fleet": {"enabled": True, "patch": True},
+        "settings": {"model_store": "s3://models", **settings},
+        "service": service,
+    }
+
+    listeners = {
+        each["name"]: each["port"] for each in only("Gateway", values)["spec"]["listeners"]
+    }
+    assert listeners == ports
+    for name, kind in ROUTES.items():
+        routes = [made["spec"] for made in objects(values) if made["kind"] == kind]
+        assert len(routes) == (name in ports)
+        for route in routes:
+            assert [ref["sectionName"] for ref in route["parentRefs"]] == [name]
+            rule, *_ = route["rules"]
+            assert rule["backendRefs"] == [{"name": "demo-triton-adapter", "port": ports[name]}]
+    targets = {each["kind"] for each in only("BackendTrafficPolicy", values)["spec"]["targetRefs"]}
+    assert targets == {ROUTES[name] for name in ports}
+    patched = only("EnvoyPatchPolicy", values)["spec"]["jsonPatches"]
+    assert {each["name"].rpartition("/")[2] for each in patched} == {*ports, "0"}
+
+
+@BOTH
+def test_each_pod_is_asked_at_the_listener_of_its_probes_whether_it_is_ready(values):
+    active = only("BackendTrafficPolicy", values)["spec"]["healthCheck"]["active"]
+    adapter = containers(pod_spec(values))["adapter"]
+    ports = {port["name"]: port["containerPort"] for port in adapter["ports"]}
+    probe = adapter["readinessProbe"]["httpGet"]
+
+    assert active["http"]["path"] == probe["path"]
+    assert active["overrides"]["port"] == ports[probe["port"]]
+
+
+@BOTH
+def test_the_gateways_envoys_and_no_others_are_let_in_from_their_namespace(values):
+    gateway = only("Gateway", values)["metadata"]
+    peers = [
+        (rule["ports"], peer)
+        for rule in only("NetworkPolicy", values)["spec"]["ingress"]
+        for peer in rule["from"]
+        if "namespaceSelector" in peer
+    ]
+    [(ports, peer)] = peers
+    own = variables(values)
+    listeners = ("HTTP_DATA", "GRPC_DATA", "METRICS") if values is FLEET else ("HTTP", "METRICS")
+    wanted = {int(own.get(f"ADAPTER_{name}", "[::]:8080").rpartition(":")[2]) for name in listeners}
+
+    assert {each["port"] for each in ports} == wanted
+    assert peer["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "envoy-gateway-system"
+    }
+    assert peer["podSelector"]["matchLabels"] == {
+        "gateway.envoyproxy.io/owning-gateway-namespace": gateway["namespace"],
+        "gateway.envoyproxy.io/owning-gateway-name": gateway["name"],
+    }
+
+
+def test_without_the_patch_nothing_is_tried_again_that_a_pod_has_answered():
+    retry = only("BackendTrafficPolicy", FLEET)["spec"]["retry"]
+
+    assert set(retry["retryOn"]) == {"triggers"}
+    assert set(retry["retryOn"]["triggers"]) == {"connect-failure", "refused-stream"}
+
+
+@BOTH
+def test_each_pod_has_a_disk_cache_of_its_own(values):
+    [cache] = [each for each in pod_spec(values)["volumes"] if each["name"] == "cache"]
+
+    assert set(cache) - {"name"} in ({"emptyDir"}, {"ephemeral"})
+    assert variables(values)["ADAPTER_CACHE_DIR"] == "/var/cache/triton-adapter"
+
+
+def test_the_notes_say_where_callers_come_to_and_what_they_must_bring():
+    (by_header, patched) = (render(values)[NOTES] for values in (FLEET, PATCHED))
+
+    for notes in (by_header, patched):
+        assert "kubectl --namespace serving get gateway demo-triton-adapter" in notes
+    for header in only("BackendTrafficPolicy", FLEET)["spec"]["loadBalancer"]["consistentHash"][
+        "headers"
+    ]:
+        assert header["name"] in by_header
+    assert "every call must have one of the headers" not in patched
+    assert "get envoypatchpolicy demo-triton-adapter" in patched
+
+
+# -- the same as without Kubernetes ----------------------------------------------------------------
+
+
+def own() -> dict[str, Any]:
+    """The routes, their retries, and the cluster of deploy/fleet/envoy.yaml."""
+    resources = yaml.safe_load((ROOT / "deploy/fleet/envoy.yaml").read_text())["static_resources"]
+    [listener] = resources["listeners"]
+    [manager] = listener["filter_chains"][0]["filters"]
+    [host] = manager["typed_config"]["route_config"]["virtual_hosts"]
+    cluster = next(each for each in resources["clusters"] if each["name"] == "http")
+    return {"listener": listener, "cluster": cluster, **host}
+
+
+def patches(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {
+        each["operation"]["path"].strip("/"): each["operation"]["value"]
+        for each in only("EnvoyPatchPolicy", values)["spec"]["jsonPatches"]
+        if each["name"].startswith(name)
+    }
+
+
+def test_the_patch_makes_routes_what_they_are_in_deploy_fleet():
+    found = patches(PATCHED, "serving/")
+    retry = own()["retry_policy"]
+
+    assert [found["hash_policy"]] == [
+        each["route"]["hash_policy"]
+        for each in own()["routes"]
+        if each["match"].get("path") == "/ping"
+    ]
+    assert found["retry_on"] == retry["retry_on"]
+    assert found["retriable_headers"] == retry["retriable_headers"]
+    assert found["host_selection_retry_max_attempts"] == str(
+        retry["host_selection_retry_max_attempts"]
+    )
+    policy = only("BackendTrafficPolicy", PATCHED)["spec"]["retry"]
+    assert policy["numRetries"] == retry["num_retries"]
+
+
+def test_what_may_be_called_is_the_same_as_in_deploy_fleet():
+    [calls, lists] = only("HTTPRoute", FLEET)["spec"]["rules"]
+    [methods] = only("GRPCRoute", FLEET)["spec"]["rules"]
+    by_method = [each["method"] for each in methods["matches"]]
+    paths = [each["path"]["value"].rstrip("/") for each in calls["matches"]]
+
+    routed = [each["match"] for each in own()["routes"] if "route" in each]
+    assert [*("/" + each["service"] + "/" + each["method"] for each in by_method), *paths] == [
+        each.get("path") or each.get("prefix", "").rstrip("/") or each["safe_regex"]["regex"]
+        for each in routed
+    ]
+    assert {each["path"]["type"] for each in lists["matches"]} == {"Exact"}
+    assert "backendRefs" not in lists
+    refused = [each for each in own()["routes"] if "direct_response" in each]
+    assert [each["match"] for each in refused] == [
+        {"safe_regex": {"regex": "/v2/models/stats/?"}},
+        {"prefix": "/"},
+    ]
+    reply = only("HTTPRouteFilter", FLEET)["spec"]["directResponse"]
+    assert reply["statusCode"] == refused[0]["direct_response"]["status"]
+
+
+def test_the_patch_makes_of_an_envoys_507_what_deploy_fleet_does():
+    found = patches(PATCHED, "serving/")[
+        "default_filter_chain/filters/0/typed_config/local_reply_config"
+    ]
+    [manager] = own()["listener"]["filter_chains"][0]["filters"]
+
+    assert found["mappers"] == manager["typed_config"]["local_reply_config"]["mappers"]
+
+
+def test_the_patch_makes_clusters_what_they_are_in_deploy_fleet():
+    found = patches(PATCHED, "httproute/")
+    cluster = own()["cluster"]
+    [policy] = found["load_balancing_policy"]["policies"]
+    maglev = policy["typed_extension_config"]["typed_config"]
+
+    assert maglev["@type"].endswith(".Maglev")
+    assert maglev["table_size"] == cluster["maglev_lb_config"]["table_size"]
+    assert (
+        maglev["consistent_hashing_lb_config"]
+        == (cluster["common_lb_config"]["consistent_hashing_lb_config"])
+    )
+    assert found["outlier_detection"] == cluster["outlier_detection"]
+    [check] = cluster["health_checks"]
+    assert found["health_checks/0/no_traffic_interval"] == check["no_traffic_interval"]
+
+
+@BOTH
+def test_health_and_limits_are_those_of_deploy_fleet(values):
+    spec = only("BackendTrafficPolicy", values)["spec"]
+    active, cluster = spec["healthCheck"]["active"], own()["cluster"]
+    [check] = cluster["health_checks"]
+
+    assert (active["http"]["path"], active["http"]["hostname"]) == (
+        *(check["http_health_check"]["path"], check["http_health_check"]["host"]),
+    )
+    for ours, theirs in (
+        *(("interval", "interval"), ("timeout", "timeout")),
+        *(("healthyThreshold", "healthy_threshold"), ("unhealthyThreshold", "unhealthy_threshold")),
+    ):
+        assert active[ours] == check[theirs]
+    [limits] = cluster["circuit_breakers"]["thresholds"]
+    assert set(spec["circuitBreaker"].values()) == set(limits.values())
+    assert spec["timeout"]["tcp"]["connectTimeout"] == cluster["connect_timeout"]
+    assert own()["listener"]["per_connection_buffer_limit_bytes"] == 8 * 2**20
+    spec = only("ClientTrafficPolicy", values)["spec"]
+    assert spec["connection"] == {"bufferLimit": "8Mi"}
+    assert spec["http2"] == {
+        "initialStreamWindowSize": "8Mi",
+        "initialConnectionWindowSize": "32Mi",
+    }
+    [manager] = own()["listener"]["filter_chains"][0]["filters"]
+    assert manager["typed_config"]["http2_protocol_options"] == {
+        "initial_stream_window_size": 8 * 2**20,
+        "initial_connection_window_size": 32 * 2**20,
+    }
+
+
+def test_the_headers_of_a_fleet_without_the_patch_are_those_of_deploy_fleet():
+    consistent = only("BackendTrafficPolicy", FLEET)["spec"]["loadBalancer"]["consistentHash"]
+    hashes = patches(PATCHED, "serving/")["hash_policy"]
+
+    assert [each["name"].lower() for each in consistent["headers"]] == [
+        *(
+            each["header"]["header_name"]
+            for each in hashes
+            if ":" not in each["header"]["header_name"]
+        )
+    ]
+
+
+# -- replicas by what memory cannot hold -----------------------------------------------------------
+
+
+def test_pods_are_added_for_evictions_and_for_calls_without_room_and_taken_away_slowly():
+    hpa = only("HorizontalPodAutoscaler", FLEET)["spec"]
+    advanced = only("ScaledObject", PATCHED)["spec"]["advanced"]
+
+    wanted = {
+        each["pods"]["metric"]["name"]: each["pods"]["target"]["averageValue"]
+        for each in hpa["metrics"]
+    }
+    assert wanted == {
+        "triton_adapter_requests_in_flight": "8",
+        "triton_adapter_endpoint_evictions_per_second": "0.05",
+        "triton_adapter_endpoint_no_room_per_second": "0.01",
+    }
+    assert hpa["behavior"]["scaleDown"]["policies"] == [
+        {"type": "Pods", "value": 1, "periodSeconds": 1800}
+    ]
+    assert advanced["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
+
+
+@pytest.mark.parametrize("scaler", ["hpa", "keda"])
+def test_the_behaviour_that_is_given_is_taken(scaler):
+    given = {"scaleDown": {"selectPolicy": "Disabled"}}
+    values = values_of("fleet" if scaler == "hpa" else "fleet-patch")
+    values["autoscaling"][scaler]["behavior"] = given
+    spec = only({"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}[scaler], values)["spec"]
+
+    found = spec.get("behavior") or spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert found == given
+
+
+def rules_of_prometheus_adapter() -> dict[str, dict[str, Any]]:
+    path = ROOT / "deploy" / "monitoring" / "prometheus-adapter.yaml"
+    custom = yaml.safe_load(path.read_text())["rules"]["custom"]
+    return {rule["name"]["as"]: rule for rule in custom}
+
+
+def query_of(metric: str) -> str:
+    """As prometheus-adapter fills it in for the pods a and b."""
+    query = str(rules_of_prometheus_adapter()[metric]["metricsQuery"])
+    for name, stands_for in {
+        "Series": metric.replace("_per_second", "_total"),
+        "LabelMatchers": 'namespace="serving",pod=~"a|b"',
+        "GroupBy": "pod",
+    }.items():
+        query = query.replace(f"<<.{name}>>", stands_for)
+    return query
+
+
+def test_each_metric_of_the_autoscaler_has_a_rule_of_prometheus_adapter():
+    metrics = only("HorizontalPodAutoscaler", FLEET)["spec"]["metrics"]
+
+    assert {each["pods"]["metric"]["name"] for each in metrics} == {*rules_of_prometheus_adapter()}
+    known = (ROOT / "docs" / "metrics.md").read_text()
+    for name in rules_of_prometheus_adapter():
+        assert f"| `{name.replace('_per_second', '_total')}` |" in known
+
+
+# one eviction for room in ten seconds of each pod, one call in twenty that found no room
+EVICTIONS, NO_ROOM = "triton_adapter_endpoint_evictions", "triton_adapter_endpoint_no_room"
+POD = "demo-triton-adapter-5d8f-abcde"
+
+
+def series(pod: str, namespace: str = "serving") -> list[dict[str, str]]:
+    labels = f'namespace="{namespace}",pod="{pod}"'
+    return [
+        {
+            "series": f'{EVICTIONS}_total{{from="memory",reason="room",{labels}}}',
+            "values": "0+6x20",
+        },
+        {
+            "series": f'{EVICTIONS}_total{{from="memory",reason="idle",{labels}}}',
+            "values": "0+9x20",
+        },
+        {"series": f'{EVICTIONS}_total{{from="disk",reason="limit",{labels}}}', "values": "0+9x20"},
+        {"series": f"{NO_ROOM}_total{{{labels}}}", "values": "0+3x20"},
+    ]
+
+
+def check(folder: Path, found: list[dict[str, str]], expected: dict[str, list[Any]]) -> None:
+    samples = [
+        {"expr": query, "eval_time": "10m", "exp_samples": values}
+        for query, values in expected.items()
+    ]
+    test = {"interval": "1m", "input_series": found, "promql_expr_test": samples}
+    (folder / "rules.yaml").write_text("groups: []\n")
+    (folder / "test.yaml").write_text(
+        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]})
+    )
+    promtool("test", "rules", folder / "test.yaml")
+
+
+@needs_promtool
+def test_the_rules_give_each_pod_its_evictions_for_room_and_its_calls_without(tmp_path):
+    found = [*series("a"), *series("b"), *series("a", "other")]
+    each = [
+        [{"labels": f'{{pod="{pod}"}}', "value": value} for pod in "ab"] for value in (0.1, 0.05)
+    ]
+    names = (f"{EVICTIONS}_per_second", f"{NO_ROOM}_per_second")
+
+    check(tmp_path, found, dict(zip(map(query_of, names), each, strict=True)))
+
+
+@needs_promtool
+def test_keda_asks_for_the_sums_over_the_pods_of_the_release(tmp_path):
+    triggers = only("ScaledObject", PATCHED)["spec"]["triggers"]
+    [_, evictions, no_room] = [each["metadata"]["query"] for each in triggers]
+    found = [
+        *series(POD),
+        *series(POD.replace("abcde", "fghij")),
+        *series("other"),
+        *series(POD, "o"),
+    ]
+
+    sums = {evictions: 0.2, no_room: 0.1}
+    check(tmp_path, found, {query: [{"labels": "{}", "value": v}] for query, v in sums.items()})

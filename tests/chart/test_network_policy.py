@@ -1,0 +1,87 @@
+"""Who may reach which port of the chart's pods, and whom they may call."""
+
+import json
+
+import pytest
+
+from tests.chart.chart import (
+    CASES,
+    case,
+    objects,
+    only,
+    values_of,
+)
+
+PEERS = ("management", "monitoring")
+
+
+def test_the_network_policy_never_opens_tritons_http_and_grpc_ports():
+    *rules, of_the_values = only("NetworkPolicy", values_of("network-policy"))["spec"]["ingress"]
+    peers = {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
+
+    assert set(peers) == {8080, 8083, 8085, 8086, 8082, 8002}
+    assert of_the_values["from"] == [{"ipBlock": {"cidr": "10.9.0.0/16"}}]
+    assert peers[8080][0] == {"podSelector": {"matchLabels": {"app": "platform"}}}
+    assert peers[8080][1]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    assert peers[8086] == peers[8083] == [{"namespaceSelector": {}}]
+    assert peers[8082] == peers[8002]
+
+
+def opened(values):
+    """Which ports the policy opens to the peers of each of its lists."""
+    peers = {name: [{"podSelector": {"matchLabels": {"for": name}}}] for name in PEERS}
+    rules = only("NetworkPolicy", {"networkPolicy": peers, **values})["spec"]["ingress"]
+    named = {json.dumps(each[0]): name for name, each in peers.items()}
+    return {
+        named[json.dumps(rule["from"][0])]: {port["port"] for port in rule["ports"]}
+        for rule in rules
+    }
+
+
+def test_prometheus_reaches_the_metrics_and_nothing_that_drains_or_loads():
+    assert opened({}) == {"management": {8080, 8085}, "monitoring": {8082}}
+    assert opened({"service": {"admin": 8081}})["management"] == {8080, 8085, 8081}
+    assert opened({"settings": {"metrics": "off"}})["monitoring"] == {8081}
+
+
+def rules_of(values):
+    return only("NetworkPolicy", values)["spec"]["ingress"]
+
+
+@pytest.mark.parametrize("path", CASES, ids=case)
+def test_no_rule_of_the_network_policy_is_for_everybody_unless_it_is_open(path):
+    values = values_of(case(path))
+    if values.get("mode") == "servingRuntime":
+        assert "NetworkPolicy" not in {made["kind"] for made in objects(values)}
+        return
+    is_open = values.get("networkPolicy", {}).get("open", False)
+
+    assert rules_of(values)
+    for rule in rules_of(values):
+        assert bool(rule.get("from")) is not is_open
+
+
+def test_what_pods_may_call_is_limited_only_where_the_values_say_it():
+    def policy(**given):
+        return only("NetworkPolicy", {"networkPolicy": given})["spec"]
+
+    assert policy()["policyTypes"] == ["Ingress"]
+    assert "egress" not in policy()
+    assert (policy(egress=[])["policyTypes"], policy(egress=[])["egress"]) == (
+        ["Ingress", "Egress"],
+        [],
+    )
+    values = values_of("network-policy")
+    named = only("NetworkPolicy", values)["spec"]
+    assert named["egress"] == values["networkPolicy"]["egress"]
+    assert named["ingress"][-1:] == values["networkPolicy"]["extraIngress"]
+
+
+def test_whoever_is_not_named_must_be_a_pod_of_the_namespace():
+    own = [{"podSelector": {}}]
+
+    assert [rule["from"] for rule in rules_of({})] == [own, own]
+
+    prometheus = [{"namespaceSelector": {}}]
+    named = rules_of({"networkPolicy": {"open": True, "monitoring": prometheus}})
+    assert [rule.get("from") for rule in named] == [None, prometheus]

@@ -1,0 +1,207 @@
+"""The recipes of docs/kubernetes.md: what each file of values is for holds in its render."""
+
+import json
+import re
+import subprocess
+from contextlib import closing
+
+import pytest
+import yaml
+
+from adapter.settings import load_settings
+from tests.chart.chart import (
+    ROOT,
+    containers,
+    objects,
+    only,
+    pod_spec,
+    render,
+    values_of,
+    variables,
+)
+from tests.chart.pod import running_containers
+from tests.docs.pages import blocks
+from tests.journeys.observability.promtool import needs_promtool, promtool
+from tests.running import Client
+from tests.trees import CONFIG, write_python_model
+
+PAGE = ROOT / "docs" / "kubernetes.md"
+RULE = yaml.safe_load((ROOT / "deploy" / "monitoring" / "prometheus-adapter.yaml").read_text())
+GIB = 2**30
+
+
+def names_of_the_page() -> list[str]:
+    return re.findall(r"ci/([a-z0-9-]+)-values\.yaml", PAGE.read_text())
+
+
+def holds(whole, part):
+    """Whether a file of values has what a shorter one has."""
+    if not isinstance(part, dict):
+        return whole == part
+    return all(key in whole and holds(whole[key], value) for key, value in part.items())
+
+
+def settings_of(values):
+    return load_settings({}, variables(values), None).settings
+
+
+def test_each_recipe_has_values_that_are_rendered():
+    recipes = {*names_of_the_page()}
+
+    assert recipes >= {"openshift", "istio", "ipv6", "mig", "shared-gpu", "nvml", "image", "pvc"}
+    for name in recipes:
+        assert render({**values_of(name), "checkApis": False})
+
+
+@pytest.mark.parametrize("block", [b for b in blocks(PAGE) if b.language == "yaml"], ids=str)
+def test_the_values_of_the_page_are_those_of_a_file_that_is_rendered(block):
+    values = yaml.safe_load(block.text)
+    if "rules" in values:  # those of another chart
+        assert values == RULE
+        return
+
+    files = [values_of(name) for name in names_of_the_page()]
+    assert [file for file in files if holds(file, values)]
+
+
+def test_on_openshift_no_object_names_a_user_or_a_group():
+    text = json.dumps(objects(values_of("openshift")))
+
+    assert not re.search(r"runAsUser|runAsGroup|fsGroup\"", text)
+    assert text.count('"runAsNonRoot": true') == 4
+
+
+@pytest.mark.triton
+def test_triton_serves_as_a_user_that_nobody_knows(tmp_path):
+    as_nobody = ["unshare", "-U", "--map-user=1000710000", "--map-group=0"]
+    tried = subprocess.run([*as_nobody, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"no namespaces here: {tried.stderr.strip()}")
+    who = "import os; values[:] = [float(os.getuid())]"
+    write_python_model(tmp_path / "who", answer=who, config=CONFIG.replace("FP32", "FP64"))
+
+    with (
+        running_containers(values_of("openshift"), tmp_path, before=as_nobody) as (adapter, _),
+        closing(adapter.client()) as client,
+    ):
+        assert client.load("who", tmp_path / "who").status == 200
+        body = {"name": "IN", "datatype": "FP64", "shape": [1], "data": [0.0]}
+        answer = client.post("/models/who/invoke", {"inputs": [body]})
+
+    assert answer.json()["outputs"][0]["data"] == [1000710000.0]
+
+
+def test_an_envoy_outlives_the_drain_and_both_end_within_the_grace_period():
+    values = values_of("istio")
+    annotations = only("Deployment", values)["spec"]["template"]["metadata"]["annotations"]
+    envoy = yaml.safe_load(annotations["proxy.istio.io/config"])["terminationDrainDuration"]
+    settings = settings_of(values)
+    [arguments] = [
+        c["args"] for c in containers(pod_spec(values)).values() if c["name"] == "triton"
+    ]
+    [exit_seconds] = [a.partition("=")[2] for a in arguments if "exit-timeout" in a]
+
+    seconds = int(envoy.removesuffix("s"))
+    assert seconds > settings.drain_timeout_seconds
+    assert seconds + int(exit_seconds) <= pod_spec(values)["terminationGracePeriodSeconds"]
+
+
+def test_only_metrics_and_probes_are_open_without_the_mesh():
+    values = values_of("istio")
+    annotations = only("Deployment", values)["spec"]["template"]["metadata"]["annotations"]
+    settings = settings_of(values)
+
+    excluded = annotations["traffic.sidecar.istio.io/excludeInboundPorts"].split(",")
+    assert excluded == [str(settings.metrics.port)]
+    [scraped] = only("PodMonitor", values)["spec"]["podMetricsEndpoints"]
+    ports = {
+        p["name"]: p["containerPort"] for p in containers(pod_spec(values))["adapter"]["ports"]
+    }
+    assert ports[scraped["port"]] == settings.metrics.port
+
+
+@pytest.mark.triton
+def test_tritons_metrics_are_read_and_scraped_over_ipv6(tmp_path):
+    with running_containers(values_of("ipv6"), tmp_path) as (adapter, _):
+        [read] = adapter.events("memory.source")
+        assert "triton: Triton reports no GPU" in read["reason"]  # so it was there
+        with closing(Client(adapter.admin)) as admin:
+            address = admin.get("/debug/config").json()["triton_metrics"]["value"]
+        assert address.startswith("[::1]:")
+        with closing(Client(address)) as scraper:
+            assert b"nv_cpu_utilization" in scraper.get("/metrics").body
+
+
+def test_a_mig_instance_is_asked_for_instead_of_a_gpu():
+    triton = containers(pod_spec(values_of("mig")))["triton"]
+
+    for kind in ("requests", "limits"):
+        assert {k: v for k, v in triton["resources"][kind].items() if "nvidia" in k} == {
+            "nvidia.com/mig-1g.18gb": 1
+        }
+
+
+@pytest.mark.triton
+def test_a_pod_with_a_share_of_a_gpu_gives_out_no_more_than_its_share(tmp_path):
+    """By what models declare: nothing is read."""
+    size = 'parameters { key: "memory_bytes" value { string_value: "10GiB" } }'
+    for name in ("one", "two"):
+        write_python_model(tmp_path / name, config=f"{CONFIG}{size}\n")
+    with (
+        running_containers(values_of("shared-gpu"), tmp_path) as (adapter, _),
+        closing(adapter.client()) as client,
+    ):
+        assert client.load("one", tmp_path / "one").status == 200
+        refused = client.load("two", tmp_path / "two")
+        assert (refused.status, refused.json()["limit_bytes"]) == (507, 18 * GIB)
+        assert client.delete("/models/one").status == 200
+        assert client.load("two", tmp_path / "two").status == 200
+
+
+def test_the_metric_of_the_autoscaler_is_what_the_rule_makes_of_ours():
+    rule = RULE["rules"]["custom"][0]
+    hpa = only("HorizontalPodAutoscaler", values_of("single-model"))["spec"]
+    asked = hpa["metrics"][0]["pods"]["metric"]["name"]
+
+    assert rule["name"]["as"] == asked
+    assert f'__name__="{asked}"' in rule["seriesQuery"]
+    assert f"| `{asked}` |" in (ROOT / "docs" / "metrics.md").read_text()
+
+
+@needs_promtool
+def test_the_query_of_the_rule_gives_each_pod_its_sum(tmp_path):
+    rule = RULE["rules"]["custom"][0]
+    [metric] = [rule["name"]["as"]]
+    query = rule["metricsQuery"]
+    for name, stands_for in {
+        "Series": metric,
+        "LabelMatchers": 'namespace="serving",pod=~"a|b"',
+        "GroupBy": "pod",
+    }.items():
+        query = query.replace(f"<<.{name}>>", stands_for)
+    series = {
+        f'{metric}{{namespace="serving",pod="a",frontend="v2"}}': "3x2",
+        f'{metric}{{namespace="serving",pod="a",frontend="sagemaker"}}': "4x2",
+        f'{metric}{{namespace="serving",pod="b",frontend="v2"}}': "1x2",
+        f'{metric}{{namespace="other",pod="a",frontend="v2"}}': "9x2",
+    }
+    case_ = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": "1m",
+                "exp_samples": [
+                    {"labels": '{pod="a"}', "value": 7},
+                    {"labels": '{pod="b"}', "value": 1},
+                ],
+            }
+        ],
+    }
+    (tmp_path / "rules.yaml").write_text("groups: []\n")
+    (tmp_path / "test.yaml").write_text(
+        json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case_]})
+    )
+
+    promtool("test", "rules", tmp_path / "test.yaml")

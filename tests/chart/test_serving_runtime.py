@@ -1,0 +1,118 @@
+"""What the chart makes for ModelMesh's controller is a runtime that it takes."""
+
+import shlex
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.chart.chart import (
+    NEWEST,
+    ROOT,
+    containers,
+    objects,
+    only,
+    runtime_spec,
+    values_of,
+    variables,
+)
+
+RUNTIMES = ["serving-runtime", "serving-runtime-gpu", "serving-runtime-monitored"]
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_a_runtime_takes_nothing_that_the_controller_keeps_for_itself(name):
+    """Its rules: controllers/servingruntime_validator.go of kserve/modelmesh-serving 0.12."""
+    spec = runtime_spec(values_of(name))
+
+    assert {v["name"] for v in spec["volumes"]}.isdisjoint(
+        {"storage-config", "etcd-config", "tc-config", "domain-socket", "models-dir"}
+    )
+    for container in spec["containers"]:
+        assert container["name"] not in {"mm", "puller", "rest-proxy"}
+        assert {"readinessProbe", "lifecycle"}.isdisjoint(container)
+        for port in container.get("ports", []):
+            assert port["name"] not in {"grpc", "http", "prometheus"}
+            assert port["containerPort"] not in {8080, 8085, 8089, 8090, *range(11881, 11900)}
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_triton_of_a_runtime_has_shared_memory_of_its_own(name):
+    spec = runtime_spec(values_of(name))
+    [shm] = [v["emptyDir"] for v in spec["volumes"] if v["name"] == "shm"]
+
+    assert shm == {"medium": "Memory", "sizeLimit": "1Gi"}
+    triton = containers(spec)["triton"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in triton["volumeMounts"]
+
+
+def test_a_runtime_that_is_scraped_opens_its_metrics_and_nothing_else():
+    values = values_of("serving-runtime-monitored")
+    both = containers(runtime_spec(values))
+
+    assert variables(values)["ADAPTER_METRICS"] == "[::]:8082"
+    assert variables(values)["ADAPTER_ADMIN"] == "127.0.0.1:8081"
+    assert [p["containerPort"] for p in both["adapter"]["ports"]] == [8082]
+    assert [p["containerPort"] for p in both["triton"]["ports"]] == [8002]
+    assert (
+        "--url=http://127.0.0.1:8082/livez" in both["adapter"]["livenessProbe"]["exec"]["command"]
+    )
+    for name in ("serving-runtime", "serving-runtime-gpu"):
+        assert "ADAPTER_METRICS" not in variables(values_of(name))
+        assert not [c for c in runtime_spec(values_of(name))["containers"] if "ports" in c]
+
+
+def test_the_pods_of_a_runtime_are_found_by_the_labels_of_the_controller():
+    """Those of its config/internal/base/deployment.yaml.tmpl."""
+    values = values_of("serving-runtime-monitored")
+    monitor = only("PodMonitor", values)["spec"]
+    labels = {
+        "modelmesh-service": "modelmesh-serving",
+        "name": "modelmesh-serving-demo-triton-adapter",
+    }
+
+    assert monitor["selector"] == {"matchLabels": labels}
+    assert monitor["namespaceSelector"] == {"any": True}
+    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == [
+        "metrics",
+        "triton-metrics",
+    ]
+
+    of_one = {**values, "servingRuntime": {"clusterScoped": False, "serviceName": "mesh"}}
+    monitor = only("PodMonitor", of_one)["spec"]
+    assert monitor["selector"]["matchLabels"]["name"] == "mesh-demo-triton-adapter"
+    assert "namespaceSelector" not in monitor
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_the_containers_of_a_runtime_are_what_a_pod_takes(name):
+    spec = runtime_spec(values_of(name))
+
+    pod = {"containers": spec["containers"], "volumes": spec["volumes"]}
+    kubernetes_validate.validate(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "m"}, "spec": pod},
+        NEWEST,
+        strict=True,
+    )
+
+
+def test_the_example_of_modelmesh_is_what_the_chart_makes():
+    example = yaml.safe_load((ROOT / "examples" / "modelmesh" / "runtime.yaml").read_text())
+    [made] = objects(values_of("serving-runtime"))
+    for container in [*example["spec"]["containers"], *made["spec"]["containers"]]:
+        container.pop("imagePullPolicy", None)
+    for runtime in (example, made):
+        triton = containers(runtime["spec"])["triton"]
+        triton["args"] = " ".join(triton["args"]).split()
+
+    assert made["spec"] == example["spec"]
+    assert made["kind"] == example["kind"]
+    assert made["metadata"]["annotations"] == example["metadata"]["annotations"]
+
+
+def test_an_argument_of_tritonserver_comes_through_the_shell_of_a_runtime_as_it_is():
+    values = values_of("serving-runtime-gpu")
+    [runtime] = objects(values)
+
+    words = shlex.split(containers(runtime["spec"])["triton"]["args"][1])
+    assert words[-1:] == values["triton"]["extraArgs"]

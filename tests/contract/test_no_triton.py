@@ -1,0 +1,209 @@
+"""TritonControl where no Triton is, or where one goes and comes back."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from adapter.backend.control_client import control_retries
+from adapter.backend.triton import TritonControl
+from adapter.backend.tritonserver import take_port
+from adapter.core.model import ModelId, TritonName
+from adapter.errors import (
+    BackendUnavailable,
+    LoadFailed,
+    OutOfMemory,
+)
+from tests.contract.shelf import FAULTS, PATIENCE, made, until
+
+real = pytest.mark.triton
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nothing listens, and nobody else can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.mark.slow
+async def test_a_triton_that_is_not_there_is_tried_again_for_a_few_seconds_only(nobody):
+    retries: list[str] = []
+    control = made(nobody, retries.append)
+    with pytest.raises(BackendUnavailable) as caught:
+        await control.load(TritonName("m"), ModelId("m"))
+    assert caught.value.delivered is False
+    assert caught.value.model_id == "m"
+    assert set(retries) == {"load_model"}
+    assert len(retries) <= 5  # fewer where the six seconds for them are over before
+    await control.close()
+
+
+async def test_a_triton_that_comes_back_in_time_is_not_missed():
+    attempts: list[int] = []
+
+    async def call() -> str:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise BackendUnavailable("nobody there", delivered=False)
+        return "loaded"
+
+    assert await control_retries(lambda: None, wait_seconds=0)(call) == "loaded"
+    assert len(attempts) == 3
+
+
+@pytest.mark.parametrize(
+    "error", [BackendUnavailable("broke", delivered=True), LoadFailed("x"), OutOfMemory("x")]
+)
+async def test_a_call_that_arrived_is_not_sent_again(error):
+    """Its load may be what killed Triton."""
+    attempts: list[int] = []
+
+    async def call() -> None:
+        attempts.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        await control_retries(lambda: None, wait_seconds=0)(call)
+    assert len(attempts) == 1
+
+
+@pytest.mark.slow
+async def test_before_it_is_connected_and_after_it_is_closed_triton_is_not_up(nobody):
+    control = TritonControl(FAULTS, load_timeout_seconds=5, call_timeout_seconds=5)
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match="starting or stopping"):
+            await control.ready()
+        control.connect(nobody)
+        await control.close()
+
+
+@pytest.mark.slow
+async def test_a_call_that_is_tried_again_while_the_connection_is_closed_ends_as_unavailable(
+    nobody,
+):
+    retried = asyncio.Event()
+    control = made(nobody, lambda _: retried.set())
+    load = asyncio.create_task(control.load(TritonName("m"), ModelId("m")))
+    await retried.wait()
+    await control.close()
+    with pytest.raises(BackendUnavailable):
+        await load
+
+
+async def test_waiting_for_a_triton_that_does_not_come_ends(nobody):
+    control = made(nobody)
+    with pytest.raises(BackendUnavailable, match=r"not live within 0\.2 s"):
+        await control.wait_live(0.2)
+    assert control.live is False
+    await control.close()
+
+
+@real
+async def test_a_triton_that_is_there_is_live_at_once_and_watched(triton):
+    control = made(triton.grpc_address)
+    assert control.live is False
+    back = asyncio.Event()
+
+    async def on_back() -> None:
+        back.set()
+
+    watch = asyncio.create_task(control.monitor(on_back))
+    await asyncio.wait_for(back.wait(), PATIENCE)
+    assert control.live is True
+    watch.cancel()
+    await asyncio.wait({watch})
+    await control.wait_live(PATIENCE)
+    await control.close()
+    assert control.live is False
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Nobody else's, though nobody listens there for a while."""
+    with ExitStack() as ports:
+        yield take_port(ports, "relay", "127.0.0.1", 0)
+
+
+class Relay:
+    """Stands between client and Triton, to go away and come back in place of the server itself."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._host, _, self._port = address.rpartition(":")
+        self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+        self.port = port
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
+
+    async def close(self) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other_reader, other_writer = await asyncio.open_connection(self._host, int(self._port))
+        self._writers += [writer, other_writer]
+        ends = self._pump(reader, other_writer), self._pump(other_reader, writer)
+        await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(65536):
+            writer.write(chunk)
+        writer.close()
+
+
+@real
+async def test_a_watched_triton_that_goes_away_is_noticed_and_so_is_its_return(
+    triton, port, caplog
+):
+    caplog.set_level(logging.INFO)
+    relay = Relay(triton.grpc_address, port)
+    await relay.open()
+    control = made(f"127.0.0.1:{relay.port}")
+    backs: list[bool] = []
+
+    async def on_back() -> None:
+        backs.append(control.live)
+
+    watch = asyncio.create_task(control.monitor(on_back))
+    await until(lambda: len(backs) == 1)
+    await relay.close()
+    await until(lambda: not control.live)
+    await until(lambda: "triton.unreachable" in [r.message for r in caplog.records])
+    await relay.open()
+    await until(lambda: len(backs) == 2)
+    assert backs == [True, True]
+    watch.cancel()
+    await asyncio.wait({watch})
+    await control.close()
+    await relay.close()
+    outage = [r for r in caplog.records if r.message.startswith("triton.")]
+    assert [r.message for r in outage] == ["triton.unreachable", "triton.reachable"]
+    assert outage[1].seconds > 0
+
+
+@real
+async def test_a_connection_that_breaks_during_a_call_may_have_delivered_it(
+    shelf, triton, port, gate
+):
+    shelf.put("m", initialize=gate.statements)
+    relay = Relay(triton.grpc_address, port)
+    await relay.open()
+    retries: list[str] = []
+    control = made(f"127.0.0.1:{relay.port}", retries.append)
+    load = asyncio.create_task(control.load(TritonName("m"), ModelId("m")))
+    await until(gate.reached.exists)
+    await relay.close()
+    with pytest.raises(BackendUnavailable) as caught:
+        await load
+    assert caught.value.delivered is True
+    assert retries == []
+    await control.close()
+    gate.open()

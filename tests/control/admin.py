@@ -1,0 +1,53 @@
+"""The admin listener of a house, and models that are there without a load."""
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from adapter.control.residency import Residency
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.frontends.access import Access
+from adapter.frontends.admin import Admin
+from adapter.frontends.debug_state import DebugState
+from adapter.frontends.drain import Drain
+from adapter.frontends.probes import Probes, application
+from adapter.frontends.resident import Resident
+from adapter.frontends.sites import SitePolicy
+from adapter.settings import parse_address
+from tests.fakes.house import House
+
+WELL = {
+    "is_ready": True,
+    "reasons": [],
+    "notes": [],
+    "is_triton_live": True,
+    "is_draining": False,
+}
+
+
+def admin_of(house: House, residency: Residency | None = None) -> TestClient:
+    probes = Probes(
+        house.control,
+        house.metrics,
+        why_not_live=lambda: None,
+        why_not_started=lambda: None,
+        why_not_ready=lambda: None,
+    )
+    state = DebugState(
+        house.control, wanted=list, about={"version": "1"}, health=lambda: WELL, residency=residency
+    )
+    admin = Admin(
+        state,
+        Resident(house.control),
+        access=Access("admin"),
+        drain=Drain(house.control, house.metrics.traffic, 0),
+        drain_seconds=1,
+        config={},
+    )
+    sites = SitePolicy(parse_address("127.0.0.1:0"), ())
+    return TestClient(TestServer(application(sites, probes, admin)))
+
+
+def adopt(house: House, count: int) -> list[str]:
+    names = [f"m{number:03}" for number in range(count)]
+    for name in names:
+        house.control.registry.adopt(ModelId(name), TritonName(name), ModelSource(f"/{name}"))
+    return names

@@ -1,0 +1,124 @@
+"""Which loads go side by side, and which wait for their turn."""
+
+import asyncio
+
+import pytest
+
+from adapter.control.ports import TimeLimits
+from adapter.errors import (
+    LoadFailed,
+)
+from tests.control.memory.steps import (
+    MIB,
+    begin_load,
+    begin_unload,
+    declare,
+    room,
+)
+from tests.fakes.house import House
+
+
+async def test_a_load_of_unknown_footprint_waits_until_no_other_is_under_way(house):
+    gate, first = await begin_load(house, "m")
+    second = house.begin(house.load("n"))
+    await house.turns()
+    assert "place n" not in house.steps.seen
+    gate.open()
+    await asyncio.gather(first, second)
+    assert (house.held("m"), house.held("n")) == (300 * MIB, 200 * MIB)
+
+
+async def test_a_known_load_waits_for_an_unknown_one(house):
+    declare(house, a=100)
+    gate, first = await begin_load(house, "m")
+    second = house.begin(house.load("a"))
+    await house.turns()
+    assert "place a" not in house.steps.seen
+    gate.open()
+    await asyncio.gather(first, second)
+
+
+async def test_known_loads_go_side_by_side(house):
+    declare(house, a=400, b=400)
+    begun = [await begin_load(house, name) for name in "ab"]
+    assert house.control.memory.ledger.snapshot().reserved_bytes == 800 * MIB
+    for gate, _ in begun:
+        gate.open()
+    await asyncio.gather(*(task for _, task in begun))
+    house.check("a", "b")
+
+
+async def test_known_loads_go_side_by_side_only_up_to_their_sum(house):
+    declare(house, a=400, b=400, c=400)
+    (gate_a, load_a), (gate_b, load_b) = [await begin_load(house, name) for name in "ab"]
+    third = house.begin(house.load("c"))
+    await house.turns()
+    assert "place c" not in house.steps.seen
+    house.steps.fail("load b", LoadFailed("no weights"))
+    gate_b.open()
+    with pytest.raises(LoadFailed):
+        await load_b
+    await third
+    gate_a.open()
+    await load_a
+    house.check("a", "c")
+
+
+async def test_who_waits_is_not_overtaken_by_who_would_fit(house):
+    declare(house, a=500, b=700, c=100)
+    gate, first = await begin_load(house, "a")
+    second = house.begin(house.load("b"))
+    await house.turns()
+    third = house.begin(house.load("c"))
+    await house.turns()
+    assert "prepare /c" in house.steps.seen
+    assert "place c" not in house.steps.seen
+    house.steps.fail("load a", LoadFailed("no weights"))
+    gate.open()
+    await asyncio.gather(first, second, third, return_exceptions=True)
+    seen = house.steps.seen
+    assert seen.index("place b") < seen.index("place c")
+    house.check("b", "c")
+
+
+async def test_nobody_waits_for_long_to_run_alone_not_even_behind_another(hasty):
+    hasty.sizes |= {"k": 10 * MIB}
+    gate, first = await begin_load(hasty, "m")
+    await asyncio.gather(hasty.load("n"), hasty.load("k"))  # else they are ended by their limit
+    assert not first.done()
+    gate.open()
+    await first
+    hasty.check("k", "m", "n")
+
+
+async def test_nobody_waits_for_long_behind_one_who_waits_for_memory():
+    limits = TimeLimits(load=10, unload=10, stall=5, recovery=5, alone=0.2)
+    house = await room(limits).open()
+    await house.load("m")
+    declare(house, big=900, small=10)
+    gate, unload = await begin_unload(house, "m")
+    big = house.begin(house.load("big"))
+    await house.turns()
+    await house.load("small")
+    assert not big.done()
+    gate.open()
+    await asyncio.gather(unload, big)
+    house.check("big", "small")
+    await house.close()
+
+
+async def test_without_a_reader_unknown_loads_do_not_wait():
+    house = await House().open()
+    gate, first = await begin_load(house, "m")
+    await asyncio.wait_for(house.load("n"), 30)
+    gate.open()
+    await first
+    await house.close()
+
+
+async def test_loads_side_by_side_do_not_share_the_same_free_bytes(hasty):
+    await hasty.load("m")
+    declare(hasty, a=400, b=400)
+    both = (hasty.begin(hasty.load("a")), hasty.begin(hasty.load("b")))
+    done = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(d).__name__ for d in done] == ["ModelRecord", "InsufficientMemory"]

@@ -1,0 +1,558 @@
+"""Calls load what they ask for: once for all who ask, and for the rest room is made."""
+
+import asyncio
+
+import pytest
+
+from adapter.control.residency import Options
+from adapter.core.artifacts import ArtifactKey, CacheUse
+from adapter.core.model import ModelId
+from adapter.core.residency.state import ResidencyState
+from adapter.core.residency.waiting import WaitLimits
+from adapter.core.state import ModelState
+from adapter.errors import (
+    AlreadyLoaded,
+    ArtifactNotFound,
+    BackendUnavailable,
+    InsufficientMemory,
+    InvalidModel,
+    LoadFailed,
+    ModelNotFound,
+    ModelNotReady,
+    NoRoom,
+    OutOfMemory,
+    StoreUnavailable,
+    TooManyWaiting,
+    was_not_started,
+)
+from tests.fakes.residence import Residence
+
+pytestmark = pytest.mark.filterwarnings("error")
+QUICK = Options(model_wait_seconds=2)
+
+
+@pytest.fixture
+async def residence():
+    residence = await Residence(2, QUICK).open("a", "b", "c")
+    yield residence
+    await residence.close()
+
+
+async def at_once(residence: Residence, *names: str) -> list[object]:
+    async with asyncio.timeout(30):
+        return await asyncio.gather(
+            *(residence.call(name) for name in names), return_exceptions=True
+        )
+
+
+# -- one load for all who ask --------------------------------------------------------------------
+
+
+async def test_a_call_fetches_and_loads_what_it_asks_for_and_the_next_finds_it_there(residence):
+    assert await residence.call("a") is CacheUse.MISS
+    assert await residence.call("a") is CacheUse.HIT
+    residence.check("a")
+
+
+async def test_all_who_ask_for_a_model_await_one_fetch_and_one_load(residence):
+    assert await at_once(residence, *["a"] * 20) == [CacheUse.MISS] * 20
+    assert (residence.artifacts.asked, residence.steps.seen.count("load a")) == (["a"], 1)
+    assert residence.count("endpoint_requests_total", cache="miss") == 20
+
+
+async def test_a_caller_who_leaves_stops_nothing(residence):
+    gate = residence.steps.hold("load a")
+    first, second = (residence.house.begin(residence.call("a")) for _ in range(2))
+    await gate.reached.wait()
+    first.cancel()
+    gate.open()
+    assert await second is CacheUse.MISS
+    residence.check("a")
+
+
+async def test_a_load_goes_on_when_its_last_caller_has_left(residence):
+    gate = residence.steps.hold("fetch")
+    caller = residence.house.begin(residence.call("a"))
+    await gate.reached.wait()
+    caller.cancel()
+    gate.open()
+    await residence.house.until_state("a", ModelState.READY)
+    assert await residence.call("a") is CacheUse.HIT
+
+
+async def test_a_model_that_takes_too_long_is_not_ready_and_its_load_goes_on(residence):
+    residence.residency.options = Options(model_wait_seconds=0.01)
+    gate = residence.steps.hold("load a")
+    with pytest.raises(ModelNotReady, match="loading"):
+        await residence.call("a")
+    gate.open()
+    await residence.house.until_state("a", ModelState.READY)
+    assert residence.residency.entries.waiting == 0
+
+
+async def test_a_caller_too_many_is_refused_at_once(residence):
+    limits = WaitLimits(in_all=3, for_one=2)
+    other = await Residence(2, Options(limits=limits)).open("a", "b")
+    gate, more = other.steps.hold("fetch a"), other.steps.hold("fetch b")
+    calls = [other.house.begin(other.call(name)) for name in "aab"]
+    await asyncio.gather(gate.reached.wait(), more.reached.wait())
+    with pytest.raises(TooManyWaiting, match="2 callers wait for model 'a'") as caught:
+        await other.call("a")
+    assert caught.value.retry_after_ms == 1000
+    with pytest.raises(TooManyWaiting, match="3 callers wait for models"):
+        await other.call("b")
+    gate.open()
+    more.open()
+    await asyncio.gather(*calls)
+    await other.close()
+
+
+async def test_no_more_loads_run_at_once_than_may(residence):
+    gates = [residence.steps.hold(f"prepare /{name}") for name in "abc"]
+    calls = [residence.house.begin(residence.call(name)) for name in "abc"]
+    await asyncio.gather(gates[0].reached.wait(), gates[1].reached.wait())
+    await residence.house.turns()
+    assert not gates[2].reached.is_set()
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(*calls)
+
+
+# -- room ------------------------------------------------------------------------------------------
+
+
+async def test_the_least_recently_used_model_goes_when_there_is_no_room(residence):
+    for name in "aba":
+        await residence.call(name)
+    assert await residence.call("c") is CacheUse.MISS
+    residence.check("a", "c")
+    assert residence.count("endpoint_evictions_total", **{"from": "memory", "reason": "room"}) == 1
+    assert residence.steps.seen.count("prepare /c") == 1  # its files are looked at once
+
+
+async def test_an_evicted_model_comes_back_from_disk(residence):
+    for name in "abc":
+        await residence.call(name)
+    assert await residence.call("a") is CacheUse.DISK
+
+
+async def test_a_model_with_a_request_in_flight_stays(residence):
+    lease = await residence.hold("a")
+    for name in "bc":
+        await residence.call(name)
+    residence.check("a", "c")
+    lease.end()
+
+
+async def test_a_caller_whose_time_is_up_while_all_is_busy_is_told_that_there_is_no_room(residence):
+    leases = [await residence.hold(name) for name in "ab"]
+    residence.residency.options = Options(model_wait_seconds=0.2)  # the load waits for longer
+    with pytest.raises(NoRoom, match="all that could make room is in use"):
+        await residence.call("c")
+    for lease in leases:
+        lease.end()
+    await residence.house.until_state("c", ModelState.READY)
+
+
+async def test_a_call_whose_model_a_platform_fails_to_load_for_lack_of_memory_has_others_evicted(
+    residence,
+):
+    """The platform is told 507, which no call of an endpoint is."""
+    leases = [await residence.hold(name) for name in "ab"]
+    gate = residence.steps.hold("prepare /own/c")
+    platform = residence.house.begin(residence.load("c"))
+    await gate.reached.wait()
+    call = residence.house.begin(residence.call("c"))
+    await residence.house.turns()
+    gate.open()
+    with pytest.raises(InsufficientMemory):
+        await platform
+    for lease in leases:
+        lease.end()
+    assert await call is CacheUse.MISS
+
+
+async def test_amid_a_drain_nothing_is_fetched_for_a_model_that_would_not_be_loaded(residence):
+    await residence.call("a")
+    residence.control.close()
+    assert await residence.call("a") is CacheUse.HIT
+    with pytest.raises(BackendUnavailable) as raised:
+        await residence.call("b")
+    assert (was_not_started(raised.value), residence.artifacts.asked) == (True, ["a"])
+
+
+async def test_a_load_waits_for_a_model_that_is_busy_only_now(residence):
+    leases = [await residence.hold(name) for name in "ab"]
+    call = residence.house.begin(residence.call("c"))
+    await residence.house.turns(300)
+    assert not call.done()
+    leases[1].end()
+    assert await call is CacheUse.MISS
+    residence.check("a", "c")
+    leases[0].end()
+
+
+async def test_without_anything_that_could_go_there_is_no_room(residence):
+    for name in "xy":
+        await residence.load(name)
+    with pytest.raises(NoRoom, match=r"needs 100\.0 MiB"):
+        await residence.call("a")
+    assert residence.count("endpoint_no_room_total") == 1
+    residence.check("x", "y")
+
+
+async def test_what_is_busy_for_long_is_no_room(residence):
+    residence.residency._arrivals._room_seconds = 0.05
+    leases = [await residence.hold(name) for name in "ab"]
+    with pytest.raises(NoRoom):
+        await residence.call("c")
+    for lease in leases:
+        lease.end()
+
+
+async def test_a_pinned_model_stays():
+    residence = await Residence(2, Options(pin=("team/*", "a"))).open("a", "b", "c")
+    for name in "abc":
+        await residence.call(name)
+    residence.check("a", "c")
+    await residence.close()
+
+
+async def test_triton_s_out_of_memory_evicts_one_model_after_the_other():
+    residence = await Residence(9, QUICK).open("a", "b", "c")
+    for name in "ab":
+        await residence.call(name)
+    for _ in range(2):  # the load is tried a second time when memory has come back
+        residence.steps.fail("load c", OutOfMemory("CUDA out of memory"))
+    assert await residence.call("c") is CacheUse.MISS
+    residence.check("b", "c")
+    await residence.close()
+
+
+async def test_a_large_model_evicts_as_many_as_it_needs():
+    residence = await Residence(3, QUICK).open("a", "b", "c", "d")
+    residence.have("d", 200 * 2**20)
+    for name in "abcd":
+        await residence.call(name)
+    residence.check("c", "d")
+    await residence.close()
+
+
+async def test_a_model_that_was_loaded_for_callers_stays_until_they_have_their_leases():
+    residence = await Residence(1, QUICK).open("a", "b")
+    await residence.call("a")
+    entries = residence.residency.entries
+    caller = entries.awaited(ModelId("a"), ArtifactKey("", "a"))  # its turn has not come yet
+    call = residence.house.begin(residence.call("b"))
+    await residence.house.turns(300)
+    assert (residence.house.listed(), call.done()) == (["a"], False)
+    entries.left(caller)
+    assert await call is CacheUse.MISS
+    residence.check("b")
+    await residence.close()
+
+
+async def test_sixteen_callers_of_sixteen_models_get_through_room_for_one():
+    names = [f"m{number}" for number in range(16)]
+    residence = await Residence(1, Options(model_wait_seconds=20)).open(*names)
+    assert await at_once(residence, *names) == [CacheUse.MISS] * 16
+    assert sum(step.startswith("load ") for step in residence.steps.seen) == 16
+    await residence.close()
+
+
+# -- platforms beside it -------------------------------------------------------------------------
+
+
+async def test_a_platform_s_load_evicts_before_it_is_refused(residence):
+    for name in "ab":
+        await residence.call(name)
+    await residence.load("x")
+    residence.check("b", "x")
+
+
+async def test_what_a_platform_has_loaded_is_never_evicted(residence):
+    await residence.load("x")
+    for name in "abc":
+        await residence.call(name)
+    residence.check("c", "x")
+
+
+async def test_a_model_that_a_platform_has_loaded_is_served_as_it_is(residence):
+    await residence.load("a")
+    assert await residence.call("a") is CacheUse.HIT
+    assert residence.artifacts.asked == []
+
+
+async def test_a_platform_that_loads_a_resident_model_keeps_it(residence):
+    await residence.call("a")
+    with pytest.raises(Exception, match="loaded already"):
+        await residence.load("a")
+    for name in "bc":
+        await residence.call(name)
+    assert residence.house.listed() == ["a", "c"]
+
+
+async def test_a_call_waits_for_a_platform_s_load_of_its_model(residence):
+    gate = residence.steps.hold("load a")
+    load = residence.house.begin(residence.load("a"))
+    await gate.reached.wait()
+    call = residence.house.begin(residence.call("a"))
+    await residence.house.turns()
+    gate.open()
+    assert await call is CacheUse.HIT
+    await load
+
+
+async def test_a_caller_may_unload_a_model_and_the_next_call_finds_it_on_disk(residence):
+    await residence.call("a")
+    await residence.house.unload("a")
+    residence.house.check()
+    assert await residence.call("a") is CacheUse.DISK
+
+
+async def test_a_call_amid_somebody_s_unload_waits_for_its_end_without_turning_round(
+    residence, monkeypatch
+):
+    await residence.call("a")
+    gate = residence.steps.hold("unload a")
+    unload = residence.house.begin(residence.house.unload("a"))
+    await gate.reached.wait()
+    tasks, begin = [], residence.residency._begin
+    monkeypatch.setattr(
+        residence.residency, "_begin", lambda e: tasks.append(begin(e)) or tasks[-1]
+    )
+    call = residence.house.begin(residence.call("a"))
+    await residence.house.turns()
+    assert len(tasks) == 1
+    gate.open()
+    assert await call is CacheUse.DISK
+    await unload
+
+
+async def test_the_files_of_a_model_that_somebody_unloaded_may_leave_the_disk(residence):
+    await residence.call("a")
+    await residence.house.unload("a")
+    await residence.residency._upkeep.notice_losses()
+    residence.check()
+    assert residence.state("a") is ResidencyState.ABSENT
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+async def test_a_key_that_the_store_lacks_is_not_found(residence):
+    with pytest.raises(ArtifactNotFound):
+        await residence.call("z")
+    residence.check()
+
+
+@pytest.mark.parametrize("error", [InvalidModel("no config"), LoadFailed("no weights")])
+async def test_a_model_that_cannot_be_served_is_not_tried_for_each_caller(residence, error):
+    residence.steps.fail("prepare /a" if isinstance(error, InvalidModel) else "load a", error)
+    outcomes = await at_once(residence, *["a"] * 10)
+    outcomes += await at_once(residence, *["a"] * 10)
+    assert {type(outcome) for outcome in outcomes} == {type(error)}
+    assert residence.artifacts.asked == ["a"]
+    residence.check()
+
+
+async def test_a_model_that_could_not_be_served_is_tried_again_soon(residence, monkeypatch):
+    monkeypatch.setattr("adapter.control.residency.entries._REFUSED_SECONDS", 0.0)
+    residence.steps.fail("load a", LoadFailed("no weights"))
+    with pytest.raises(LoadFailed):
+        await residence.call("a")
+    assert await residence.call("a") is CacheUse.DISK
+
+
+async def test_a_store_that_fails_is_asked_again_by_the_next_call(residence):
+    residence.steps.fail("fetch a", StoreUnavailable("timed out"))
+    with pytest.raises(StoreUnavailable):
+        await residence.call("a")
+    assert residence.count("endpoint_store_failures_total", error="StoreUnavailable") == 1
+    assert await residence.call("a") is CacheUse.MISS
+
+
+async def test_a_model_that_died_is_loaded_anew_by_the_next_call(residence):
+    await residence.call("a")
+    residence.control.registry.died(residence.control.registry.get(ModelId("a")))
+    assert await residence.call("a") is CacheUse.DISK
+    residence.check("a")
+
+
+async def test_what_is_left_of_a_model_that_died_is_unloaded(residence):
+    await residence.call("a")
+    residence.control.registry.died(residence.control.registry.get(ModelId("a")))
+    await residence.residency._upkeep.notice_losses()
+    residence.check()
+
+
+@pytest.mark.parametrize("loads_again", [False, True])
+async def test_after_a_restart_of_triton_the_next_call_loads_anew(loads_again):
+    residence = await Residence(2, QUICK, loads_again=loads_again).open("a", "b")
+    await residence.call("a")
+    triton = residence.house.triton
+    triton.models.clear()
+    triton.lives += 1
+    await residence.control.triton_restarted()
+    assert residence.house.listed() == []
+    assert await residence.call("a") is CacheUse.DISK
+    residence.check("a")
+    await residence.close()
+
+
+async def test_a_load_that_the_end_of_triton_broke_off_is_tried_once_more(residence):
+    residence.steps.fail("load a", BackendUnavailable("broke", delivered=True))
+    assert await residence.call("a") is CacheUse.MISS
+    residence.check("a")
+
+
+async def test_a_load_that_ended_triton_is_for_no_other_machine_when_triton_stays_away(residence):
+    broke = BackendUnavailable("broke", delivered=True)
+    away = BackendUnavailable("Triton did not come back in time", delivered=False)
+    gate = residence.steps.hold("load a")
+    call = residence.house.begin(residence.call("a"))
+    await gate.reached.wait()
+    residence.steps.fail("load a", broke)
+    gate.open()
+    residence.steps.hold("prepare /a").open()
+    residence.steps.fail("prepare /a", away)
+    with pytest.raises(BackendUnavailable, match="did not come back") as raised:
+        await call
+    assert not was_not_started(raised.value)
+
+
+# -- idle ----------------------------------------------------------------------------------------
+
+
+async def test_a_model_that_nobody_calls_is_unloaded_and_stays_on_disk():
+    options = Options(idle_unload_seconds=0.01, pin=("b",))
+    residence = await Residence(3, options).open("a", "b", "c")
+    for name in "ab":
+        await residence.call(name)
+    lease = await residence.hold("c")
+    await asyncio.sleep(0.02)
+    await residence.residency._upkeep.unload_idle()
+    residence.check("b", "c")
+    lease.end()
+    assert await residence.call("a") is CacheUse.DISK
+    await residence.close()
+
+
+# -- explicit loads ---------------------------------------------------------------------------
+
+
+async def test_a_model_of_the_store_that_is_loaded_by_name_is_not_evicted(residence):
+    assert await residence.residency.load(ModelId("a"))
+    for name in "bc":
+        await residence.call(name)
+    residence.check("a", "c")
+
+
+async def test_a_forced_load_of_a_model_of_the_store_takes_the_version_that_is_there_now(residence):
+    await residence.call("a")
+    residence.artifacts.versions["a"] = "2"
+    residence.house.packages.declared["/a@2"] = 100 * 2**20
+    assert await residence.residency.load(ModelId("a"))
+    assert residence.control.registry.get(ModelId("a")).source.url == "/a"
+    assert await residence.residency.load(ModelId("a"), again=True)
+    assert residence.control.registry.get(ModelId("a")).source.url == "/a@2"
+    residence.check("a")
+
+
+async def test_a_load_by_a_name_that_no_store_has_is_nobody_s(residence):
+    assert not await residence.residency.load(ModelId("nothing"))
+
+
+# -- by name alone -----------------------------------------------------------------------------
+
+
+async def test_a_name_is_looked_for_in_the_store_with_the_suffixes_of_archives(residence):
+    residence.have("digits.tar.gz")
+    lease = await residence.residency.serving(ModelId("digits"), 1)
+    assert lease.record.id == "digits"
+    assert residence.artifacts.asked == ["digits.tar.gz"]
+
+
+async def test_of_a_name_that_no_store_has_it_is_said_that_the_store_was_asked(residence):
+    with pytest.raises(ArtifactNotFound, match=r"'nothing' is not loaded.* no such key: nothing"):
+        await residence.residency.serving(ModelId("nothing"), 1)
+
+
+async def test_a_name_that_cannot_be_a_key_is_not_loaded(residence):
+    with pytest.raises(ModelNotFound):
+        await residence.residency.serving(ModelId("../secrets"), 1)
+    assert not [step for step in residence.steps.seen if step.startswith("find")]
+
+
+async def test_a_named_endpoint_has_its_own_store(residence):
+    residence.residency._stores = ("", "blue")
+    residence.artifacts.have("blue/a")
+    assert await residence.residency.find(ModelId("blue/a")) == ArtifactKey("blue", "a")
+    assert await residence.residency.find(ModelId("a")) == ArtifactKey("", "a")
+
+
+# -- room on disk, which the cache asks for ------------------------------------------------------
+
+
+async def test_the_model_that_goes_for_room_on_disk_is_the_least_recently_used(residence):
+    for name in "aba":
+        await residence.call(name)
+    disk = residence.artifacts.models
+    assert await disk.unload_least_used()
+    residence.check("a")
+    assert await disk.unload_least_used()
+    assert not await disk.unload_least_used()
+    assert not disk.may_unload
+    assert residence.count("endpoint_evictions_total", **{"from": "memory", "reason": "disk"}) == 2
+
+
+async def test_a_model_in_flight_does_not_go_for_room_on_disk_but_may_later(residence):
+    lease = await residence.hold("a")
+    disk = residence.artifacts.models
+    assert not await disk.unload_least_used()
+    assert (disk.may_unload, disk.bytes_that_stay()) == (True, 0)
+    lease.end()
+    assert await disk.unload_least_used()
+
+
+async def test_a_model_that_waits_for_its_load_may_give_room_on_disk_later(residence):
+    gate = residence.steps.hold("load a")
+    call = residence.house.begin(residence.call("a"))
+    await gate.reached.wait()
+    assert residence.artifacts.models.may_unload
+    gate.open()
+    await call
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+async def test_what_a_platform_asks_for_amid_a_first_load_it_keeps_however_often_that_is_tried(
+    residence, is_waited_for
+):
+    """The load runs out of memory and is tried again: at once, or when there is room."""
+    leases = [await residence.hold(name) for name in "ab"] if is_waited_for else []
+    gate = residence.steps.hold("load c" if not is_waited_for else "prepare /c")
+    call = residence.house.begin(residence.call("c"))
+    await gate.reached.wait()
+    with pytest.raises(AlreadyLoaded):
+        await residence.load("c")
+    if not is_waited_for:
+        await residence.call("a")  # what can go
+        residence.steps.fail("load c", OutOfMemory("CUDA out of memory"))
+    gate.open()
+    await residence.house.turns(300)
+    for lease in leases:
+        lease.end()
+    assert await call is CacheUse.MISS
+    assert residence.steps.seen.count("prepare /c") == 2
+    assert not residence.control.registry.get(ModelId("c")).is_on_demand
+
+
+async def test_pinned_models_and_those_of_platforms_never_go_for_room_on_disk():
+    residence = await Residence(3, Options(pin=("a",))).open("a", "b")
+    for name in "ab":
+        await residence.call(name)
+    residence.control.registry.get(ModelId("b")).is_on_demand = False
+    disk = residence.artifacts.models
+    assert not await disk.unload_least_used()
+    assert (disk.may_unload, disk.bytes_that_stay()) == (False, 20)
+    await residence.close()

@@ -1,0 +1,97 @@
+"""What `ps` and /debug/state say of the models that calls load."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from adapter.cli.client.models import _Table
+from adapter.control.residency import Options
+from tests.control.admin import admin_of
+from tests.fakes.residence import Residence
+
+
+@pytest.fixture
+async def residence():
+    residence = await Residence(2, Options(pin=("a",))).open("a", "b", "c", "d")
+    yield residence
+    await residence.close()
+
+
+async def ps(residence: Residence) -> list[str]:
+    async with admin_of(residence.house, residence.residency) as admin:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "adapter", "ps"),
+            env={**os.environ, "ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode().splitlines()
+
+
+async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
+    for name in "abc":
+        await residence.call(name)
+    gate = residence.steps.hold("fetch d")
+    call = residence.house.begin(residence.call("d"))
+    await gate.reached.wait()
+    progress = residence.residency.entries.get("d").progress
+    progress.done_bytes, progress.total_bytes = 41, 100
+    _, *lines = await ps(residence)
+    assert [" ".join(line.split()[:3]) for line in lines[:3]] == [
+        "a READY, pinned",
+        "c READY 100.0",
+        "d FETCHING 41",
+    ]
+    assert lines[-2:] == [
+        "on disk alone: 1, 10 bytes",
+        "evicted from memory since the start: 1 room",
+    ]
+    gate.open()
+    await call
+
+
+async def test_ps_goes_on_watching_while_a_model_is_fetched(residence):
+    await residence.call("a")
+    gate = residence.steps.hold("fetch b")
+    call = residence.house.begin(residence.call("b"))
+    await gate.reached.wait()
+    table = _Table()
+    async with admin_of(residence.house, residence.residency) as admin:
+        for _ in range(2):
+            state = await (await admin.get("/debug/state")).json()
+            head, _, coming, *_ = table.lines(state)
+    gate.open()
+    await call
+    assert head.split()[-1] == "REQ/S"
+    assert coming.split()[:2] == ["b", "FETCHING"]
+
+
+async def test_the_state_says_who_waits_for_what(residence):
+    gate = residence.steps.hold("load a")
+    calls = [residence.house.begin(residence.call("a")) for _ in range(2)]
+    await gate.reached.wait()
+    async with admin_of(residence.house, residence.residency) as admin:
+        found = (await (await admin.get("/debug/state")).json())["on_demand"]
+    assert found == {
+        "on_disk": {"models": 0, "bytes": 0},
+        "waiting": 2,
+        "evictions": {},
+        "models": [
+            {
+                "model_id": "a",
+                "key": "a",
+                "state": "loading",
+                "percent": 100,
+                "done_bytes": 10,
+                "total_bytes": 10,
+                "waiting": 2,
+                "is_pinned": True,
+                "is_outdated": False,
+            }
+        ],
+    }
+    gate.open()
+    await asyncio.gather(*calls)

@@ -1,0 +1,53 @@
+"""`triton-adapter ps` before an adapter with a thousand models."""
+
+import asyncio
+import os
+import resource
+import sys
+
+import pytest
+
+from tests.control.admin import admin_of, adopt
+from tests.fakes.house import House
+
+# what costs more to import than all of the rest of `ps` takes
+HEAVY = {"aiohttp", "asyncio", "grpc", "numpy", "prometheus_client", "rich", "shtab", "uvloop"}
+
+
+async def ps(house: House, *flags: str) -> tuple[str, str, float]:
+    """Return stdout, stderr and the CPU time of the command."""
+    async with admin_of(house) as admin:
+        before = _cpu_seconds()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *flags, "-m", "adapter", "ps"),
+            env={**os.environ, "ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+    assert process.returncode == 0, err
+    return out.decode(), err.decode(), _cpu_seconds() - before
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.slow
+async def test_a_thousand_models_cost_ps_no_more_than_its_start_does():
+    few, many = await House(limit=1000).open(), await House(limit=1000).open()
+    adopt(few, 1)
+    names = adopt(many, 1000)
+    least = min([(await ps(few))[2] for _ in range(3)])
+    out, _, _ = first = await ps(many)
+    assert [line.split()[0] for line in out.splitlines()] == ["NAME", *names]
+    assert min(first[2], (await ps(many))[2]) < 2 * least
+
+
+@pytest.mark.slow
+async def test_ps_imports_nothing_heavy():
+    _, err, _ = await ps(await House(limit=1000).open(), "-X", "importtime")
+    imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
+    assert "adapter.cli.connection" in imported
+    assert imported & HEAVY == set()

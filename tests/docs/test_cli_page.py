@@ -1,0 +1,59 @@
+"""docs/cli.md shows what the commands print."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.place import Place, place
+
+PAGE = ROOT / "docs" / "cli.md"
+_FIGURE = re.compile(r"\d+(\.\d+)?")
+_BAR = re.compile(r"\[#+[=+]*\.*-*\]")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path / "page") as made:
+        yield made
+
+
+def shape(text: str) -> list[str]:
+    """The lines without what differs from run to run: figures, and how far they fill a column."""
+    bare = _FIGURE.sub("0", _BAR.sub("[bar]", text))
+    return [" ".join(line.split()) for line in bare.strip().splitlines()]
+
+
+def shown(block: Block) -> dict[str, str]:
+    """Each command of the block, and what stands below it."""
+    parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def run(here: Place, line: str) -> str:
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=here.folder,
+        env=here.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # said of what takes long, as on a busy machine
+    return re.sub(r"^(un)?load \w+: .*\n", "", done.stdout, flags=re.MULTILINE)
+
+
+@pytest.mark.triton
+def test_the_commands_print_what_the_page_shows(here: Place) -> None:
+    found = blocks(PAGE)
+    [server] = [block for block in found if block.mode == "server"]
+    here.serve(server)
+    for block in found:
+        if block.language == "console":
+            for line, output in shown(block).items():
+                assert shape(run(here, line)) == shape(output), f"{block}: {line}"

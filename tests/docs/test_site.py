@@ -1,0 +1,173 @@
+"""The site has every page, each link on it leads somewhere, and nothing comes from elsewhere."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.docs.pages import ROOT, blocks, pages, shown
+
+# What a browser loads by itself.
+LOST = "lost" + ".md"  # no page that a test of the pages is to look for
+LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
+
+
+class Seen(HTMLParser):
+    """The anchors, links, loaded files and classes of a page, and its texts of code."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.classes: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids.add(given.get("id") or "")
+        self.classes.update((given.get("class") or "").split())
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag in LOADED and given.get(LOADED[tag]):
+            self.loaded.append(given[LOADED[tag]])
+
+
+def build(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", out],
+        check=False,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    done = build(ROOT, out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def seen(site: Path) -> dict[Path, Seen]:
+    return {page: Seen(page) for page in site.rglob("*.html") if page.name != "404.html"}
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of what the site is made of, to spoil."""
+    for path in [*pages(), ROOT / "mkdocs.yml", ROOT / "LICENSE", ROOT / "scripts/site_hooks.py"]:
+        place = tmp_path / path.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    for path in (ROOT / "docs").rglob("*"):
+        if path.is_file() and path.suffix != ".md":
+            place = tmp_path / path.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
+    return tmp_path
+
+
+def place_of(page: Path) -> str:
+    path = shown(page).removesuffix(".md")
+    return re.sub(r"(^|/)README$", r"\1index", path) + ".html"
+
+
+def test_each_page_of_the_repository_is_on_the_site(site):
+    assert [shown(page) for page in pages() if not (site / place_of(page)).is_file()] == []
+
+
+def test_each_page_is_reached_from_the_navigation_of_the_first(site):
+    linked = set(Seen(site / "index.html").links)
+
+    assert [p for p in map(place_of, pages()) if p not in linked and p != "index.html"] == []
+
+
+def test_each_link_and_anchor_of_the_site_leads_somewhere(site, seen):
+    dead = []
+    for page, on_it in seen.items():
+        for link in on_it.links:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            target = target / "index.html" if target.is_dir() else target
+            anchor = unquote(parts.fragment)
+            if not target.is_file() or (anchor and anchor not in seen_at(seen, target).ids):
+                dead.append((str(page.relative_to(site)), link))
+
+    assert dead == []
+
+
+def seen_at(seen: dict[Path, Seen], page: Path) -> Seen:
+    return seen[page] if page in seen else Seen(page)
+
+
+def test_no_page_loads_anything_from_elsewhere(site, seen):
+    loaded = {link for page in seen.values() for link in page.loaded}
+    styles = [file.read_text() for kind in ("css", "svg") for file in site.rglob(f"*.{kind}")]
+
+    assert loaded
+    assert [link for link in loaded if urlsplit(link).netloc] == []
+    assert [url for text in styles for url in re.findall(r"url\(['\"]?(?:https?:)?//", text)] == []
+
+
+def test_no_page_has_what_the_script_of_the_theme_would_fetch(seen):
+    """It fetches Mermaid where it meets a diagram."""
+    assert [page.name for page, on_it in seen.items() if "mermaid" in on_it.classes] == []
+
+
+def test_a_fence_with_a_note_is_code_on_the_site(site):
+    noted = [block for page in pages() for block in blocks(page) if block.note]
+    on_site = {shown(b.page): (site / place_of(b.page)).read_text("utf-8") for b in noted}
+
+    assert len(noted) > 20
+    assert [page for page, text in on_site.items() if "```" in text] == []
+
+
+def test_make_check_builds_it_as_the_tests_do():
+    said = subprocess.run(
+        ["make", "--dry-run", "check"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert "mkdocs build --strict" in said.stdout
+
+
+@pytest.mark.parametrize("word", ["port", "timeout", "fix", "endpoint", "listen_host", "507"])
+def test_search_knows_the_words_that_readers_look_for(site, word):
+    found = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+
+    assert any(re.search(rf"\b{word}\b", f"{each['title']} {each['text']}") for each in found)
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "said"),
+    [
+        ("docs/bench.md", "[x](no-such-page)", "no-such-page"),
+        ("docs/bench.md", "[x](memory.md#no-such-heading)", "no-such-heading"),
+        ("docs/bench.md", "[x](#no-such-heading)", "no-such-heading"),
+        ("README.md", "[x](no/such.py)", "no/such.py"),
+        (f"docs/{LOST}", "# Lost", LOST),
+    ],
+    ids=["link", "anchor", "own anchor", "link out of docs", "page outside the navigation"],
+)
+def test_the_site_is_not_written_with(sources, page, text, said):
+    with (sources / page).open("a", encoding="utf-8") as file:
+        file.write(f"\n{text}\n")
+
+    done = build(sources, sources / "out")
+
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr

@@ -1,0 +1,74 @@
+"""Stores and a disk cache without either: `versions` is what the stores have."""
+
+import asyncio
+from collections import Counter, defaultdict
+
+from adapter.control.ports import DiskRoom
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.errors import ArtifactNotFound
+from tests.fakes.steps import Steps
+
+_SUFFIXES = ("", ".tar.gz", ".tgz", ".tar", ".zip")
+
+
+class FakeArtifacts:
+    """`versions[path]` is the etag of what the store has, `on_disk[path]` that of what the cache
+    has. `pins` counts the fetches of each folder that were not released. `asked` are the keys that
+    the store was asked for, in order.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self.versions: dict[str, str] = {}
+        self.on_disk: dict[str, str] = {}
+        self.pins: Counter[str] = Counter()
+        self.asked: list[str] = []
+        self._turns = defaultdict[ArtifactKey, asyncio.Lock](asyncio.Lock)
+        self._steps = steps
+
+    def have(self, *paths: str) -> None:
+        for path in paths:
+            self.versions[path] = "1"
+
+    def ask_for_room(self, models: DiskRoom) -> None:
+        self.models = models
+
+    async def fetch(
+        self, key: ArtifactKey, progress: FetchProgress, *, unloads: bool = True
+    ) -> tuple[Artifact, CacheUse]:
+        async with self._turns[key]:
+            self.unloads = unloads
+            return await self._fetch(key, progress)
+
+    async def _fetch(self, key: ArtifactKey, progress: FetchProgress) -> tuple[Artifact, CacheUse]:
+        self.asked.append(str(key))
+        await self._steps.take("fetch", str(key))
+        if str(key) not in self.versions:
+            raise ArtifactNotFound(f"the store has no {key}")
+        etag = self.versions[str(key)]
+        progress.done_bytes = progress.total_bytes = 10
+        use = CacheUse.DISK if self.on_disk.get(str(key)) == etag else CacheUse.MISS
+        self.on_disk[str(key)] = etag
+        folder = f"/{key}" if etag == "1" else f"/{key}@{etag}"
+        self.pins[folder] += 1
+        return Artifact(key, folder, etag, 10), use
+
+    def release(self, artifact: Artifact) -> None:
+        assert self.pins[artifact.folder] > 0, "released twice"
+        self.pins[artifact.folder] -= 1
+
+    def unused(self) -> tuple[int, int]:
+        held = {folder.strip("/") for folder in +self.pins}
+        found = [key for key, tag in self.on_disk.items() if not {key, f"{key}@{tag}"} & held]
+        return len(found), 10 * len(found)
+
+    async def is_current(self, artifact: Artifact) -> bool:
+        await self._steps.take("is_current", str(artifact.key))
+        return self.versions.get(str(artifact.key)) == artifact.etag
+
+    async def find(self, key: ArtifactKey) -> ArtifactKey | None:
+        await self._steps.take("find", str(key))
+        for suffix in _SUFFIXES:
+            found = ArtifactKey(key.store, key.path + suffix)
+            if str(found) in self.versions:
+                return found
+        return None

@@ -1,0 +1,126 @@
+"""The figures of a fleet: collected by tests/fleet/test_hundred_models.py, written to
+docs/fleet.json, and shown in docs/fleet.md. `make fleet` does all of it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA, PAGE = ROOT / "docs" / "fleet.json", ROOT / "docs" / "fleet.md"
+BEGIN, END = "<!-- figures: written by `make fleet` -->\n", "<!-- end of figures -->\n"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Hits of all calls. `room`: models that fit on each machine. `balance`: the factor in percent,
+    0: none. `predicted`: what the simulation says.
+    """
+
+    room: int
+    traffic: str
+    callers: int
+    balance: int
+    calls: int
+    hits: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    what: str
+    target: str
+    measured: str
+    is_met: bool
+
+
+@dataclass
+class Figures:
+    ratios: list[Ratio] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    is_written: bool = False  # as soon as there is one more
+
+    def add(self, what: str, target: str, measured: str, *, is_met: bool) -> None:
+        """Note a figure, and print it."""
+        self.figures.append(Figure(what, target, measured, is_met))
+        self._say(f"{what}: {measured} ({target}: {'met' if is_met else 'MISSED'})")
+
+    def add_ratio(self, ratio: Ratio) -> None:
+        self.ratios.append(ratio)
+        self._say(str(ratio))
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(f"\n{text}\n")
+        sys.stdout.flush()
+        if self.is_written:
+            self.write()
+
+    def write(self) -> None:
+        """Write the data and the page. Nothing older stays: all figures are of one run."""
+        data = {
+            "adapter": _said("git", "log", "-1", "--format=%h", "--", "adapter"),
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "cores": os.cpu_count(),
+            "ratios": [asdict(each) for each in self.ratios],
+            "figures": [asdict(each) for each in self.figures],
+        }
+        DATA.write_text(json.dumps(data, indent=2) + "\n")
+        PAGE.write_text(with_figures(PAGE.read_text(), data))
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout.strip()
+
+
+def with_figures(page: str, data: dict[str, Any]) -> str:
+    """Return the page with these figures in the place of those that it has."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"{PAGE} lacks {BEGIN}"
+    assert end, f"{PAGE} lacks {END}"
+    return before + begin + rendered(data) + end + after
+
+
+def rendered(data: dict[str, Any]) -> str:
+    figures = [
+        [each["what"], each["target"], each["measured"], "met" if each["is_met"] else "**missed**"]
+        for each in data["figures"]
+    ]
+    when = f"{data['date']}, {data['cores']} cores"
+    head = f"Measured with the adapter at {data['adapter']} ({when}).\n"
+    parts = [head, _table(["what", "target", "measured", ""], figures)]
+    for traffic, room in sorted({(each["traffic"], each["room"]) for each in data["ratios"]}):
+        own = [
+            each for each in data["ratios"] if (each["traffic"], each["room"]) == (traffic, room)
+        ]
+        what = f"Hit ratio with room for {room} models on each machine, {traffic}"
+        how = f"by callers and `--balance`, {own[0]['calls']} calls each"
+        parts.append(f"{what}, {how}; in brackets what the simulation says:\n")
+        parts.append(_ratios(own))
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _ratios(ratios: list[dict[str, Any]]) -> str:
+    factors = sorted({each["balance"] for each in ratios}, key=lambda factor: factor or 10**6)
+    head = ["callers", *(str(factor) if factor else "no bound" for factor in factors)]
+    rows = []
+    for callers in sorted({each["callers"] for each in ratios}):
+        cells = {each["balance"]: _cell(each) for each in ratios if each["callers"] == callers}
+        rows.append([str(callers), *(cells.get(factor, "") for factor in factors)])
+    return _table(head, rows)
+
+
+def _cell(ratio: dict[str, Any]) -> str:
+    return f"{ratio['hits']:.3f} ({ratio['predicted']:.3f})"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,0 +1,93 @@
+"""ModelRuntime on a control plane of fakes."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from adapter._proto import model_runtime_pb2 as pb
+from adapter.errors import (
+    BackendUnavailable,
+)
+from adapter.frontends.access import Access
+from adapter.frontends.grpc.modelmesh import ModelRuntime, Options
+from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
+from adapter.settings import load_settings
+from tests.fakes.house import House
+
+CLOSED = BackendUnavailable("it was closed", delivered=True)
+STARTING, READY = pb.RuntimeStatusResponse.STARTING, pb.RuntimeStatusResponse.READY
+
+
+class FakeTriton:
+    async def version(self) -> str:
+        return self.says
+
+    async def instances(self, name: str) -> int:
+        return 3 if name == "m" else 1
+
+    says = "9.9"
+
+
+class Front:
+    """What a mesh may ask, by id and path."""
+
+    def __init__(self, house: House, root: Path, **settings: object) -> None:
+        self.triton = FakeTriton()
+        self.is_ready = True
+        given = load_settings(settings, {}, None).settings
+        self.runtime = ModelRuntime(
+            house.control,
+            self.triton,
+            MeshSizes(
+                house.control,
+                [root],
+                default_bytes=given.modelmesh_default_size,
+                size_factor=given.size_factor,
+                memory_bytes=given.modelmesh_memory,
+                buffer_bytes=given.modelmesh_memory_buffer,
+            ),
+            Options(
+                load_seconds=given.load_timeout_seconds,
+                unload_seconds=given.unload_timeout_seconds,
+                promised_seconds=given.modelmesh_load_timeout_seconds,
+                load_concurrency=given.load_concurrency,
+                model_concurrency=given.modelmesh_model_concurrency,
+                version=given.modelmesh_runtime_version,
+            ),
+            house.metrics,
+            access=Access("grpc"),
+            is_ready=lambda: self.is_ready,
+        )
+
+    async def load(self, model_id: str, path: str | None = None, **key: object) -> int:
+        return (await self.answer(model_id, path, json.dumps(key))).sizeInBytes
+
+    async def answer(self, model_id: str, path: str | None, key: str) -> pb.LoadModelResponse:
+        path = f"/{model_id}" if path is None else path
+        return await self.runtime.load(
+            pb.LoadModelRequest(modelId=model_id, modelPath=path, modelKey=key)
+        )
+
+    async def unload(self, model_id: str) -> None:
+        await self.runtime.unload(pb.UnloadModelRequest(modelId=model_id))
+
+    async def predict(self, path: str, key: str = "{}", model_id: str = "any") -> int:
+        request = pb.PredictModelSizeRequest(modelId=model_id, modelPath=path, modelKey=key)
+        return (await self.runtime.predict_size(request)).sizeInBytes
+
+    async def size(self, model_id: str) -> int:
+        return (await self.runtime.size(pb.ModelSizeRequest(modelId=model_id))).sizeInBytes
+
+    async def status(self) -> pb.RuntimeStatusResponse:
+        return await self.runtime.status(pb.RuntimeStatusRequest())
+
+
+def come_back(house: House) -> None:
+    """It answers."""
+    house.triton.live, house.triton.lives = True, house.triton.lives + 1
+
+
+async def turns_of_the_loop():
+    """Enough for the fakes to come to a standstill."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -1,0 +1,131 @@
+"""runtimeStatus."""
+
+import pytest
+
+from adapter.core.state import ModelState
+from adapter.errors import (
+    BackendError,
+    BackendTimeout,
+)
+from tests.fakes.house import House
+from tests.frontends.grpc.modelmesh.front import READY, STARTING, Front, turns_of_the_loop
+
+
+class TestStatus:
+    async def test_what_a_mesh_is_told(self, house, tmp_path):
+        front = Front(house, tmp_path, load_concurrency=3, modelmesh_default_size="2MiB")
+        house.others = 50
+        await house.open()
+        status = await front.status()
+        assert status.status == READY
+        assert status.capacityInBytes == 10**9 - 50
+        assert status.maxLoadingConcurrency == 3
+        assert status.modelLoadingTimeoutMs == 30_000
+        assert status.defaultModelSizeInBytes == 2 * 2**20
+        assert status.runtimeVersion == "9.9"
+        assert not status.limitModelConcurrency
+        assert not status.allowAnyMethod
+        paths = {name: list(info.idInjectionPath) for name, info in status.methodInfos.items()}
+        service = "inference.GRPCInferenceService/"
+        assert paths == {
+            f"{service}{method}": [1]
+            for method in (
+                "ModelReady",
+                "ModelMetadata",
+                "ModelInfer",
+                "ModelConfig",
+                "ModelStatistics",
+            )
+        }
+
+    async def test_the_version_of_a_triton_that_tells_none_is_a_setting(self, house, tmp_path):
+        front = Front(house, tmp_path, modelmesh_runtime_version="v7")
+        front.triton.says = ""
+        assert (await front.status()).runtimeVersion == "v7"
+
+    async def test_no_longer_load_is_promised_than_is_allowed(self, house, tmp_path):
+        front = Front(house, tmp_path, load_timeout_seconds="12.5")
+        assert (await front.status()).modelLoadingTimeoutMs == 12_500
+        front = Front(house, tmp_path, modelmesh_load_timeout_seconds="7.5")
+        assert (await front.status()).modelLoadingTimeoutMs == 7_500
+
+    async def test_it_is_starting_while_the_adapter_is(self, front):
+        front.is_ready = False
+        assert (await front.status()).status == STARTING
+
+    async def test_whatever_is_loaded_is_gone_before_it_is_ready(self, house, front):
+        await front.load("ours")
+        await house.load("another-listeners")
+        assert (await front.status()).status == READY
+        house.check()
+
+    @pytest.mark.slow
+    async def test_a_load_under_way_is_ended_and_undone_before_it_is_ready(self, house, front):
+        gate = house.steps.hold("load m")
+        load = house.begin(front.load("m"))
+        await gate.reached.wait()
+        load.cancel()
+        assert (await front.status()).status == STARTING
+        gate.open()
+        assert (await front.status()).status == READY
+        house.check()
+
+    async def test_a_load_that_has_only_got_its_turn_is_no_exception(self, house, front):
+        load = house.begin(front.load("m"))
+        assert (await front.status()).status == READY
+        await load
+        house.check()
+
+    @pytest.mark.slow
+    async def test_another_listeners_load_is_ended_and_undone_before_it_is_ready(
+        self, house, front
+    ):
+        gate = house.steps.hold("load m")
+        house.begin(house.load("m"))
+        await gate.reached.wait()
+        assert (await front.status()).status == STARTING
+        gate.open()
+        assert (await front.status()).status == READY
+        house.check()
+
+    async def test_an_unload_that_fails_is_tried_again_the_next_time(self, house, front, caplog):
+        await front.load("m")
+        house.steps.fail("unload m", BackendTimeout("not now"))
+        assert (await front.status()).status == STARTING
+        assert [r.reason for r in caplog.records if r.msg == "modelmesh.purge_failed"] == [
+            "not now"
+        ]
+        assert (await front.status()).status == READY
+        house.check()
+
+    async def test_a_model_that_is_unloading_is_waited_for(self, house, front):
+        await front.load("m")
+        gate = house.steps.hold("wait_gone m")
+        unload = house.begin(front.unload("m"))
+        await gate.reached.wait()
+        status = house.begin(front.status())
+        await turns_of_the_loop()
+        assert not status.done()
+        assert house.state("m") is ModelState.UNLOADING
+        gate.open()
+        await unload
+        assert (await status).status == READY
+
+    async def test_the_container_bounds_the_capacity(self, house, tmp_path):
+        front = Front(house, tmp_path, modelmesh_memory="512MiB", modelmesh_memory_buffer="12MiB")
+        assert (await front.status()).capacityInBytes == 500 * 2**20
+
+    async def test_the_container_alone_will_do(self, tmp_path):
+        house = await House().open()
+        front = Front(house, tmp_path, modelmesh_memory="6GiB")
+        assert (await front.status()).capacityInBytes == 6 * 2**30 - 256 * 2**20
+
+    async def test_memory_that_nobody_knows_is_told_by_name(self, tmp_path):
+        front = Front(await House().open(), tmp_path)
+        with pytest.raises(BackendError, match="CONTAINER_MEM_REQ_BYTES"):
+            await front.status()
+
+    async def test_memory_with_which_no_mesh_starts_is_told_with_the_reason(self, tmp_path):
+        front = Front(await House(limit=10**6).open(), tmp_path)
+        with pytest.raises(BackendError, match="no mesh starts below"):
+            await front.status()

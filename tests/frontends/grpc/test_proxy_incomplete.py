@@ -1,0 +1,117 @@
+"""Requests whose message is not whole when the stream ends: the caller is told so at once."""
+
+import gzip
+
+import grpc
+import pytest
+
+from adapter.protocols.http2 import frames
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    STREAM,
+    frame,
+    head_of,
+    prefixed,
+    proxy_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo
+from tests.frontends.grpc.test_proxy_ends import status
+from tests.grpc_calls import SERVICE
+
+INTERNAL, DEADLINE_EXCEEDED = (
+    code.value[0] for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
+)
+READY = f"/{SERVICE}/ModelReady"
+LOAD = f"/{SERVICE}/RepositoryModelLoad"
+LIVE = f"/{SERVICE}/ServerLive"
+MESSAGE = prefixed(request_of("m"))
+LARGE = prefixed(request_of("m", *[1.0] * 100_000))
+PACKED = (b"grpc-encoding", b"gzip")
+
+
+async def silent(requests, context):
+    async for _ in requests:
+        yield b""
+
+
+async def answered(proxy, path, pieces, *more, end=True):
+    """The block that ended the stream."""
+    async with wire_to(proxy.address) as wire:
+        wire.greet()
+        head = frames.header_block(1, head_of(path, *more), end=not pieces)
+        data = [
+            frame(frames.DATA, frames.END_STREAM if end and i == len(pieces) - 1 else 0, 1, piece)
+            for i, piece in enumerate(pieces)
+        ]
+        wire.send(head, *data)
+        _, trailers = await wire.answer(1)
+    return trailers
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 5, 6, 9, 10, 20, len(MESSAGE) - 1])
+@pytest.mark.parametrize("path", [INFER, READY, LIVE, LOAD])
+async def test_a_message_that_breaks_off_is_answered_at_once(path, size):
+    async with proxy_before(echo) as proxy:
+        trailers = await answered(proxy, path, [MESSAGE[:size]])
+        assert status(trailers) == INTERNAL
+        assert b"before its message was complete" in trailers
+        await proxy.until_at_rest()
+
+
+@pytest.mark.parametrize("path", [INFER, READY])
+async def test_a_call_without_a_message_is_answered_at_once(path):
+    async with proxy_before(echo) as proxy:
+        trailers = await answered(proxy, path, [])
+        assert status(trailers) == INTERNAL
+        assert b"the request ended after 0 bytes" in trailers
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+@pytest.mark.parametrize("last", [b"", b"x"])
+async def test_a_message_of_many_frames_that_breaks_off_is_answered_at_once(name, last):
+    message = prefixed(request_of(name, *[1.0] * 100_000))[:-2]
+    pieces = [message[at : at + 2**14] for at in range(0, len(message), 2**14)]
+    async with proxy_before(echo) as proxy:
+        trailers = await answered(proxy, INFER, [*pieces, last])
+        assert status(trailers) == INTERNAL
+        assert b"before its message was complete" in trailers
+        await proxy.until_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("message", "more"),
+    [
+        (b"\1" + MESSAGE[1:], ()),
+        (b"\1" + MESSAGE[1:], (PACKED,)),
+        (b"\2" + MESSAGE[1:], ()),
+        (b"\1" + prefixed(gzip.compress(MESSAGE[5:])[:-3])[1:], (PACKED,)),
+    ],
+    ids=["flag without an encoding", "not packed", "unknown flag", "packed and cut"],
+)
+@pytest.mark.parametrize("path", [INFER, READY])
+async def test_a_message_that_cannot_be_unpacked_is_answered(path, message, more):
+    async with proxy_before(echo) as proxy:
+        trailers = await answered(proxy, path, [message], *more)
+        assert status(trailers) != 0
+
+
+async def test_a_stream_without_messages_is_answered_as_it_was():
+    async with proxy_before(silent) as proxy:
+        assert status(await answered(proxy, STREAM, [b""])) == 0
+        assert status(await answered(proxy, STREAM, [])) == 0
+
+
+@pytest.mark.parametrize("size", [3, 20])
+async def test_a_stream_whose_message_breaks_off_ends(size):
+    async with proxy_before(silent) as proxy:
+        await answered(proxy, STREAM, [MESSAGE[:size]])
+
+
+async def test_a_large_message_whose_rest_does_not_come_is_given_up_in_time():
+    async with proxy_before(echo, timeout_seconds=0.5) as proxy:
+        pieces = [LARGE[at : at + 2**14] for at in range(0, 300_000, 2**14)]
+        trailers = await answered(proxy, READY, pieces, end=False)
+        assert status(trailers) == DEADLINE_EXCEEDED
+        assert b"BackendTimeout: the request did not come in time" in trailers

@@ -1,0 +1,254 @@
+"""What callers may do with HTTP/2 at the gRPC proxy, and what it answers to what they may not."""
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from adapter.protocols.http2 import frames
+from adapter.protocols.http2.flow_control import STREAM_WINDOW
+from adapter.protocols.http2.frames import Code
+from adapter.protocols.http2.headers import encoded
+from tests.fakes.http2_triton import scripted_triton
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    channel_to,
+    frame,
+    head_of,
+    prefixed,
+    proxy_before,
+    request_of,
+    wire_to,
+)
+from tests.frontends.grpc.test_proxy import echo
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+async def test_a_client_with_a_window_of_one_byte_gets_all(name):
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
+        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of(name))))
+        data, ended = b"", False
+        while not ended:
+            kind, flags, stream_id, payload = await wire.next()
+            if stream_id != 1:
+                continue
+            if kind == frames.DATA:
+                assert len(payload) <= 1
+                data += payload
+                wire.send(frames.window_update(1, 1))
+            ended = bool(flags & frames.END_STREAM and kind == frames.HEADERS)
+        assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
+
+
+@pytest.mark.parametrize("name", ["m", "team/a"])
+async def test_a_request_in_single_bytes_is_understood(name):
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(), end=False))
+        message = prefixed(request_of(name))
+        for i in range(len(message)):
+            end = frames.END_STREAM if i == len(message) - 1 else 0
+            wire.send(frame(frames.DATA, end, 1, message[i : i + 1]))
+        data, _ = await wire.answer(1)
+        assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
+
+
+async def test_padding_priorities_and_continuations_are_understood():
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        block = head_of()
+        payload = b"\3" + bytes(5) + block[:10] + b"\0" * 3
+        flags = frames.PADDED | frames.HAS_PRIORITY
+        wire.send(frame(frames.HEADERS, flags, 1, payload))
+        wire.send(frame(frames.CONTINUATION, 0, 1, block[10:20]))
+        wire.send(frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[20:]))
+        wire.send(frame(frames.PRIORITY, 0, 1, bytes(5)), frame(0xFA, 3, 9, b"unknown"))
+        data = b"\x05" + prefixed(request_of()) + bytes(5)
+        wire.send(frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, data))
+        answer, _ = await wire.answer(1)
+        assert pb.ModelInferResponse.FromString(answer[5:]).model_name == "m"
+
+
+ONE = frames.header_block(1, head_of(), end=False)
+
+
+HEAD = frame(frames.HEADERS, frames.END_HEADERS, 1, head_of())
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (frame(frames.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR),
+        (frame(frames.DATA, 0, 1, b"x"), Code.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 2, head_of()), Code.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 0, head_of()), Code.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x3f\xe1\x1f"), Code.COMPRESSION_ERROR),
+        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xbe"), Code.COMPRESSION_ERROR),
+        (
+            frame(frames.HEADERS, 0, 1, head_of()) + frame(frames.PING, 0, 0, bytes(8)),
+            Code.PROTOCOL_ERROR,
+        ),
+        (frame(frames.CONTINUATION, 0, 1, b""), Code.PROTOCOL_ERROR),
+        (frame(frames.PUSH_PROMISE, 0, 1, bytes(4)), Code.PROTOCOL_ERROR),
+        (frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+        (frame(frames.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.SETTINGS, 0, 1, b""), Code.PROTOCOL_ERROR),
+        (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Code.FLOW_CONTROL_ERROR),
+        (frames.settings({frames.MAX_FRAME_SIZE: 1}), Code.PROTOCOL_ERROR),
+        (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
+        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(4)), Code.PROTOCOL_ERROR),
+        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Code.FRAME_SIZE_ERROR),
+        (frames.window_update(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
+        (frames.window_update(7, 1), Code.PROTOCOL_ERROR),
+        (frames.reset(7, 0), Code.PROTOCOL_ERROR),
+        (frame(frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR),
+        (frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
+        (frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+        (frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+        (frames.head(2**20 + 1, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
+        (frames.head(2**16 + 1, frames.PING, 0, 0), Code.FRAME_SIZE_ERROR),
+        (HEAD + frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), Code.PROTOCOL_ERROR),
+        (
+            frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, b"") * 1100,
+            Code.ENHANCE_YOUR_CALM,
+        ),
+        (
+            frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, bytes(2**14)) * 20,
+            Code.ENHANCE_YOUR_CALM,
+        ),
+        (frame(frames.PING, 0, 0, bytes(8)) * 20_001, Code.ENHANCE_YOUR_CALM),
+    ],
+)
+@pytest.mark.usefixtures("one_second")
+async def test_what_breaks_the_protocol_ends_the_connection_with_its_code(sent, code):
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(sent)
+        assert await wire.ended_with() == code
+        async with channel_to(proxy.address) as channel:
+            await channel.unary_unary(INFER)(request_of())
+
+
+async def test_another_protocol_and_a_missing_greeting_are_refused():
+    async with proxy_before(echo) as proxy:
+        for sent in (b"GET / HTTP/1.1\r\n\r\n" + bytes(10), frames.PREFACE + bytes(9)):
+            async with wire_to(proxy.address) as wire:
+                wire.send(sent)
+                assert await wire.ended_with() == Code.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (b"Upper", b"x"),
+        (b"connection", b"close"),
+        (b":path", b"/twice"),
+        (b"te", b"gzip"),
+        (b"a b", b"x"),
+        (b"x", b"a\r\nb: c"),
+    ],
+)
+async def test_malformed_headers_end_their_stream_alone(more):
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(INFER, more), end=False))
+        _, _, payload = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(payload) == Code.PROTOCOL_ERROR
+        wire.send(frames.header_block(3, head_of(), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 3, prefixed(request_of())))
+        data, _ = await wire.answer(3)
+        assert len(data) > 5
+
+
+async def test_more_than_the_window_of_a_stream_ends_that_stream():
+    async with (
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
+    ):
+        wire.greet()
+        wire.send(ONE)
+        message = prefixed(
+            pb.ModelInferRequest(
+                model_name="m", raw_input_contents=[bytes(MIB)]
+            ).SerializeToString()
+        )
+        wire.send(frame(frames.DATA, 0, 1, message[:1000]))
+        await behind.accepted()
+        for at in range(1000, STREAM_WINDOW, 2**14):
+            wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+        _, _, code = await wire.until(frames.RST_STREAM, 1)
+        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
+        await proxy.until_free("m")
+
+
+async def test_more_than_the_window_of_the_connection_ends_it():
+    async with (
+        proxy_before(echo) as proxy,
+        scripted_triton(proxy) as behind,
+        wire_to(proxy.address) as wire,
+    ):
+        wire.greet()
+        proxy.server._context.buffered.limit = 0
+        await wire.until(frames.SETTINGS)
+        message = prefixed(
+            pb.ModelInferRequest(
+                model_name="m", raw_input_contents=[bytes(MIB)]
+            ).SerializeToString()
+        )
+        wire.send(ONE, frame(frames.DATA, 0, 1, message[:1000]))
+        await behind.accepted()
+        for stream_id in range(3, 35, 2):
+            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            for at in range(0, 2**18, 2**14):
+                wire.send(frame(frames.DATA, 0, stream_id, message[at : at + 2**14]))
+        assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
+        await proxy.until_free("m")
+
+
+async def test_a_client_may_use_its_table_until_it_has_heard_that_there_is_none():
+    from hpack import Encoder
+
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        encoder = Encoder()
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", INFER),
+            (":authority", "x"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ]
+        wire.send(frames.PREFACE, frames.settings({}))
+        for stream_id in (1, 3):
+            wire.send(frames.header_block(stream_id, encoder.encode(headers), end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+            await wire.answer(stream_id)
+        wire.send(frame(frames.SETTINGS, frames.ACK))
+        encoder.header_table_size = 0
+        for stream_id in (5, 7):
+            wire.send(frames.header_block(stream_id, encoder.encode(headers), end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+            await wire.answer(stream_id)
+        assert proxy.counted("OK") == 4
+
+
+def test_headers_are_encoded_as_others_read_them():
+    from hpack import Decoder
+
+    headers = [(b"a", b"b"), (b"x" * 127, b"y" * 300), (b"z", b"q" * 70_000)]
+    assert Decoder(2**20).decode(encoded(headers), raw=True) == headers
+
+
+async def test_a_peer_that_forgets_to_say_that_its_table_is_gone_is_understood():
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of()[1:], end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        data, _ = await wire.answer(1)
+        assert pb.ModelInferResponse.FromString(data[5:]).model_name == "m"

@@ -1,0 +1,49 @@
+"""What no real part can be made to fail at is told to callers of an endpoint as AWS tells it."""
+
+import pytest
+
+from adapter.core.calls import NOT_STARTED
+from adapter.errors import BackendUnavailable, Overloaded
+from adapter.frontends.http.connections import Connections
+from tests.frontends.http.listener import APP, head, opened, request
+
+PATH = "/endpoints/any/invocations"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("a bug"), (500, "InternalFailure", None, None)),
+        (
+            BackendUnavailable("Triton cannot be reached", delivered=False),
+            (503, "ServiceUnavailable", "1000", "1"),
+        ),
+        (BackendUnavailable("Triton ended", delivered=True), (424, "ModelError", None, None)),
+        (Overloaded("a queue is full", delivered=True), (503, "ServiceUnavailable", "1000", None)),
+    ],
+    ids=["a bug", "no Triton", "Triton had it", "Triton is busy"],
+)
+async def test_an_error_has_the_code_of_aws_and_says_whether_another_machine_may_be_asked(
+    error: Exception, expected: tuple[int, str, str | None, str | None]
+) -> None:
+    async with opened() as listener:
+        listener.raised = error
+        found = await (await listener.connect()).ask(request(PATH))
+    headers = found.headers
+    code, wait = headers["x-amzn-errortype"], headers.get("x-amz-retry-after")
+    assert (found.status, code, wait, headers.get(NOT_STARTED.lower())) == expected
+    assert found.json()["Message"]
+    assert (headers["x-triton-adapter-cache"], len(headers["x-amzn-requestid"])) == ("miss", 36)
+
+
+async def test_one_connection_too_many_is_told_to_come_again_in_both_contracts() -> None:
+    async with opened(connections=Connections(1)) as listener:
+        await (await listener.connect()).send(head(APP, "Content-Length: 9"))
+        found = await (await listener.connect()).answer()
+        assert (found.status, found.json()["code"]) == (503, "TooManyConnections")
+        assert found.json()["Message"] == "too many connections"
+        headers = found.headers
+        assert headers["x-amzn-errortype"] == "ServiceUnavailable"
+        assert (headers["retry-after"], headers["x-amz-retry-after"]) == ("1", "1000")
+        assert headers[NOT_STARTED.lower()] == "1"
+        assert (headers["x-triton-adapter-cache"], len(headers["x-amzn-requestid"])) == ("miss", 36)

@@ -1,0 +1,128 @@
+"""What pages of other sites make a browser send is refused, on both paths and at any method."""
+
+import pytest
+
+from adapter.frontends.sites import SitePolicy
+from adapter.settings import parse_address
+from tests.frontends.http.listener import ANYWHERE, APP, FAST, PATHS, head, opened, request
+from tests.frontends.http.test_heads import heads
+
+LOOPBACK = SitePolicy(parse_address("127.0.0.1:8080"), ["models.example", "Other.Example"])
+LENGTH = "Content-Length: 2"
+
+
+def sent(path: str, *fields: str, host: str = "localhost", method: str = "POST") -> bytes:
+    raw = request(path, b"{}", *fields).replace(b"localhost", host.encode(), 1)
+    return raw.replace(b"POST", method.encode(), 1)
+
+
+async def statuses(sites: SitePolicy, *requests: bytes) -> list[int]:
+    async with opened(sites=sites) as listener:
+        caller = await listener.connect()
+        return [(await caller.ask(raw)).status for raw in requests]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("sites", [ANYWHERE, LOOPBACK], ids=["anywhere", "loopback"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "Origin: https://evil.example",
+        "Origin: null",
+        "Origin: ",
+        "Origin: localhost",
+        "Origin: http://localhost:3000",
+        "Origin: http://localhost.evil.example",
+        "origin: https://evil.example",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Site: same-site",
+        "Sec-Fetch-Site: ",
+    ],
+)
+async def test_what_a_page_of_another_site_sends_is_forbidden(path, sites, field):
+    async with opened(sites=sites) as listener:
+        caller = await listener.connect()
+        assert (await caller.ask(sent(path, field))).refusal == (403, "Forbidden")
+        assert not listener.bodies
+        assert not listener.upstream.requests
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("Origin: http://localhost",),
+        ("Origin: HTTPS://LOCALHOST:443", "Sec-Fetch-Site: same-origin"),
+        ("Sec-Fetch-Site: none",),
+        ("Sec-Fetch-Mode: cors",),
+        ("Origin: https://models.example:8443",),
+    ],
+)
+async def test_what_a_page_of_ours_or_no_page_sends_is_served(path, fields):
+    assert await statuses(LOOPBACK, sent(path, *fields)) == [200]
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
+async def test_only_get_and_head_may_come_from_elsewhere(method):
+    fields = ("Origin: https://evil.example", "Sec-Fetch-Site: cross-site")
+    raw = sent(APP, *fields, method=method)
+    assert await statuses(ANYWHERE, raw, sent(APP, *fields, method="GET")) == [403, 200]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "localhost",
+            "LOCALHOST:8080",
+            "localhost.",
+            "a.localhost:1",
+            "127.0.0.1",
+            "127.9.9.9:80",
+        ),
+        *("[::1]:8080", "[::1]", "models.example", "models.example:8080", "other.example", ""),
+    ],
+)
+async def test_on_loopback_its_own_names_are_known(path, host):
+    assert await statuses(LOOPBACK, sent(path, host=host)) == [200]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8080", "xlocalhost", "localhost.evil.example", "10.0.0.1"],
+)
+async def test_on_loopback_another_host_is_forbidden_at_any_method(host, method):
+    raw = sent(APP, host=host, method=method)
+    assert await statuses(LOOPBACK, raw, sent(FAST, host=host)) == [403, 403]
+    assert await statuses(ANYWHERE, raw) == [200]
+
+
+async def test_a_page_with_a_name_that_points_here_is_no_page_of_ours():
+    raw = sent(APP, "Origin: http://evil.example:8080", host="evil.example:8080")
+    assert await statuses(LOOPBACK, raw) == [403]
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:80", "10.0.0.1:80", "[::]:80", "unix:/a", "off"])
+def test_any_host_is_known_where_others_can_connect(address):
+    policy = SitePolicy(parse_address(address), ())
+    assert policy.knows_host("models.default.svc.cluster.local")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:80", "127.0.0.5:80", "[::1]:80", "localhost:80"])
+def test_loopback_has_these_addresses(address):
+    policy = SitePolicy(parse_address(address), ())
+    assert not policy.knows_host("evil.example")
+    assert policy.knows_host("localhost:80")
+
+
+@pytest.mark.parametrize("field", ["Origin: http://localhost", "Sec-Fetch-Site: same-origin"])
+def test_what_says_where_it_is_from_is_not_plain(field):
+    assert heads().read(head(FAST, LENGTH, field)).plain is None
+
+
+def test_only_a_known_host_is_plain():
+    known = heads(sites=LOOPBACK)
+    assert known.read(head(FAST, LENGTH)).plain is not None
+    assert known.read(head(FAST, LENGTH).replace(b"localhost", b"evil.example")).plain is None

@@ -1,0 +1,93 @@
+"""The workflow of a release, which nobody has run: what can be said of it by reading."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOW = ROOT / ".github/workflows/release.yaml"
+TEXT = WORKFLOW.read_text(encoding="utf-8")
+JOBS = yaml.safe_load(TEXT)["jobs"]
+ACTIONLINT = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"
+
+
+def commands(job: str) -> str:
+    return "\n".join(step.get("run", "") for step in JOBS[job]["steps"])
+
+
+@pytest.fixture(scope="module")
+def actionlint(request: pytest.FixtureRequest) -> str:
+    """The program on PATH, or one that Go builds once into pytest's cache."""
+    if found := shutil.which("actionlint"):
+        return found
+    assert request.config.cache is not None
+    folder = request.config.cache.mkdir("actionlint")
+    if not (folder / "actionlint").exists():
+        try:
+            subprocess.run(
+                ["go", "install", ACTIONLINT],
+                env={**os.environ, "GOBIN": str(folder)},
+                capture_output=True,
+                timeout=100,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"actionlint cannot be had: {error}")
+    return str(folder / "actionlint")
+
+
+@pytest.mark.slow
+def test_actionlint_and_shellcheck_have_nothing_to_say(actionlint):
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+
+    done = subprocess.run(
+        [actionlint, f"-shellcheck={shellcheck}", str(WORKFLOW)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_says_that_it_was_never_run():
+    assert "THIS WORKFLOW HAS NEVER BEEN RUN" in TEXT
+
+
+def test_nothing_is_pushed_before_the_checks_have_passed():
+    assert JOBS["images"]["needs"] == "check"
+    assert JOBS["chart"]["needs"] == "images"
+    for target in ("check", "test", "e2e"):
+        assert re.search(rf"^make {target}$", commands("check"), re.MULTILINE)
+
+
+def test_images_are_pushed_with_bases_by_digest_bill_of_materials_and_provenance():
+    pushing = commands("images").partition("--metadata-file=built.json")[0]
+    for option in (
+        '--build-arg=PYTHON_DIGEST="$PYTHON_DIGEST"',
+        '--build-arg=TRITON_DIGEST="$TRITON_DIGEST"',
+        '--platform="$PLATFORMS"',
+        "--sbom=true",
+        "--provenance=mode=max",
+        "push=true,rewrite-timestamp=true",
+    ):
+        assert option in pushing
+
+
+def test_each_target_that_it_builds_is_in_the_dockerfile():
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    targets = [each["target"] for each in JOBS["images"]["strategy"]["matrix"]["include"]]
+    assert targets == ["adapter", "sagemaker"]
+    for target in targets:
+        assert f" AS {target}\n" in dockerfile
+
+
+def test_images_and_chart_are_signed_by_digest():
+    assert 'cosign sign --yes "$IMAGE@$DIGEST"' in commands("images")
+    assert 'cosign sign --yes "$charts/triton-adapter@$digest"' in commands("chart")

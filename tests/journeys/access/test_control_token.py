@@ -1,0 +1,352 @@
+"""With a control_token nobody loads, unloads or drains over TCP without it; sockets want none."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from tritonclient.grpc import service_pb2 as v2
+
+from adapter._proto import model_runtime_pb2 as mesh
+from adapter.cli.connection import Target, ask
+from tests.asking import RawConnection
+from tests.processes import tritonserver
+from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+TOKEN = "canary-7f3a9c0e51d24b86"  # noqa: S105 - it opens nothing else
+RIGHT = {"Authorization": f"Bearer {TOKEN}"}
+# what is no token of the adapter's, and what a refusal says of it
+WRONG = (
+    ({}, 'Bearer realm="triton-adapter"'),
+    ({"Authorization": "Basic dXNlcjpwYXNz"}, 'Bearer realm="triton-adapter"'),
+    ({"Authorization": TOKEN}, 'Bearer realm="triton-adapter"'),
+    ({"Authorization": "Bearer"}, 'Bearer realm="triton-adapter", error="invalid_token"'),
+    ({"Authorization": f"Bearer {TOKEN}x"}, 'Bearer realm="triton-adapter", error="invalid_token"'),
+    (
+        {"Authorization": f"Bearer {TOKEN[:-1]}"},
+        'Bearer realm="triton-adapter", error="invalid_token"',
+    ),
+    ({"Authorization": "Bearer größe"}, 'Bearer realm="triton-adapter", error="invalid_token"'),
+)
+# The routes of `http`, each for a model that is loaded, one that is not, and what is no name.
+NAMES = ("echo", "nobody")
+CONTROL = (
+    ("POST", "/models"),
+    *(("DELETE", f"/models/{name}") for name in NAMES),
+    *(("POST", f"/v2/repository/models/{name}/load") for name in NAMES),
+    *(("POST", f"/v2/repository/models/{name}/unload") for name in NAMES),
+)
+OPEN = (
+    ("GET", "/ping", None, 200),
+    ("GET", "/models", None, 200),
+    ("GET", "/models/echo", None, 200),
+    ("POST", "/models/echo/invoke", infer_body(1.0), 200),
+    ("POST", "/invocations", infer_body(1.0), 400),
+    ("GET", "/openapi.json", None, 200),
+    ("GET", "/v2", None, 200),
+    ("GET", "/v2/health/live", None, 200),
+    ("GET", "/v2/health/ready", None, 200),
+    ("GET", "/v2/models/stats", None, 200),
+    ("GET", "/v2/models/echo", None, 200),
+    ("GET", "/v2/models/echo/config", None, 200),
+    ("GET", "/v2/models/echo/stats", None, 200),
+    ("GET", "/v2/models/echo/ready", None, 200),
+    ("POST", "/v2/models/echo/infer", infer_body(1.0), 200),
+    ("POST", "/v2/models/nobody/generate", {}, 404),
+    ("POST", "/v2/repository/index", None, 200),
+    ("GET", "/v2/trace/setting", None, 403),
+    ("GET", "/v2/logging", None, 403),
+    ("GET", "/v2/systemsharedmemory/status", None, 403),
+)
+OF_ADMIN = (
+    "/",
+    "/livez",
+    "/startup",
+    "/readyz",
+    "/metrics",
+    "/debug/state",
+    "/debug/config",
+    "/debug/tasks",
+    "/openapi.json",
+)
+WANT_TOKEN = {"RepositoryModelLoad", "RepositoryModelUnload"}
+METHODS = [
+    (service.full_name, method.name, method.input_type.name)
+    for file in (v2.DESCRIPTOR, mesh.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_python_model(root / "echo")
+    return root
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("secret") / "token"
+    file.write_text(f"{TOKEN}\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def running(root: Path, token_file: Path) -> Iterator[RunningAdapter]:
+    flags = (f"--model-roots={root}", f"--control-token-file={token_file}")
+    with embedded_adapter(*flags, "--grpc-data=127.0.0.1:0") as adapter:
+        with closing(adapter.client()) as client:
+            loading = {"model_name": "echo", "url": str(root / "echo")}
+            assert client.post("/models", loading, RIGHT).status == 200
+        yield adapter
+
+
+@pytest.fixture
+def client(running: RunningAdapter) -> Iterator[Client]:
+    with closing(running.client()) as client:
+        yield client
+
+
+def states(adapter: RunningAdapter) -> dict[str, str]:
+    return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("call", CONTROL, ids=" ".join)
+def test_a_control_call_over_rest_without_the_token_is_401(running, client, call, wrong):
+    (method, path), (headers, challenge) = call, wrong
+    body = {"model_name": "echo", "url": "/nowhere"} if path == "/models" else None
+    encoded = {name: value.encode() for name, value in headers.items()}
+
+    reply = client.request(method, path, body, encoded)
+
+    assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, challenge)
+    assert reply.json()["code"] == "Unauthenticated"
+    assert states(running) == {"echo": "READY"}
+
+
+@pytest.mark.parametrize("headers", [headers for headers, _ in WRONG[:2]])
+@pytest.mark.parametrize("path", ["/models/{}", "/v2/repository/models/{}/unload"])
+def test_no_refusal_tells_whether_there_is_such_a_model(client, path, headers):
+    def told(name: str) -> tuple[int, dict[str, str], str]:
+        method = "DELETE" if path == "/models/{}" else "POST"
+        reply = client.request(method, path.format(name), headers=headers)
+        shown = {
+            key: value
+            for key, value in reply.headers.items()
+            if key not in {"Date", "Content-Length"}
+        }
+        return reply.status, shown, reply.body.decode().replace(name, "NAME")
+
+    assert told("echo") == told("nobody")
+
+
+def test_two_headers_are_refused_though_the_first_is_right(running):
+    lines = [
+        "DELETE /models/echo HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {TOKEN}",
+        "Authorization: Bearer another-token-0000",
+    ]
+    with RawConnection(running.http) as caller:
+        caller.send("\r\n".join([*lines, "\r\n"]).encode())
+        status, _ = caller.read_answer()
+    assert status == 401
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), OPEN)
+def test_inference_and_reading_want_no_token(client, method, path, body, status):
+    assert client.request(method, path, body).status == status
+
+
+def test_with_the_token_control_calls_do_what_they_do_without(running, client, root):
+    for scheme in ("Bearer", "bearer"):
+        right = {"Authorization": f"{scheme} {TOKEN}"}
+        loading = {"model_name": "second", "url": str(root / "echo")}
+        assert client.post("/models", loading, right).status == 200
+        assert client.request("DELETE", "/models/second", headers=right).status == 200
+    assert client.post("/v2/repository/models/echo/load", {}, RIGHT).status == 200
+    assert states(running) == {"echo": "READY"}
+
+
+def call(
+    adapter: RunningAdapter, listener: str, method: tuple[str, str, str], *metadata: tuple[str, str]
+):
+    """The code and the words with which an empty message is answered."""
+    service, name, _ = method
+    with grpc.insecure_channel(adapter.listeners[listener]) as channel:
+        path = f"/{service}/{name}"
+        try:
+            if name == "ModelStreamInfer":
+                list(channel.stream_stream(path)(iter([b""]), timeout=30, metadata=metadata))
+            else:
+                channel.unary_unary(path)(b"", timeout=30, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+    return "OK", ""
+
+
+@pytest.mark.parametrize(
+    "metadata", [(), (("authorization", f"Bearer {TOKEN}x"),), (("authorization", TOKEN),)]
+)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method[1])
+def test_over_grpc_loads_unloads_and_every_call_of_a_mesh_want_the_token(running, method, metadata):
+    service, name, _ = method
+    wants = name in WANT_TOKEN or service == "mmesh.ModelRuntime"
+
+    code, words = call(running, "grpc", method, *metadata)
+
+    assert (code == "UNAUTHENTICATED") is wants, (code, words)
+    assert words.startswith("Unauthenticated: ") is wants
+    assert states(running) == {"echo": "READY"}
+
+
+def test_no_refusal_over_grpc_tells_whether_there_is_such_a_model(running):
+    def told(name: str) -> tuple[str, str]:
+        with grpc.insecure_channel(running.grpc) as channel:
+            stub = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")
+            message = v2.RepositoryModelUnloadRequest(model_name=name).SerializeToString()
+            with pytest.raises(grpc.RpcError) as caught:
+                stub(message, timeout=30)
+        return caught.value.code().name, caught.value.details()
+
+    assert told("echo") == told("nobody")
+
+
+def test_over_grpc_the_token_is_the_metadata_authorization(running):
+    bearer = ("authorization", f"Bearer {TOKEN}")
+    assert call(running, "grpc", ("mmesh.ModelRuntime", "modelSize", ""), bearer)[0] == "NOT_FOUND"
+    with grpc.insecure_channel(running.grpc) as channel:
+        service = "/inference.GRPCInferenceService/RepositoryModel"
+        for act, kind in (
+            ("Load", v2.RepositoryModelLoadRequest),
+            ("Unload", v2.RepositoryModelUnloadRequest),
+        ):
+            message = kind(model_name="echo").SerializeToString()
+            channel.unary_unary(f"{service}{act}")(message, timeout=60, metadata=[bearer])
+        assert states(running) == {}
+        message = v2.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
+        channel.unary_unary(f"{service}Load")(message, timeout=60, metadata=[bearer])
+    assert states(running) == {"echo": "READY"}
+
+
+def test_health_and_reflection_over_grpc_want_no_token(running):
+    with grpc.insecure_channel(running.grpc) as channel:
+        message = health_pb2.HealthCheckRequest(service="mmesh.ModelRuntime").SerializeToString()
+        channel.unary_unary("/grpc.health.v1.Health/Check")(message, timeout=30)
+    for listener in ("grpc", "grpc_data"):
+        reflection = ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", "")
+        with grpc.insecure_channel(running.listeners[listener]) as channel:
+            path = f"/{reflection[0]}/{reflection[1]}"
+            list(channel.stream_stream(path)(iter([b""]), timeout=30))
+
+
+def test_at_admin_only_the_drain_wants_the_token(running):
+    with closing(Client(running.admin)) as admin:
+        assert [admin.get(path).status for path in OF_ADMIN] == [200] * len(OF_ADMIN)
+        for headers, challenge in WRONG[:5]:
+            reply = admin.post("/drain?timeout=0.1", None, headers)
+            assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, challenge)
+        assert admin.get("/readyz").status == 200
+
+
+def test_sockets_of_the_file_system_want_no_token(root, tmp_path):
+    places = {name: tmp_path / f"{name}.sock" for name in ("http", "grpc", "admin")}
+    flags = [f"--{name}=unix:{path}" for name, path in places.items()]
+    environ = {"ADAPTER_CONTROL_TOKEN": TOKEN}
+    with embedded_adapter(*flags, f"--model-roots={root}", environ=environ) as adapter:
+        http, admin = (Target(socket_path=str(places[name])) for name in ("http", "admin"))
+        body = json.dumps({"model_name": "echo", "url": str(root / "echo")}).encode()
+        assert ask(http, "POST", "/models", body).status == 200
+        assert ask(http, "DELETE", "/models/echo").status == 200
+        status = ("mmesh.ModelRuntime", "runtimeStatus", "")
+        wait_until(lambda: call(adapter, "grpc", status)[0] == "OK", 30, "the mesh is answered")
+        assert ask(admin, "POST", "/drain?timeout=60").status == 200
+
+
+def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "adapter", *words],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("how", ["variable", "file", "flag", "config"])
+def test_the_commands_send_the_token_of_the_environment_or_of_a_file(
+    running, root, token_file, how, tmp_path
+):
+    config = tmp_path / "adapter.yaml"
+    config.write_text(f"control_token_file: {token_file}\n")
+    given, flags = {
+        "variable": ({"ADAPTER_CONTROL_TOKEN": TOKEN}, []),
+        "file": ({"ADAPTER_CONTROL_TOKEN_FILE": str(token_file)}, []),
+        "flag": ({}, [f"--control-token-file={token_file}"]),
+        "config": ({}, [f"--config={config}"]),
+    }[how]
+    url = f"--url=http://{running.http}"
+
+    loaded = command("load", "by-command", str(root / "echo"), url, *flags, **given)
+    unloaded = command("unload", "by-command", url, *flags, **given)
+
+    assert (loaded.returncode, unloaded.returncode) == (0, 0), loaded.stderr + unloaded.stderr
+
+
+def test_a_command_without_the_token_says_what_to_set(running, root):
+    url = f"--url=http://{running.http}"
+    refused = command("load", "by-command", str(root / "echo"), url)
+    assert refused.returncode == 1
+    assert "401 Unauthenticated" in refused.stderr
+    assert "ADAPTER_CONTROL_TOKEN" in refused.stderr
+    refused = command("drain", "--timeout=1", f"--url=http://{running.admin}")
+    assert refused.returncode == 1
+    assert "401" in refused.stderr
+    assert "ADAPTER_CONTROL_TOKEN" in refused.stderr
+
+
+def test_the_drain_command_sends_the_token(root, token_file):
+    flags = (f"--model-roots={root}", f"--control-token-file={token_file}")
+    with embedded_adapter(*flags) as adapter:
+        done = command(
+            "drain", "--timeout=60", f"--url=http://{adapter.admin}", ADAPTER_CONTROL_TOKEN=TOKEN
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", ["variable", "file"])
+def test_the_token_is_shown_nowhere(root, token_file, how):
+    """Not by what the adapter writes, not by what it answers, not by Triton's environment."""
+    given = {"ADAPTER_CONTROL_TOKEN": TOKEN}
+    if how == "file":
+        given = {"ADAPTER_CONTROL_TOKEN_FILE": str(token_file)}
+    shown = [command("check-config", *json_or_not, **given) for json_or_not in ([], ["--json"])]
+    assert [ended.returncode for ended in shown] == [0, 0]
+    seen = [ended.stdout + ended.stderr for ended in shown]
+    assert "***" in seen[0]
+
+    with embedded_adapter(f"--model-roots={root}", "--log-level=debug", environ=given) as adapter:
+        with closing(adapter.client()) as client, closing(Client(adapter.admin)) as admin:
+            for headers in (RIGHT, {"Authorization": f"Bearer x{TOKEN}"}):
+                client.post("/models", {"model_name": "n", "url": "/nowhere"}, headers)
+                client.request("DELETE", "/models/n", headers=headers)
+            bearer = ("authorization", f"Bearer {TOKEN}")
+            call(adapter, "grpc", ("mmesh.ModelRuntime", "loadModel", ""), bearer)
+            seen += [admin.get(path).body.decode() for path in OF_ADMIN]
+        seen.append(
+            Path(f"/proc/{tritonserver(adapter)}/environ").read_bytes().decode(errors="replace")
+        )
+    seen += [json.dumps(adapter.lines), adapter.errors]
+    assert [text for text in seen if TOKEN in text] == []

@@ -1,0 +1,166 @@
+"""With endpoint_keys nobody goes round the endpoint over TCP, but with the control_token."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.grpc_calls import calls_to, infer_request
+from tests.journeys.access.test_control_token import (
+    CONTROL,
+    METHODS,
+    OPEN,
+    RIGHT,
+    TOKEN,
+    call,
+    command,
+)
+from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+# What says nothing of any model; all other calls are refused, lists and metadata of models too.
+ABOUT_THE_SERVER = {"/ping", "/v2", "/v2/health/live", "/v2/health/ready", "/openapi.json"}
+METHODS_ABOUT_THE_SERVER = {"ServerLive", "ServerReady", "ServerMetadata"}
+MORE = (
+    ("POST", "/models/echo/invoke"),
+    ("POST", "/v2/models/echo/versions/1/infer"),
+    ("POST", "/v2/models/echo/generate_stream"),
+    ("POST", "/v2/systemsharedmemory/region/r/register"),
+    ("POST", "/v2/cudasharedmemory/unregister"),
+    ("POST", "/v2/trace/setting"),
+)
+ROUTES = [*CONTROL, *((method, path) for method, path, _, _ in OPEN), *MORE]
+
+
+def started(root: Path, *flags: str, **environ: str):
+    keys = "AKID env:SECRET *"
+    flags = (
+        f"--model-roots={root}",
+        f"--endpoint-keys={keys}",
+        f"--model-store={root}",
+        f"--cache-dir={root.parent}/cache-{uuid4()}",
+        *flags,
+    )
+    return embedded_adapter(*flags, environ={"SECRET": "a secret", **environ})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_python_model(root / "echo")
+    return root
+
+
+@pytest.fixture(scope="module")
+def keyed(root: Path) -> Iterator[RunningAdapter]:
+    """Nobody has a token: what is loaded is loaded at the start."""
+    flags = (
+        f"--load-at-start=echo={root / 'echo'}",
+        "--grpc-data=127.0.0.1:0",
+        "--http-data=127.0.0.1:0",
+    )
+    with started(root, *flags) as adapter:
+        adapter.wait_for("adapter.models_loaded")
+        yield adapter
+
+
+@pytest.mark.parametrize("listener", ["http", "http_data"])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_no_route_but_those_about_the_server_is_open_without_a_signature(
+    keyed: RunningAdapter, method: str, path: str, listener: str
+) -> None:
+    is_open = method == "GET" and path in ABOUT_THE_SERVER
+    body = infer_body(1.0) if method == "POST" else None
+    with closing(Client(keyed.listeners[listener])) as client:
+        status = client.request(method, path, body).status
+    if is_open and listener == "http":
+        assert status == 200
+    else:
+        assert status == 403 or (is_open and status == 200)
+
+
+@pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method[1])
+def test_no_method_but_those_about_the_server_is_open_without_a_signature(
+    keyed: RunningAdapter, method: tuple[str, str, str], listener: str
+) -> None:
+    code, _ = call(keyed, listener, method)
+    is_there = listener == "grpc" or method[0] != "mmesh.ModelRuntime"
+    if method[1] in METHODS_ABOUT_THE_SERVER:
+        assert code != "PERMISSION_DENIED"
+    elif code != "UNIMPLEMENTED":
+        assert (code, is_there) == ("PERMISSION_DENIED", True)
+    else:
+        assert listener == "grpc_data"
+
+
+def test_all_plain_calls_are_asked_too(keyed: RunningAdapter) -> None:
+    """Those that take the fast path elsewhere."""
+    with closing(keyed.client()) as client:
+        for path in ("/models/echo/invoke", "/v2/models/echo/infer"):
+            for _ in range(2):
+                reply = client.post(path, infer_body(1.0))
+                assert (reply.status, reply.json()["code"]) == (403, "Forbidden")
+
+
+@pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
+def test_inferences_that_would_go_to_triton_directly_are_asked_too(
+    keyed: RunningAdapter, listener: str
+) -> None:
+    with calls_to(keyed.listeners[listener]) as calls:
+        for _ in range(2):
+            code, text = calls.refused_infer("echo", 1.0)
+            assert (code, "endpoint_keys" in text) == ("PERMISSION_DENIED", True)
+
+
+def test_the_token_opens_what_keys_have_closed(root: Path) -> None:
+    with started(root, ADAPTER_CONTROL_TOKEN=TOKEN) as adapter, closing(adapter.client()) as client:
+        loading = {"model_name": "echo", "url": str(root / "echo")}
+        assert client.post("/models", loading).status == 401
+        assert client.post("/models", loading, RIGHT).status == 200
+        for path in ("/models/echo/invoke", "/v2/models/echo/infer"):
+            assert client.post(path, infer_body(1.0)).status == 403
+            assert client.post(path, infer_body(1.0), RIGHT).status == 200
+            wrong = {"Authorization": f"Bearer {TOKEN}x"}
+            assert client.post(path, infer_body(1.0), wrong).status == 403
+        with calls_to(adapter.grpc) as calls:
+            assert calls.refused_infer("echo", 1.0)[0] == "PERMISSION_DENIED"
+            metadata = [("authorization", f"Bearer {TOKEN}")]
+            assert calls.call("ModelInfer", infer_request("echo", 1.0), metadata=metadata)
+
+
+def test_the_commands_send_the_token_with_an_inference_and_say_what_to_set_without_it(
+    root: Path, tmp_path: Path
+) -> None:
+    request, file = tmp_path / "request.json", tmp_path / "token"
+    request.write_text(json.dumps(infer_body(1.0)))
+    file.write_text(TOKEN)
+    with started(root, f"--control-token-file={file}") as adapter:
+        url = f"--url=http://{adapter.http}"
+        invoke = ("invoke", "echo", str(request), url)
+        assert command("load", "echo", str(root / "echo"), url, ADAPTER_CONTROL_TOKEN=TOKEN)
+        refused = command(*invoke)
+        assert refused.returncode == 1
+        assert "403 Forbidden: models are for signed calls of the endpoint" in refused.stderr
+        assert "set ADAPTER_CONTROL_TOKEN, or name its file" in refused.stderr
+        for given in ({"ADAPTER_CONTROL_TOKEN": TOKEN}, {"ADAPTER_CONTROL_TOKEN_FILE": str(file)}):
+            answered = command(*invoke, **given)
+            assert answered.returncode == 0, answered.stderr
+            assert TOKEN not in answered.stdout + answered.stderr
+        assert command(*invoke, f"--control-token-file={file}").returncode == 0
+        listed = command("ps", f"--url=http://{adapter.admin}")  # which wants none
+        assert (listed.returncode, "echo" in listed.stdout) == (0, True)
+
+
+def test_sockets_of_the_file_system_are_open(root: Path, tmp_path: Path) -> None:
+    socket = tmp_path / "grpc.sock"
+    with started(root, f"--grpc=unix:{socket}", f"--load-at-start=echo={root / 'echo'}") as adapter:
+        method = ("inference.GRPCInferenceService", "ModelInfer", "")
+        adapter.listeners["grpc"] = f"unix:{socket}"
+        code, text = call(adapter, "grpc", method)
+    assert code == "INVALID_ARGUMENT", text

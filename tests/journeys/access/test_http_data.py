@@ -1,0 +1,135 @@
+"""`http_data` infers, and tells what health and metadata tell; all else is refused there."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.ports import free_ports
+from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+NAME = "echo"
+INFERENCE = infer_body(1.0)
+# Every route of the listener `http`, by whether `http_data` has it.
+SERVED = (
+    ("GET", "/", None),
+    ("GET", "/ping", None),
+    ("POST", f"/models/{NAME}/invoke", INFERENCE),
+    ("GET", "/openapi.json", None),
+    ("GET", "/v2", None),
+    ("GET", "/v2/health/live", None),
+    ("GET", "/v2/health/ready", None),
+    ("GET", "/v2/models/stats", None),
+    ("GET", f"/v2/models/{NAME}", None),
+    ("GET", f"/v2/models/{NAME}/versions/1", None),
+    ("GET", f"/v2/models/{NAME}/config", None),
+    ("GET", f"/v2/models/{NAME}/stats", None),
+    ("GET", f"/v2/models/{NAME}/ready", None),
+    ("POST", f"/v2/models/{NAME}/infer", INFERENCE),
+    ("POST", f"/v2/models/{NAME}/versions/1/infer", INFERENCE),
+)
+REFUSED = (
+    ("GET", "/models"),
+    ("HEAD", "/models"),
+    ("POST", "/models"),
+    ("GET", f"/models/{NAME}"),
+    ("GET", "/models/nobody"),
+    ("DELETE", f"/models/{NAME}"),
+    ("DELETE", f"/models/{NAME}/"),
+    ("DELETE", "/models/nobody"),
+    ("POST", "/v2/repository/index"),
+    ("POST", f"/v2/repository/models/{NAME}/load"),
+    ("POST", "/v2/repository/models/nobody/load"),
+    ("POST", f"/v2/repository/models/{NAME}/unload"),
+    ("POST", f"/%762/repository/models/{NAME}/unload"),
+    ("GET", "/v2/trace/setting"),
+    ("POST", "/v2/trace/setting"),
+    ("GET", f"/v2/models/{NAME}/trace/setting"),
+    ("POST", f"/v2/models/{NAME}/trace/setting"),
+    ("GET", "/v2/logging"),
+    ("POST", "/v2/logging"),
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/systemsharedmemory/region/r/register"),
+    ("POST", "/v2/systemsharedmemory/unregister"),
+    ("GET", "/v2/cudasharedmemory/region/r/status"),
+    ("POST", "/v2/cudasharedmemory/region/r/unregister"),
+)
+OF_ADMIN = ("/metrics", "/readyz", "/debug/state", "/drain")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+    root = tmp_path_factory.mktemp("models")
+    package = write_python_model(root / NAME)
+    flags = (f"--model-roots={root}", "--http-data=127.0.0.1:0")
+    opened = {"ADAPTER_PASSTHROUGH": "shared_memory,trace,log"}
+    with embedded_adapter(*flags, environ=opened) as adapter:
+        with closing(adapter.client()) as client:
+            assert client.load(NAME, package).status == 200
+        yield adapter
+
+
+@pytest.fixture
+def data(running: RunningAdapter) -> Iterator[Client]:
+    with closing(Client(running.listeners["http_data"])) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path", "body"), SERVED)
+def test_inference_health_and_metadata_are_as_at_http(running, data, method, path, body):
+    with closing(running.client()) as client:
+        expected = client.request(method, path, body)
+    found = data.request(method, path, body)
+
+    assert found.status == expected.status == 200
+    if not path.endswith(("stats", "/v2")):
+        assert found.body == expected.body
+
+
+@pytest.mark.parametrize(("method", "path"), REFUSED)
+def test_all_else_is_403_with_a_reason_whatever_model_it_names(running, data, method, path):
+    with closing(running.client()) as client:
+        known = client.request("OPTIONS", path)
+    assert known.status == 405, "no route of the listener http"
+
+    reply = data.request(method, path, None if method in {"GET", "HEAD"} else {})
+
+    assert reply.status == 403
+    if method != "HEAD":
+        told = reply.json()
+        assert told["code"] == "InferenceOnly"
+        assert "http_data, serves inference alone" in told["error"]
+    assert [model["state"] for model in running.state()["models"]] == ["READY"]
+
+
+@pytest.mark.parametrize("path", OF_ADMIN)
+def test_nothing_of_admin_is_there(data, path):
+    assert data.get(path).status == 400
+
+
+def test_the_extensions_that_are_told_are_those_that_are_served(data):
+    told = set(data.get("/v2").json()["extensions"])
+    assert not {"model_repository", "system_shared_memory", "trace", "logging"} & told
+    assert "binary_tensor_data" in told
+
+
+def test_its_refusals_and_connections_bear_its_name(running, data):
+    assert data.delete("/models/of-the-log").status == 403
+    line = running.wait_for("request.failed", 5, model_id="of-the-log")
+    assert (line["listener"], line["status"]) == ("http_data", 403)
+    with closing(Client(running.admin)) as admin:
+        page = admin.get("/metrics").body.decode()
+    assert 'triton_adapter_connections{listener="http_data"} 1.0' in page
+
+
+def test_one_address_for_both_is_the_listener_that_serves_all():
+    [port] = free_ports(1)
+    place = f"127.0.0.1:{port}"
+    with embedded_adapter(f"--http={place}", f"--http-data={place}") as adapter:
+        assert "http_data" not in adapter.listeners
+        with closing(adapter.client()) as client:
+            assert client.load("m", EXAMPLES / "identity").status == 200
+        unload_all(adapter)

@@ -1,0 +1,80 @@
+"""The listener `metrics`: what Prometheus and a kubelet need, and nothing that ends the work."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.ports import free_ports
+from tests.running import Client, RunningAdapter, embedded_adapter
+
+pytestmark = pytest.mark.triton
+
+PROBES = ("/livez", "/startup", "/readyz", "/metrics")
+OPERATORS = (
+    ("POST", "/drain?timeout=0.1"),
+    ("GET", "/debug/state"),
+    ("GET", "/debug/config"),
+    ("GET", "/debug/tasks"),
+)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningAdapter]:
+    with embedded_adapter("--metrics=127.0.0.1:0") as adapter:
+        yield adapter
+
+
+def test_the_metrics_listener_has_metrics_and_probes_and_nothing_else(running):
+    with closing(Client(running.listeners["metrics"])) as metrics:
+        assert [metrics.get(path).status for path in PROBES] == [200] * len(PROBES)
+        assert "triton_adapter_ready 1.0" in metrics.get("/metrics").body.decode()
+        for method, path in OPERATORS:
+            assert metrics.request(method, path).status == 404
+        assert metrics.get("/readyz").status == 200  # nothing was drained
+
+
+def test_beside_a_metrics_listener_admin_has_no_metrics_and_no_probes(running):
+    with closing(Client(running.admin)) as admin:
+        assert [admin.get(path).status for path in PROBES] == [404] * len(PROBES)
+        assert admin.get("/debug/state").status == 200
+
+
+def test_pages_of_other_sites_are_refused_at_the_metrics_listener(running):
+    with closing(Client(running.listeners["metrics"])) as metrics:
+        assert metrics.get("/metrics", Host="evil.example").status == 403
+
+
+@pytest.mark.parametrize("command", ["healthcheck", "wait"])
+def test_commands_that_probe_ask_the_metrics_listener_where_there_is_one(running, command):
+    places = {f"ADAPTER_{name.upper()}": running.listeners[name] for name in ("admin", "metrics")}
+
+    def ran(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "adapter", command],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert ran(places).returncode == 0
+    wrong = ran({"ADAPTER_ADMIN": running.admin})
+    assert wrong.returncode == 1
+    assert "404" in wrong.stdout + wrong.stderr
+
+
+def test_one_address_for_both_is_one_listener_with_all():
+    [port] = free_ports(1)
+    place = f"127.0.0.1:{port}"
+    with (
+        embedded_adapter(f"--admin={place}", f"--metrics={place}") as running,
+        closing(Client(running.admin)) as admin,
+    ):
+        assert "metrics" not in running.listeners
+        assert [admin.get(path).status for path in PROBES] == [200] * len(PROBES)
+        assert admin.get("/debug/state").status == 200

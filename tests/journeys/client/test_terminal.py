@@ -1,0 +1,138 @@
+"""What the commands show on a terminal: colours, bars, progress, views that are refreshed."""
+
+import json
+import re
+from contextlib import closing
+
+import pytest
+
+from tests.journeys.client.terminal import ESCAPE, Terminal, on_terminal, run
+from tests.running import EXAMPLES, wait_until
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+BODY = json.dumps(infer_body(1, 2.5, 4)).encode()
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
+OTHER_SCREEN, BACK = f"{ESCAPE}[?1049h", f"{ESCAPE}[?1049l"
+CTRL_C = "\x03"
+
+
+@pytest.fixture
+def loaded(environ, packages):
+    assert run("load", "echo", str(packages / "echo"), environ=environ).returncode == 0
+    return environ
+
+
+def test_states_have_colours(loaded):
+    code, said = on_terminal("ps", environ=loaded)
+    assert code == 0
+    assert f"{ESCAPE}[32mREADY{ESCAPE}[0m" in said
+
+
+@pytest.mark.parametrize("argv", [("ps",), ("memory",), ("unload", "none")])
+def test_no_color_is_respected(loaded, argv):
+    assert COLOUR.search(on_terminal(*argv, environ=loaded)[1])
+    assert not COLOUR.search(on_terminal(*argv, environ={**loaded, "NO_COLOR": "1"})[1])
+
+
+@pytest.mark.parametrize("argv", [("ps",), ("memory",), ("load", "m", "/nowhere")])
+def test_a_dumb_terminal_gets_plain_text(loaded, argv):
+    assert ESCAPE not in on_terminal(*argv, environ={**loaded, "TERM": "dumb"})[1]
+
+
+def test_the_memory_is_a_bar_of_blocks(environ):
+    run("load", "one", str(EXAMPLES / "hungry"), environ=environ)
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("memory", environ=environ)[1])
+    assert re.search(r"\[█{26,30}▒*·+-+\]", bare)
+
+
+def test_a_load_shows_what_it_waits_for_until_it_is_done(environ, packages):
+    terminal = Terminal("load", "slow", str(packages / "slow"), environ=environ)
+    terminal.until(r"load slow: waiting for Triton \(\d+ s\)")
+    (packages / "go").touch()
+    terminal.until(r"slow is loaded after")
+    assert terminal.end() == 0
+
+
+def test_a_load_that_nobody_waits_for_goes_on(environ, adapter, packages):
+    terminal = Terminal("load", "slow", str(packages / "slow"), environ=environ)
+    terminal.until("waiting for Triton")
+    terminal.press(CTRL_C)
+    terminal.until("load slow: goes on in the adapter; `triton-adapter ps` shows it")
+    assert terminal.end() == 1
+    (packages / "go").touch()
+    with closing(adapter.client()) as client:
+        wait_until(lambda: client.get("/models/slow").status == 200, 60, "it is loaded")
+
+
+def test_ps_is_refreshed_in_place_until_ctrl_c(loaded, packages):
+    terminal = Terminal("ps", "--watch=0.1", environ=loaded)
+    terminal.until(re.escape(OTHER_SCREEN))
+    terminal.until("REQ/S")
+    assert run("load", "more", str(packages / "echo"), environ=loaded).returncode == 0
+    terminal.until("more .*READY")
+    assert run("unload", "more", environ=loaded).returncode == 0
+    assert run("invoke", "echo", environ=loaded, stdin=BODY).returncode == 0
+    terminal.press(CTRL_C)
+    assert terminal.end() == 0
+    assert BACK in terminal.said
+    assert "Traceback" not in terminal.said
+
+
+def test_a_view_goes_on_when_nobody_answers(environ):
+    terminal = Terminal("memory", "--watch=0.1", environ={"ADAPTER_ADMIN": "127.0.0.1:1"})
+    terminal.until("no answer: http://127.0.0.1:1: Connection refused")
+    terminal.press(CTRL_C)
+    assert terminal.end() == 0
+
+
+def test_json_is_watched_as_one_object_a_line(loaded):
+    terminal = Terminal("ps", "--watch=0.1", "--json", environ=loaded)
+    terminal.until("(?s)\n.*\n.*\n")
+    terminal.press(CTRL_C)
+    assert terminal.end() == 0
+    first, second, *_ = terminal.said.splitlines()
+    for line in (first, second):
+        assert [model["model_id"] for model in json.loads(line)["models"]] == ["echo"]
+
+
+def test_a_narrow_terminal_breaks_what_check_config_says_of_a_setting():
+    code, said = on_terminal("check-config", environ={})
+    assert code == 0
+    assert max(len(line) for line in said.splitlines()) <= 100
+    assert re.search(r"(?m)^max_connections +- +default: as many as .*\r?\n {50,}", said)
+
+
+def test_a_view_on_a_dumb_terminal_is_written_again_and_again(loaded):
+    terminal = Terminal("ps", "--watch=0.1", environ={**loaded, "TERM": "dumb"})
+    terminal.until("(?s)NAME.*NAME.*NAME")
+    terminal.press(CTRL_C)
+    assert terminal.end() == 0
+    assert ESCAPE not in terminal.said
+
+
+def test_long_lines_are_cut_to_the_terminal(environ, packages):
+    name = "long" * 50
+    assert run("load", name, str(packages / "echo"), environ=environ).returncode == 0
+    said = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("ps", environ=environ)[1])
+    assert max(len(line) for line in said.splitlines()) <= 100
+    assert "…  READY" in said
+    run("unload", name, environ=environ)
+
+
+def test_an_answer_is_to_be_read(loaded, tmp_path):
+    request = {**infer_body(1, 2.5, 4)}
+    (file := tmp_path / "request.json").write_text(json.dumps(request))
+    code, said = on_terminal("invoke", "echo", str(file), environ=loaded)
+    assert (code, said.splitlines()) == (0, ["OUT  FP32 [3]", "  1 2.5 4"])
+    request["outputs"] = [{"name": "OUT", "parameters": {"binary_data": True}}]
+    file.write_text(json.dumps(request))
+    assert on_terminal("invoke", "echo", str(file), environ=loaded) == (code, said)
+
+
+def test_a_request_may_be_typed(loaded):
+    terminal = Terminal("invoke", "echo", environ=loaded)
+    terminal.until("reading the request from the terminal; Ctrl-D ends it")
+    terminal.press(BODY.decode() + "\n\x04")
+    terminal.until(r"OUT  FP32 \[3\]")
+    assert terminal.end() == 0

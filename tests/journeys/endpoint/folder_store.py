@@ -1,0 +1,98 @@
+"""A folder of models as a store, and a caller who sees what each has added."""
+
+import os
+import signal
+import tarfile
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from tests.processes import tritonserver
+from tests.running import Client, RunningAdapter
+from tests.trees import CONFIG, infer_body, write_python_model
+
+MEMORY = 'parameters { key: "memory_bytes" value { string_value: "100MiB" } }'
+
+
+_WAIT = """
+    import os, time
+    while not os.path.exists({gate!r}):
+        time.sleep(0.01)
+"""
+
+
+class Store:
+    """A folder of models, each of which adds its own number to what it is sent."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(
+        self,
+        name: str,
+        number: int,
+        *,
+        config: str = CONFIG,
+        weights: bytes = b"",
+        gate: Path | None = None,
+        answer_gate: Path | None = None,
+    ) -> None:
+        """A new version takes the place of the old one in one step, with another time. `weights`
+        are more bytes for the disk. Its load waits for the file `gate`, its answers for
+        `answer_gate`.
+        """
+        answer = dedent(_WAIT.format(gate=str(answer_gate))) if answer_gate else ""
+        answer += f"values = values + {number}"
+        draft = self.path.parent / f"draft-{name.replace('/', '-')}-{number}"
+        initialize = _WAIT.format(gate=str(gate)) if gate else "pass"
+        write_python_model(draft, config=config + MEMORY, answer=answer, initialize=initialize)
+        (draft / "1" / "weights.bin").write_bytes(weights)
+        packed = draft.with_suffix(".tar.gz")
+        with tarfile.open(packed, "w:gz") as tar:
+            tar.add(draft, ".")
+        place = self.path / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        packed.replace(place)
+
+
+class Caller:
+    def __init__(self, adapter: RunningAdapter) -> None:
+        self.adapter = adapter
+        self.http = adapter.client()
+        self.admin = Client(adapter.admin)
+
+    def close(self) -> None:
+        self.http.close()
+        self.admin.close()
+
+    def invoke(self, target: str) -> tuple[float, str]:
+        """Return what the model has added, and what the cache had."""
+        reply = self.http.post(
+            "/endpoints/any/invocations",
+            infer_body(0.0),
+            headers={"X-Amzn-SageMaker-Target-Model": target},
+        )
+        assert reply.status == 200, reply.body
+        answer = reply.json()
+        assert answer["model_name"] == target
+        return answer["outputs"][0]["data"][0], reply.headers["X-Triton-Adapter-Cache"]
+
+    def refused(self, target: str) -> tuple[int, dict[str, Any]]:
+        headers = {"X-Amzn-SageMaker-Target-Model": target}
+        reply = self.http.post("/endpoints/any/invocations", infer_body(0.0), headers=headers)
+        return reply.status, reply.json()
+
+    def loaded(self) -> list[str]:
+        return [each["modelName"] for each in self.http.get("/models").json()["models"]]
+
+    def ledger(self) -> set[str]:
+        """The models that the ledger has, by /debug/state."""
+        models = self.admin.get("/debug/state").json()["models"]
+        return {each["model_id"] for each in models if sum(each["bytes"].values())}
+
+    def end_triton(self) -> None:
+        os.kill(tritonserver(self.adapter), signal.SIGKILL)
+
+    def count(self, metric: str) -> float:
+        lines = self.admin.get("/metrics").body.decode().splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))

@@ -1,0 +1,136 @@
+"""What callers and models of the endpoint must not be able to do to each other."""
+
+import gzip
+import json
+import os
+import signal
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.journeys.endpoint.folder_store import Caller, Store
+from tests.processes import tritonserver
+from tests.running import COMPLETE, Reply, embedded_adapter
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_SECRET = "the secret of team a"  # noqa: S105 - it opens nothing else
+_BODY = json.dumps(infer_body(0.0)).encode()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """`m.tar.gz` adds 1, `other/m.tar.gz` 2; `second` has a model of its own."""
+    store = Store(tmp_path_factory.mktemp("store"))
+    store.put("m.tar.gz", 1)
+    store.put("other/m.tar.gz", 2)
+    store.put("second/m.tar.gz", 3)
+    return store
+
+
+@pytest.fixture(scope="module")
+def caller(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    place = tmp_path_factory.mktemp("place")
+    second = Store(place / "second")
+    second.path.mkdir()
+    second.put("m.tar.gz", 4)
+    flags = (
+        f"--model-store={store.path}",
+        f"--endpoints=second={second.path}",
+        f"--cache-dir={place}/cache",
+        f"--model-roots={place}/roots",
+        "--on-demand",
+    )
+    with (
+        embedded_adapter(*flags, COMPLETE) as adapter,
+        closing(Caller(adapter)) as caller,
+    ):
+        yield caller
+
+
+def sent(caller: Caller, body: bytes, encoding: str) -> Reply:
+    headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz", "Content-Encoding": encoding}
+    return caller.http.post("/endpoints/any/invocations", body, headers)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_packed_body_is_unpacked(caller: Caller, encoding: str) -> None:
+    packed = gzip.compress(_BODY) if encoding == "gzip" else zlib.compress(_BODY)
+    reply = sent(caller, packed, encoding)
+    assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.0])
+
+
+# Made when its test runs: the last one takes a second and hundreds of MiB.
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda: _BODY, id="not packed"),
+        pytest.param(lambda: gzip.compress(_BODY)[:-4], id="broken off"),
+        pytest.param(lambda: gzip.compress(_BODY) + b"more", id="bytes behind its end"),
+        pytest.param(lambda: gzip.compress(b"[" * 5_000_000), id="nested deep"),
+        pytest.param(
+            lambda: gzip.compress(
+                _BODY.replace(b'"shape": [1]', b'"shape": [4611686018427387904]')
+            ),
+            id="a shape of too many values",
+        ),
+        pytest.param(
+            lambda: gzip.compress(_BODY + b" " * 300_000_000), id="too much when unpacked"
+        ),
+    ],
+)
+def test_a_packed_body_that_is_no_request_is_the_callers_error_and_harms_nobody(
+    caller: Caller, made: Callable[[], bytes]
+) -> None:
+    before = tritonserver(caller.adapter)
+    reply = sent(caller, made(), "gzip")
+    assert (reply.status, reply.json().get("OriginalStatusCode")) in {(424, 400), (400, None)}
+    assert tritonserver(caller.adapter) == before
+    assert caller.invoke("m.tar.gz")[0] == 1
+
+
+def test_a_key_of_one_store_never_names_a_model_of_another(caller: Caller) -> None:
+    headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz"}
+    reply = caller.http.post("/endpoints/second/invocations", infer_body(0.0), headers)
+    assert reply.json()["outputs"][0]["data"] == [4.0]
+    status, body = caller.refused("second/m.tar.gz")
+    assert status == 400
+    assert "'second' is the name of an endpoint" in body["Message"]
+    assert caller.invoke("other/m.tar.gz")[0] == 2
+
+
+def test_a_name_of_v2_is_no_key(caller: Caller) -> None:
+    """V2 finds `other/m.tar.gz` by the name `other/m` as well."""
+    assert caller.http.post("/v2/models/other%2Fm/infer", infer_body(0.0)).status == 200
+    status, body = caller.refused("other/m")
+    assert (status, body["Message"].count("other/m")) == (400, 2), body
+
+
+def test_a_request_line_with_a_host_is_answered_as_one_without(caller: Caller) -> None:
+    url = f"http://{caller.adapter.http}/endpoints/any/invocations"
+    headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz"}
+    reply = caller.http.post(url, infer_body(0.0), headers)
+    assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.0])
+    absent = caller.http.post(url, infer_body(0.0))
+    assert absent.headers["x-amzn-ErrorType"] == "ValidationError"
+
+
+def test_models_cannot_read_the_secrets_of_the_endpoint(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    write_python_model(tmp_path / "store" / "m")
+    flags = (
+        f"--model-store={tmp_path}/store",
+        f"--cache-dir={tmp_path}/cache",
+        "--endpoint-keys=AKIDTEAMA env:SECRET_OF_A *",
+    )
+    with embedded_adapter(*flags, environ={"SECRET_OF_A": _SECRET}) as adapter:
+        environ = Path(f"/proc/{tritonserver(adapter)}/environ").read_bytes()
+        assert b"PATH=" in environ
+        assert _SECRET.encode() not in environ
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        adapter.wait_for("triton.restarted", 60)
+        assert _SECRET.encode() not in Path(f"/proc/{tritonserver(adapter)}/environ").read_bytes()

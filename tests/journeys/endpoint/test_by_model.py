@@ -1,0 +1,154 @@
+"""Calls over gRPC whose metadata name their model too, as a proxy in front of a fleet needs it."""
+
+import asyncio
+import importlib.util
+import queue
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.grpc.aio import InferenceServerClient as AsyncInferenceServerClient
+
+from tests.grpc_calls import calls_to, infer_request, pb
+from tests.journeys.endpoint.folder_store import Caller, Store
+from tests.running import EXAMPLES
+
+pytestmark = pytest.mark.triton
+
+Start = Callable[..., Caller]
+PROGRAM = EXAMPLES.parent / "fleet" / "by_model.py"
+
+
+@pytest.fixture
+def by_model() -> Any:
+    spec = importlib.util.spec_from_file_location("by_model", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tensor() -> InferInput:
+    value = InferInput("IN", [1], "FP32")
+    value.set_data_from_numpy(np.zeros(1, np.float32))
+    return value
+
+
+class Recorded(grpc.GenericRpcHandler):
+    """A server that notes the metadata of each call, and answers it with nothing."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, dict[str, Any]] = {}
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        method = details.method.rpartition("/")[2]
+        self.seen[method] = dict(details.invocation_metadata)
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
+
+
+def test_a_client_of_the_example_is_tritonclient_s_and_names_the_model_of_each_call(by_model: Any):
+    assert issubclass(by_model.InferenceServerClient, InferenceServerClient)
+    assert issubclass(by_model.AsyncInferenceServerClient, AsyncInferenceServerClient)
+    server, recorded = grpc.server(ThreadPoolExecutor(1)), Recorded()
+    server.add_generic_rpc_handlers((recorded,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with by_model.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        client.infer("team/a", [tensor()], headers={"x-mine": "1"})
+        client.is_model_ready("b")
+        client.get_model_metadata("c")
+        client.get_model_config(model_name="d")
+        client.is_server_live()
+    names = {method: metadata.get("mm-model-id") for method, metadata in recorded.seen.items()}
+    assert names == {
+        "ModelInfer": "team/a",
+        "ModelReady": "b",
+        "ModelMetadata": "c",
+        "ModelConfig": "d",
+        "ServerLive": None,
+    }
+    assert recorded.seen["ModelInfer"]["x-mine"] == "1"
+    server.stop(None)
+
+
+def test_models_that_metadata_name_too_are_loaded_on_demand(
+    start: Start, store: Store, by_model: Any
+):
+    for number, name in enumerate(("a", "b", "c.tar.gz", "team/d")):
+        store.put(name if name.endswith(".gz") else f"{name}.tar.gz", number)
+    caller = start("--on-demand")
+
+    with by_model.InferenceServerClient(caller.adapter.grpc) as client:
+        for _ in range(2):  # loaded, then there
+            assert client.infer("c.tar.gz", [tensor()]).as_numpy("OUT")[0] == 2
+        assert client.get_model_metadata("a").name == "a"
+        assert client.infer("team/d", [tensor()]).as_numpy("OUT")[0] == 3
+
+    async def ask() -> float:
+        async with by_model.AsyncInferenceServerClient(caller.adapter.grpc) as client:
+            found = await client.infer("b", [tensor()])
+        return float(found.as_numpy("OUT")[0])
+
+    assert asyncio.run(ask()) == 1
+    assert caller.loaded() == ["a", "b", "c.tar.gz", "team/d"]
+
+
+def test_a_stream_that_names_its_model_when_it_begins_loads_it(
+    start: Start, store: Store, by_model: Any
+):
+    store.put("a.tar.gz", 1)
+    caller = start("--on-demand")
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with by_model.InferenceServerClient(caller.adapter.grpc) as client:
+        client.start_stream(
+            lambda result, error: answers.put((result, error)), headers={"mm-model-id": "a.tar.gz"}
+        )
+        client.async_stream_infer("a.tar.gz", [tensor()])
+        result, error = answers.get(timeout=60)
+        assert error is None
+        assert result.as_numpy("OUT")[0] == 1
+        client.stop_stream()
+
+
+def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(start: Start, store: Store):
+    """Its id is in the metadata alone, or is another than the message has."""
+    store.put("a.tar.gz", 1)
+    caller = start("--on-demand")
+    with calls_to(caller.adapter.grpc) as calls:
+        for name in ("", "another"):
+            request = infer_request(name, 0.0)
+            refused = calls.refused("ModelInfer", request, metadata=[("mm-model-id", "a.tar.gz")])
+            assert refused[0] == "NOT_FOUND"
+        ready = pb.ModelReadyRequest(name="a.tar.gz")
+        named = [("mm-model-id", "a.tar.gz")]
+        assert not calls.call("ModelReady", ready, metadata=named).ready
+    assert caller.loaded() == []
+
+
+def test_after_the_end_of_triton_the_next_call_loads_what_its_metadata_name(
+    start: Start, store: Store, by_model: Any
+):
+    store.put("a.tar.gz", 1)
+    caller = start("--on-demand")
+    with by_model.InferenceServerClient(caller.adapter.grpc) as client:
+        client.infer("a.tar.gz", [tensor()])
+        caller.end_triton()
+        caller.adapter.wait_for("triton.restarted", 60)
+        caller.adapter.wait_for("triton.models_vanished", 60)
+        assert client.infer("a.tar.gz", [tensor()]).as_numpy("OUT")[0] == 1
+
+
+def test_the_program_prints_what_a_model_answers(start: Start, store: Store, tmp_path: Path):
+    store.put("a.tar.gz", 3)
+    caller = start("--on-demand")
+    command = [sys.executable, PROGRAM, caller.adapter.grpc, "a.tar.gz"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[4.0, 5.0]\n"), done.stderr

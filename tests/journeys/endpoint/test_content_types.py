@@ -1,0 +1,69 @@
+"""Content types of models with one input, as boto3 sends them to the endpoint."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.running import Client
+
+pytestmark = pytest.mark.triton
+
+CONFIG = """\
+backend: "python"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1, -1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1, -1] }]
+parameters { key: "adapter_content_types" value { string_value: "text/csv" } }
+"""
+
+
+NPY = "application/x-npy"
+
+
+def test_the_original_message_is_what_the_model_answers_by_its_own_path(
+    runtime: Any, caller: Client, add_model: Callable[..., str]
+) -> None:
+    name = add_model("refusing", config=CONFIG)
+    for body, content_type, accept in (
+        *((b"1", "image/png", ""), (b"1", "text/csv", "image/png"), (b"1,x", "text/csv", "")),
+        *((b"1", NPY, ""), (b"1,2\n3", "text/csv", ""), (b"{", "application/json", "")),
+    ):
+        headers = {"Content-Type": content_type} | ({"Accept": accept} if accept else {})
+        reply = caller.post(f"/models/{name}/invoke", body, headers)
+        assert reply.json()["model_name"] == name
+        given = {
+            "EndpointName": "any",
+            "TargetModel": name,
+            "Body": body,
+            **({"Accept": accept} if accept else {}),
+            "ContentType": content_type,
+        }
+        with pytest.raises(ClientError) as raised:
+            runtime.invoke_endpoint(**given)
+        found = raised.value.response
+        assert found["OriginalStatusCode"] == reply.status
+        assert json.loads(found["OriginalMessage"]) == reply.json()
+
+
+def test_boto3_is_told_what_a_model_needs_that_did_not_opt_in(
+    runtime: Any, add_model: Callable[..., str]
+) -> None:
+    given = {"EndpointName": "any", "TargetModel": add_model("untyped"), "Body": b"1,2"}
+    with pytest.raises(ClientError, match="the model needs the parameter adapter_content_types"):
+        runtime.invoke_endpoint(**given, ContentType="text/csv")
+
+
+def test_boto3_sends_csv_and_has_it_back_or_the_status_of_a_container(
+    runtime: Any, add_model: Callable[..., str]
+) -> None:
+    given = {"EndpointName": "any", "TargetModel": add_model("typed", config=CONFIG)}
+    given |= {"Body": b"1,2\n3,4\n", "ContentType": "text/csv"}
+    answer = runtime.invoke_endpoint(**given, Accept="text/csv")
+    assert (answer["ContentType"], answer["Body"].read()) == ("text/csv", b"1,2\n3,4\n")
+    for wrong, status in (({"ContentType": "image/png"}, 415), ({"Accept": "image/png"}, 406)):
+        with pytest.raises(ClientError) as raised:
+            runtime.invoke_endpoint(**given | wrong)
+        assert raised.value.response["OriginalStatusCode"] == status
+        assert "text/csv" in json.loads(raised.value.response["OriginalMessage"])["error"]

@@ -1,0 +1,167 @@
+"""Endpoints by name, each with a folder of its own; models are loaded when they are called."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.asking import binary_request
+from tests.grpc_calls import write_decoupled_model
+from tests.journeys.endpoint.test_invoke import refusal
+from tests.journeys.endpoint.test_streams import COUNTING, stream, values
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+SECRET = "the secret of team a"  # noqa: S105 - it opens nothing else
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`one` and `two` have a model of the same key, that answers with 1 and with 2."""
+    root = tmp_path_factory.mktemp("stores")
+    for number, name in enumerate(("one", "two"), 1):
+        folder = root / name / "team-a" / "model"
+        write_python_model(folder, answer=f"values = values * 0 + {number}")
+    write_decoupled_model(root / "one" / "team-a" / "counting", answer=COUNTING)
+    shutil.copytree(root / "one" / "team-a", root / "one" / "team-b")
+    write_python_model(root / "two" / "team-b" / "cold")
+    write_python_model(root / "two" / "large")
+    packed = write_python_model(root / "packed", answer="values = values * 0 + 3")
+    shutil.make_archive(str(root / "two" / "packed"), "gztar", packed)
+    (root / "two" / "broken").mkdir()
+    (root / "two" / "broken" / "config.pbtxt").write_text("nonsense")
+    return root
+
+
+def started(stores: Path, tmp_path: Path, **settings: object) -> Any:
+    config = tmp_path / "adapter.yaml"
+    endpoints = {name: {"models": str(stores / name)} for name in ("one", "two")}
+    given = {"endpoints": endpoints, "cache_dir": str(tmp_path / "cache"), **settings}
+    config.write_text(json.dumps(given))
+    flags = (f"--config={config}", f"--model-roots={tmp_path}/none", COMPLETE)
+    return embedded_adapter(*flags, environ={"SECRET": SECRET})
+
+
+def client_of(adapter: RunningAdapter, secret: str) -> Any:
+    return boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=f"http://{adapter.http}",
+        region_name="eu-west-1",
+        aws_access_key_id="AKIDTEAMA",
+        aws_secret_access_key=secret,
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+@pytest.fixture(scope="module")
+def named(stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+    with started(stores, tmp_path_factory.mktemp("named")) as adapter:
+        yield adapter
+
+
+@pytest.fixture(scope="module")
+def runtime(named: RunningAdapter) -> Iterator[Any]:
+    with closing(client_of(named, SECRET)) as client:
+        yield client
+
+
+def told(runtime: Any, endpoint: str, target: str) -> tuple[float, str, str]:
+    """The value, the name in the answer, and where the model was."""
+    body = json.dumps(infer_body(7.0))
+    answer = runtime.invoke_endpoint(EndpointName=endpoint, TargetModel=target, Body=body)
+    found = json.loads(answer["Body"].read())
+    use = answer["ResponseMetadata"]["HTTPHeaders"]["x-triton-adapter-cache"]
+    return found["outputs"][0]["data"][0], found["model_name"], use
+
+
+def test_each_endpoint_has_models_of_its_own(runtime: Any) -> None:
+    for number, endpoint in enumerate(("one", "two"), 1):
+        name = f"{endpoint}/team-a/model"
+        assert told(runtime, endpoint, "team-a/model") == (number, name, "miss")
+        assert told(runtime, endpoint, "team-a/model") == (number, name, "hit")
+    assert told(runtime, "two", "packed.tar.gz")[0] == 3
+
+
+def test_a_body_that_is_passed_on_as_it_comes_waits_for_its_model(runtime: Any) -> None:
+    body, size = binary_request(2_000_000)
+    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
+    answer = runtime.invoke_endpoint(
+        EndpointName="two", TargetModel="large", ContentType=kind, Body=body
+    )
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-triton-adapter-cache"] == "miss"
+    assert answer["Body"].read().endswith(body[size:])
+
+
+def test_a_stream_waits_for_its_model_too(runtime: Any) -> None:
+    answer = stream(runtime, "team-a/counting", infer_body(2.0), EndpointName="one")
+    assert values(answer) == [2.0, 3.0]
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-triton-adapter-cache"] == "miss"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target", "said"),
+    [
+        ("three", "team-a/model", "Endpoint three of account 000000000000 not found."),
+        ("one", "packed.tar.gz", "Failed to download model data"),
+        ("two", "team-a/model/1/../..", "has a part that is empty, '.' or '..'"),
+    ],
+)
+def test_what_is_not_there_is_a_validation_error(
+    runtime: Any, endpoint: str, target: str, said: str
+) -> None:
+    error = refusal(runtime, target, EndpointName=endpoint)
+    assert error.response["Error"]["Code"] == "ValidationError"
+    assert said in error.response["Error"]["Message"]
+
+
+def test_a_model_that_cannot_be_loaded_is_a_model_error(runtime: Any) -> None:
+    found = refusal(runtime, "broken", EndpointName="two").response
+    assert (found["Error"]["Code"], found["OriginalStatusCode"]) == ("ModelError", 400)
+    assert "config.pbtxt" in found["OriginalMessage"]
+
+
+def test_what_a_key_may_not_ask_for_is_not_fetched(stores: Path, tmp_path: Path) -> None:
+    keys = ["AKIDTEAMA env:SECRET team-a/*"]
+    with (
+        started(stores, tmp_path, endpoint_keys=keys) as adapter,
+        closing(client_of(adapter, SECRET)) as client,
+    ):
+        errors = [
+            str(refusal(client, target, EndpointName="one")).replace(target, "KEY")
+            for target in ("team-b/model", "team-a/none", "team-b/none")
+        ]
+        assert len(set(errors)) == 1
+        assert told(client, "one", "team-a/model")[0] == 1
+        adapter.wait_for("artifact.fetch_begun")
+        fetched = {line["key"] for line in adapter.events("artifact.fetch_begun")}
+    assert fetched == {"one/team-a/model"}
+
+
+def test_a_call_that_waits_for_its_model_says_nothing_of_the_adapters_own_time(
+    named: RunningAdapter, runtime: Any
+) -> None:
+    def noted() -> tuple[int, int]:
+        """How many calls were answered, and of how many it was noted what the adapter took."""
+        names = 'frontend="endpoint",method="invocations"'
+        with closing(Client(named.admin)) as admin:
+            page = admin.get("/metrics").body.decode()
+        answered = re.search(rf'requests_total\{{code="200",{names}\}} (\S+)', page)
+        own = re.search(rf"overhead_seconds_count\{{{names}\}} (\S+)", page)
+        return tuple(int(float(found[1])) if found else 0 for found in (answered, own))
+
+    answered, own = noted()
+    assert told(runtime, "two", "team-b/cold")[2] == "miss"
+    assert noted() == (answered + 1, own)
+    assert told(runtime, "two", "team-b/cold")[2] == "hit"
+    assert noted() == (answered + 2, own + 1)

@@ -1,0 +1,127 @@
+"""Plain calls of the endpoint take the fast path, and are answered as aiohttp answers them."""
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.asking import binary_request, sized
+from tests.journeys.endpoint.conftest import NAMES
+from tests.journeys.endpoint.test_invoke import BODY, TRIES, invoke
+from tests.running import Client, Reply, RunningAdapter
+
+pytestmark = pytest.mark.triton
+
+PATH = "/endpoints/any/invocations"
+TARGET = "X-Amzn-SageMaker-Target-Model"
+# nothing that has it is plain
+SLOW = {"TE": "trailers"}
+FAST = re.compile(
+    r'triton_adapter_requests_fast_total\{frontend="endpoint",method="invocations"\} (\S+)'
+)
+
+
+def fast_calls(adapter: RunningAdapter) -> float:
+    with closing(Client(adapter.admin)) as admin:
+        found = FAST.search(admin.get("/metrics").body.decode())
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_of_boto3_take_the_fast_path(served: RunningAdapter, runtime: Any, name: str) -> None:
+    before = fast_calls(served)
+    for _ in range(3):
+        answer = invoke(runtime, name, ContentType="application/json")
+        assert json.loads(answer["Body"].read())["model_name"] == name
+    assert fast_calls(served) == before + 3
+
+
+def test_a_call_that_is_not_plain_does_not(served: RunningAdapter, caller: Client) -> None:
+    before = fast_calls(served)
+    assert caller.post(PATH, BODY, {TARGET: "plain", **SLOW}).status == 200
+    assert fast_calls(served) == before
+
+
+def told(reply: Reply, name: str) -> tuple[object, ...]:
+    """All that an answer says but what differs from call to call."""
+    headers = {key.lower(): value for key, value in reply.headers.items()}
+    request_id = headers.pop("x-amzn-requestid")
+    headers.pop("date")
+    body = reply.body.replace(request_id.encode(), b"ID")
+    if "Content-Length" in reply.headers:
+        assert int(headers.pop("content-length")) == len(reply.body)
+    return reply.status, headers, body.replace(name.encode(), b"NAME")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "kind", ["json", "binary", "long json", "long binary", "wrong", "no json", "variant"]
+)
+def test_both_paths_answer_alike(
+    served: RunningAdapter, caller: Client, name: str, kind: str
+) -> None:
+    body, headers = json.dumps(BODY).encode(), {TARGET: name}
+    match kind:
+        case "binary" | "long binary":
+            body, size = binary_request(3 if kind == "binary" else 60_000)
+            headers |= sized(size)
+        case "long json":
+            data = [0.25] * 20_000
+            tensor = {"name": "IN", "datatype": "FP32", "shape": [len(data)], "data": data}
+            body = json.dumps({"inputs": [tensor]}).encode()
+        case "wrong":
+            body = b'{"inputs": []}'
+        case "no json":
+            body = b"{"
+        case "variant":
+            headers["X-Amzn-SageMaker-Target-Variant"] = "blue"
+    before = fast_calls(served)
+    fast = told(caller.post(PATH, body, headers), name)
+    assert fast_calls(served) == before + 1
+    assert fast == told(caller.post(PATH, body, headers | SLOW), name)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {TARGET: "../a"},
+        {TARGET: "none"},
+        {},
+        {TARGET: "plain", "X-Amzn-SageMaker-Session-Id": "NEW_SESSION"},
+        {TARGET: "plain", "X-Amzn-SageMaker-Inference-Id": "i" * 65},
+    ],
+)
+def test_what_is_refused_is_refused_alike(caller: Client, headers: dict[str, str]) -> None:
+    name = headers.get(TARGET, "none")
+    fast, slow = (told(caller.post(PATH, BODY, headers | more), name) for more in ({}, SLOW))
+    assert fast == slow
+    assert fast[0] == 400
+
+
+def test_an_error_on_the_fast_path_is_logged_with_its_request_id(
+    served: RunningAdapter, caller: Client
+) -> None:
+    reply = caller.post(PATH, b"{", {TARGET: "plain"})
+    line = served.wait_for("request.failed", aws_request_id=reply.headers["x-amzn-RequestId"])
+    assert (line["status"], line["model_id"]) == (424, "plain")
+
+
+@pytest.mark.parametrize("headers", [{}, SLOW], ids=["fast", "aiohttp"])
+@pytest.mark.parametrize("case", [(1, 200), (9, 424)], ids=["then it fits", "it never fits"])
+@pytest.mark.usefixtures("victim")
+def test_both_paths_send_an_inference_once_more_that_ran_out_of_memory(
+    caller: Client,
+    add_model: Callable[..., str],
+    tmp_path: Path,
+    headers: dict[str, str],
+    case: tuple[int, int],
+) -> None:
+    path, (failures, status) = tmp_path / "tries", case
+    name = f"room-for-{failures}-{len(headers)}"
+    add_model(name, answer=TRIES.format(path=str(path), failures=failures))
+    reply = caller.post(PATH, BODY, {TARGET: name, **headers})
+    assert (reply.status, path.read_text()) == (status, "xx")

@@ -1,0 +1,327 @@
+"""InvokeEndpoint, as an unchanged boto3 speaks it to the real command and a real Triton."""
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, HTTPClientError
+
+from tests.asking import Gate, RawConnection, background, binary_request
+from tests.buckets import Bucket
+from tests.journeys.endpoint.conftest import NAMES
+from tests.running import Client, Reply, RunningAdapter, wait_until
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+BODY = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1.5, -2.0]}]}
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def invoke(runtime: Any, target: str = "plain", **members: Any) -> dict[str, Any]:
+    given = {"EndpointName": "any", "Body": json.dumps(BODY)}
+    if target:
+        given["TargetModel"] = target
+    answer: dict[str, Any] = runtime.invoke_endpoint(**given | members)
+    return answer
+
+
+def refusal(runtime: Any, target: str = "plain", **members: Any) -> ClientError:
+    with pytest.raises(ClientError) as raised:
+        invoke(runtime, target, **members)
+    return raised.value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_boto3_has_the_answer_of_the_model_under_the_name_that_it_asked_for(
+    runtime: Any, name: str
+) -> None:
+    answer = invoke(runtime, name, ContentType="application/json")
+    body = json.loads(answer["Body"].read())
+    assert body["model_name"] == name
+    assert body["outputs"][0]["data"] == [1.5, -2.0]
+    assert (answer["ContentType"], answer["InvokedProductionVariant"]) == (
+        *("application/json", "AllTraffic"),
+    )
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+
+def test_every_answer_has_a_request_id_and_says_where_the_model_was(
+    runtime: Any, caller: Client
+) -> None:
+    headers = invoke(runtime)["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-triton-adapter-cache"] == "hit"
+    ids = {headers["x-amzn-requestid"]}
+    for path in ("invocations", "async-invocations", "nothing"):
+        reply = caller.post(f"/endpoints/any/{path}", BODY)
+        assert reply.headers["X-Triton-Adapter-Cache"] == "miss"
+        ids.add(reply.headers["x-amzn-RequestId"])
+    assert len(ids) == 4
+    assert all(UUID.fullmatch(one) for one in ids)
+
+
+def test_raw_tensors_come_and_go_as_at_a_container(runtime: Any) -> None:
+    body, size = binary_request(3)
+    kind = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+    answer = invoke(runtime, NAMES[1], Body=body, ContentType=f"{kind}{size}")
+    found, cut = answer["Body"].read(), int(answer["ContentType"].removeprefix(kind))
+    assert json.loads(found[:cut])["model_name"] == NAMES[1]
+    assert found[cut:] == body[size:]
+
+
+def test_the_variant_that_was_asked_for_is_the_one_that_answered(runtime: Any) -> None:
+    assert invoke(runtime, TargetVariant="blue")["InvokedProductionVariant"] == "blue"
+
+
+def test_an_inference_component_names_the_model_where_no_target_does(runtime: Any) -> None:
+    answer = invoke(runtime, "", InferenceComponentName=NAMES[1])
+    assert json.loads(answer["Body"].read())["model_name"] == NAMES[1]
+
+
+def test_custom_attributes_do_not_come_back_on_their_own(runtime: Any) -> None:
+    answer = invoke(runtime, CustomAttributes="trace=7", InferenceId="one", PrefixAwareId="p")
+    assert "CustomAttributes" not in answer
+
+
+def test_custom_attributes_reach_a_model_whose_triton_forwards_them(
+    runtime: Any, add_model: Callable[..., str]
+) -> None:
+    name = add_model("curious", answer="raise RuntimeError(request.parameters())")
+    error = refusal(runtime, name, CustomAttributes="trace=7")
+    assert "trace=7" in error.response["OriginalMessage"]
+
+
+@pytest.mark.parametrize("length", [6_291_456, 6_291_457, 12_000_000])
+def test_bodies_above_the_limit_of_aws_are_served_too(runtime: Any, length: int) -> None:
+    body, size = binary_request((length - 300) // 4)
+    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
+    answer = invoke(runtime, Body=body, ContentType=kind)
+    assert answer["Body"].read().endswith(body[size:])
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"EndpointName": "no_name"}, "at 'endpointName' failed to satisfy constraint"),
+        ({"EndpointName": "a" * 64}, "have length less than or equal to 63"),
+        ({"EndpointName": "a-"}, "regular expression"),
+        ({"TargetModel": "m" * 1025}, "have length less than or equal to 1024"),
+        ({"TargetModel": "../etc/passwd"}, "has a part that is empty, '.' or '..'"),
+        ({"TargetModel": "/etc/passwd"}, "begins with a slash"),
+        ({"TargetModel": "a//b"}, "has a part that is empty"),
+        ({"TargetVariant": "no such"}, "at 'targetVariant' failed"),
+        ({"InferenceId": "i" * 65}, "at 'inferenceId' failed"),
+        ({"ContentType": "x" * 1025}, "at 'contentType' failed"),
+        ({"Accept": "x" * 1025}, "at 'accept' failed"),
+        ({"CustomAttributes": "x" * 1025}, "at 'customAttributes' failed"),
+        ({"PrefixAwareId": "x" * 65}, "at 'prefixAwareId' failed"),
+        ({"SessionId": "NEW_SESSION"}, "does not keep sessions"),
+        ({"EnableExplanations": "`true`"}, "does not explain its predictions"),
+        ({"TargetContainerHostname": "two"}, "does not invoke one container directly"),
+        ({"TargetModel": "none/such.tar.gz"}, "key: models/none/such.tar.gz)"),
+    ],
+)
+def test_a_call_that_is_not_acceptable_is_a_validation_error_with_the_reason(
+    runtime: Any, members: dict[str, str], said: str
+) -> None:
+    error = refusal(runtime, **members)
+    assert error.response["Error"]["Code"] == "ValidationError"
+    assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    assert isinstance(error, runtime.exceptions.ValidationError)
+    assert said in error.response["Error"]["Message"]
+
+
+def test_all_that_is_wrong_is_said_at_once(runtime: Any) -> None:
+    error = refusal(runtime, EndpointName="a_b", TargetVariant="c_d")
+    assert error.response["Error"]["Message"].startswith("2 validation errors detected: ")
+
+
+def test_a_call_without_a_target_is_told_the_header_that_is_missing(runtime: Any) -> None:
+    error = refusal(runtime, "")
+    request_id = error.response["ResponseMetadata"]["RequestId"]
+    said = f"Request {request_id} is missing a target model header"
+    assert error.response["Error"]["Message"].startswith(said)
+
+
+def test_a_target_that_is_there_twice_is_refused(served: Any) -> None:
+    body = json.dumps(BODY).encode()
+    head = (
+        b"POST /endpoints/any/invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+        b"X-Amzn-SageMaker-Target-Model: plain\r\nX-Amzn-SageMaker-Target-Model: b\r\n\r\n"
+    )
+    with RawConnection(served.http) as connection:
+        connection.send(head % len(body) + body)
+        status, said = connection.read_answer()
+    assert (status, b"'targetModel' is there 2 times" in said) == (400, True)
+
+
+def test_asynchronous_calls_are_refused(runtime: Any) -> None:
+    with pytest.raises(ClientError, match="does not support asynchronous") as raised:
+        runtime.invoke_endpoint_async(EndpointName="any", InputLocation="s3://a/b")
+    assert raised.value.response["Error"]["Code"] == "ValidationError"
+
+
+def test_what_is_no_operation_is_told_as_aws_does(caller: Client) -> None:
+    for method, path in (("GET", "/endpoints/any/invocations"), ("POST", "/endpoints/any/other")):
+        reply = caller.request(method, path)
+        assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (
+            *(404, "UnknownOperationException"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [({"inputs": []}, 400, "expected 1 inputs"), ("{", 400, "parse")],
+)
+@pytest.mark.of_triton("2.51", "its words for a bad request")
+def test_what_the_model_refuses_is_a_model_error_in_the_form_that_clients_parse(
+    runtime: Any, body: object, status: int, said: str
+) -> None:
+    text = body if isinstance(body, str) else json.dumps(body)
+    error = refusal(runtime, Body=text)
+    assert isinstance(error, runtime.exceptions.ModelError)
+    found = error.response
+    assert found["ResponseMetadata"]["HTTPStatusCode"] == 424
+    assert found["OriginalStatusCode"] == status
+    assert said in json.loads(found["OriginalMessage"])["error"]
+    parsed = re.match(
+        r'Received client error \((\d+)\) from \w+ with message "(.*)"\. See .* for more',
+        found["Error"]["Message"],
+    )
+    assert parsed is not None
+    assert parsed.groups() == (str(status), found["OriginalMessage"])
+    group = "log-group:/aws/sagemaker/Endpoints/any"
+    assert found["LogStreamArn"] == f"arn:aws:logs:eu-west-1:000000000000:{group}"
+
+
+def test_a_model_that_raises_is_a_server_error_of_the_model(
+    runtime: Any, add_model: Callable[..., str]
+) -> None:
+    name = add_model("raises", answer="raise RuntimeError('so it is ' + 'x' * 3000)")
+    found = refusal(runtime, name).response
+    assert found["OriginalStatusCode"] == 500
+    assert found["Error"]["Message"].startswith("Received server error (500) from primary with")
+    assert found["Error"]["Message"].endswith("for more information.")
+    assert len(found["Error"]["Message"]) == len(found["OriginalMessage"]) == 2048
+
+
+def test_an_error_of_the_model_has_members_that_boto3_drops(caller: Client) -> None:
+    headers = {"X-Amzn-SageMaker-Target-Model": "plain"}
+    reply = caller.post("/endpoints/any/invocations", b"{", headers)
+    assert reply.headers["x-amzn-ErrorType"] == "ModelError"
+    assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
+
+
+def test_a_model_that_takes_too_much_is_507_within_a_424(
+    runtime: Any, add_model: Callable[..., str]
+) -> None:
+    out = "raise MemoryError('CUDA out of memory. Tried to allocate 20.00 MiB')"
+    found = refusal(runtime, add_model("greedy", answer=out)).response
+    assert (found["ResponseMetadata"]["HTTPStatusCode"], found["OriginalStatusCode"]) == (424, 507)
+
+
+TRIES = """\
+import pathlib
+tries = pathlib.Path({path!r})
+tries.write_text((tries.read_text() if tries.exists() else "") + "x")
+if len(tries.read_text()) <= {failures}:
+    raise MemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+"""
+
+
+@pytest.mark.usefixtures("victim")
+def test_an_inference_that_ran_out_of_memory_is_sent_again_where_something_could_go(
+    runtime: Any, add_model: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "tries"
+    name = add_model("room-for-one", answer=TRIES.format(path=str(path), failures=1))
+    assert json.loads(invoke(runtime, name)["Body"].read())["outputs"]
+    assert path.read_text() == "xx"
+
+
+@pytest.mark.usefixtures("victim")
+def test_it_is_sent_again_once(runtime: Any, add_model: Callable[..., str], tmp_path: Path) -> None:
+    """The second time its words are not believed, on a machine that has no GPU."""
+    path = tmp_path / "tries"
+    name = add_model("room-for-two", answer=TRIES.format(path=str(path), failures=9))
+    assert refusal(runtime, name).response["OriginalStatusCode"] == 500
+    assert path.read_text() == "xx"
+
+
+def test_too_many_callers_of_one_model_are_told_at_once_when_to_come_again(
+    served: RunningAdapter, caller: Client, bucket: Bucket, gate: Gate, tmp_path: Path
+) -> None:
+    crowded = write_python_model(tmp_path / "crowded", initialize=gate.statements)
+    bucket.put_model("crowded", crowded)
+
+    def call(http: Client) -> Reply:
+        headers = {"X-Amzn-SageMaker-Target-Model": "crowded"}
+        return http.post("/endpoints/any/invocations", BODY, headers)
+
+    with background(served, threads=40) as others:
+        asked = [others.ask(call) for _ in range(40)]
+        try:
+            wait_until(lambda: sum(each.done() for each in asked) >= 8, 50, "some are answered")
+        finally:
+            gate.open()
+        replies = [each.result()[0] for each in asked]
+    refused = [reply for reply in replies if reply.status == 503]
+    assert len(refused) == 8
+    assert {reply.headers["x-amzn-ErrorType"] for reply in refused} == {"ServiceUnavailable"}
+    assert all(int(reply.headers["x-amz-retry-after"]) >= 1000 for reply in refused)
+    assert [reply.status for reply in replies if reply.status != 503] == [200] * 32
+    assert caller.delete("/models/crowded").status == 200
+
+
+def test_the_request_id_of_a_refusal_is_in_the_log(runtime: Any, served: Any) -> None:
+    request_id = refusal(runtime, "none").response["ResponseMetadata"]["RequestId"]
+    line = served.wait_for("request.failed", aws_request_id=request_id)
+    assert (line["status"], line["model_id"], line["target_model"]) == (400, "none", "none")
+
+
+@contextmanager
+def silent_callers(served: RunningAdapter, sent_bytes: int) -> Iterator[None]:
+    """42 connections that announce a body of AWS's limit each, and send so much of it."""
+    head = (
+        b"POST /endpoints/any/invocations HTTP/1.1\r\nHost: localhost\r\n"
+        b"X-Amzn-SageMaker-Target-Model: plain\r\nContent-Length: 6291456\r\n\r\n"
+    )
+    host, port = served.http.split(":")
+    with ExitStack() as stack:
+        for _ in range(42):
+            caller = stack.enter_context(socket.create_connection((host, int(port))))
+            caller.sendall(head + bytes(sent_bytes))
+        yield
+
+
+def is_served_6_mb(runtime: Any) -> bool:
+    body, size = binary_request(1_500_000)
+    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
+    try:
+        return bool(invoke(runtime, Body=body, ContentType=kind)["Body"].read())
+    except ClientError as error:
+        assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 503  # noqa: PT017 - others
+        return False
+    except HTTPClientError:  # refused, and cut off as it went on to send
+        return False
+
+
+def test_bodies_that_are_announced_and_do_not_come_keep_nobody_out(
+    served: RunningAdapter, runtime: Any
+) -> None:
+    with silent_callers(served, 1):
+        for _ in range(3):
+            assert is_served_6_mb(runtime)
+
+
+def test_bodies_that_wait_are_bounded_until_they_are_gone(
+    served: RunningAdapter, runtime: Any
+) -> None:
+    with silent_callers(served, 6_291_455):
+        wait_until(lambda: not is_served_6_mb(runtime), 60, "the bodies have come")
+    wait_until(lambda: is_served_6_mb(runtime), 60, "the bodies are let go of")

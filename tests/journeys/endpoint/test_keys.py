@@ -1,0 +1,65 @@
+"""What callers are told of the models of a store, and what a key may be: the real command, a real
+Triton and a folder as the store.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+def model_error(caller, key: str) -> str:
+    """The model's own words in a ModelError."""
+    status, refusal = caller.refused(key)
+    assert (status, refusal["OriginalStatusCode"]) == (424, 400), refusal
+    return json.loads(refusal["OriginalMessage"])["error"]
+
+
+def test_a_lone_file_is_a_model_and_one_of_no_known_format_says_what_is_accepted(
+    start, store, tmp_path: Path
+):
+    (store.path / "lone").mkdir()
+    code = write_python_model(tmp_path / "draft") / "1/model.py"
+    code.rename(store.path / "lone/model.py")
+    (store.path / "notes.txt").write_text("no model")
+    caller = start()
+    assert "expected 0 inputs" in model_error(caller, "lone/model.py"), "it has no config"
+    assert caller.loaded() == ["lone/model.py"]
+    reason = model_error(caller, "notes.txt")
+    assert "notes.txt is no model file of a known format (model.py, " in reason
+    assert "*.onnx" in reason
+    assert ".tar.gz" in reason
+
+
+def test_an_archive_in_an_archive_is_an_error_with_a_hint(start, store):
+    store.put("good.tar.gz", 1)
+    (store.path / "folder").mkdir()
+    (store.path / "good.tar.gz").rename(store.path / "folder/inner.tar.gz")
+    caller = start()
+    hint = "inner.tar.gz is not unpacked: give its content itself"
+    assert hint in model_error(caller, "folder")
+
+
+def test_no_answer_has_a_path_of_the_machine_and_the_log_says_where_the_store_is(
+    start, store, tmp_path: Path
+):
+    store.put("team/a.tar.gz", 1)
+    (store.path / "broken.tar.gz").write_bytes(b"no archive")
+    (store.path / "out").symlink_to("/etc")
+    (store.path / "locked").write_bytes(b"x")
+    caller = start()
+    caller.invoke("team/a.tar.gz")
+    answers = [caller.refused(key) for key in ("missing", "broken.tar.gz", "out", "locked")]
+    (store.path).rename(store.path.with_name("away"))
+    answers.append(caller.refused("other"))
+    assert [status for status, _ in answers] == [400, 400, 400, 424, 503]
+    answers.append((200, caller.http.get("/models").json()))
+    answers.append((200, caller.http.get("/models/team%2Fa.tar.gz").json()))
+    assert not [each for each in answers if str(tmp_path) in str(each) or "/tmp" in str(each)]
+    assert answers[-1][1] == {"modelName": "team/a.tar.gz", "modelUrl": "team/a.tar.gz"}
+    (opened,) = caller.adapter.events("artifact.cache_opened")
+    assert opened["stores"] == {"": str(store.path)}

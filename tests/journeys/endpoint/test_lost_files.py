@@ -1,0 +1,70 @@
+"""The real command and a real Triton, while somebody deletes files from the disk cache."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from adapter.core.calls import NOT_STARTED
+from adapter.store.cache_folder import CacheFolder
+from tests.running import wait_until
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+
+def empty(cache_dir: Path) -> None:
+    for each in cache_dir.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def test_an_evicted_model_whose_files_were_deleted_is_fetched_again(start, store, tmp_path):
+    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
+        store.put(name, number)
+    caller = start("--memory-source=off", "--memory-limit=150MiB")
+    assert caller.invoke("a.tar.gz") == (0, "miss")
+    (file,) = (tmp_path / "cache" / "artifacts").glob("*/files/*/1/model.py")
+    assert caller.invoke("b.tar.gz") == (1, "miss")
+    file.unlink()
+    assert caller.invoke("a.tar.gz") == (0, "miss")
+    caller.adapter.wait_for("artifact.lost")
+    assert [line["key"] for line in caller.adapter.events("artifact.lost")] == ["a.tar.gz"]
+
+
+def test_after_the_end_of_triton_models_of_preload_whose_files_were_deleted_are_served_again(
+    start, store, tmp_path
+):
+    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
+        store.put(name, number)
+    caller = start("--preload=a.tar.gz")
+    wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "ready")
+    assert caller.invoke("b.tar.gz") == (1, "miss")
+    empty(tmp_path / "cache")
+    caller.end_triton()
+    caller.adapter.wait_for("artifact.lost", key="a.tar.gz")
+    wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "ready again")
+    assert caller.invoke("a.tar.gz")[0] == 0
+    assert caller.invoke("b.tar.gz") == (1, "miss")
+
+
+def test_a_cache_that_another_adapter_took_is_told_and_another_machine_may_be_asked(
+    start, store, tmp_path
+):
+    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
+        store.put(name, number)
+    caller = start()
+    caller.invoke("a.tar.gz")
+    empty(tmp_path / "cache")
+    other = CacheFolder(tmp_path / "cache")
+    other.open()
+    caller.adapter.wait_for("artifact.cache_lost")
+    ready = caller.admin.get("/readyz")
+    assert (ready.status, len(ready.json()["notes"])) == (200, 1)
+    assert "is in use by another triton-adapter" in ready.json()["notes"][0]
+    assert caller.invoke("a.tar.gz") == (0, "hit")
+    headers = {"X-Amzn-SageMaker-Target-Model": "b.tar.gz"}
+    refused = caller.http.post("/endpoints/any/invocations", infer_body(0.0), headers)
+    assert (refused.status, refused.headers[NOT_STARTED]) == (503, "1")
+    assert str(tmp_path) not in refused.body.decode()
+    other.close()
+    assert caller.invoke("b.tar.gz") == (1, "miss")

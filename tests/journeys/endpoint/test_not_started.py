@@ -1,0 +1,103 @@
+"""What another machine may be asked for, as a proxy in front of several sees it."""
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import grpc
+import pytest
+
+from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
+from tests.grpc_calls import Calls, calls_to
+from tests.journeys.endpoint.folder_store import Caller, Store
+from tests.processes import tritonserver
+from tests.running import Reply, wait_until
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+Start = Callable[..., Caller]
+ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
+PINNED = ("--pin=a.tar.gz", "--pin=b.tar.gz")
+TARGET = "X-Amzn-SageMaker-Target-Model"
+
+
+def put(store: Store, *names: str) -> None:
+    for number, name in enumerate(names):
+        store.put(f"{name}.tar.gz", number)
+
+
+def invoke(caller: Caller, name: str) -> Reply:
+    with closing(caller.adapter.client()) as http:
+        return http.post("/endpoints/any/invocations", infer_body(0.0), {TARGET: name})
+
+
+def v2_infer(caller: Caller, name: str) -> Reply:
+    with closing(caller.adapter.client()) as http:
+        return http.post(f"/v2/models/{name}/infer", infer_body(0.0))
+
+
+def code_and_trailers(calls: Calls, name: str) -> tuple[str, dict[str, str]]:
+    with pytest.raises(grpc.RpcError) as raised:
+        calls.infer(name, 0.0)
+    trailers: Any = raised.value.trailing_metadata()
+    return raised.value.code().name, dict(trailers)
+
+
+def told(reply: Reply) -> tuple[int, str, str | None]:
+    code = reply.headers.get("x-amzn-ErrorType") or reply.json()["code"]
+    return reply.status, code, reply.headers.get(NOT_STARTED)
+
+
+def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start: Start, store: Store):
+    put(store, "a", "b", "c")
+    caller = start(*ROOM_FOR_TWO, *PINNED, "--on-demand")
+    for name in ("a.tar.gz", "b.tar.gz"):
+        caller.invoke(name)
+
+    assert told(invoke(caller, "c.tar.gz")) == (503, "ServiceUnavailable", "1")
+    assert told(v2_infer(caller, "c.tar.gz")) == (503, "NoRoom", "1")
+    with calls_to(caller.adapter.grpc) as calls:
+        code, trailers = code_and_trailers(calls, "c.tar.gz")
+    assert (code, trailers[RPC_NOT_STARTED]) == ("RESOURCE_EXHAUSTED", "1")
+
+
+def test_amid_a_drain_what_is_loaded_is_answered_and_the_rest_is_for_another_machine(
+    start: Start, store: Store
+):
+    put(store, "a", "b")
+    caller = start("--on-demand")
+    caller.invoke("a.tar.gz")
+    caller.admin.post("/drain?timeout=0")
+
+    assert caller.admin.get("/readyz").status == 503
+    assert invoke(caller, "a.tar.gz").status == 200
+    assert told(invoke(caller, "b.tar.gz")) == (503, "ServiceUnavailable", "1")
+    assert told(v2_infer(caller, "b.tar.gz")) == (503, "BackendUnavailable", "1")
+    with calls_to(caller.adapter.grpc) as calls:
+        code, trailers = code_and_trailers(calls, "b.tar.gz")
+    assert (code, trailers[RPC_NOT_STARTED]) == ("UNAVAILABLE", "1")
+    on_disk = caller.admin.get("/debug/state").json()["on_demand"]["on_disk"]
+    assert on_disk["models"] == 0  # nothing was fetched for nothing
+
+
+def test_a_request_during_which_triton_ends_is_a_model_error_for_no_other_machine(
+    start: Start, store: Store
+):
+    put(store, "a")
+    caller = start("--on-demand")
+    caller.invoke("a.tar.gz")
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(pid := tritonserver(caller.adapter), signal.SIGSTOP)
+        reply = pool.submit(invoke, caller, "a.tar.gz")
+        wait_until(lambda: _in_flight(caller, "a.tar.gz") == 1, 30, "Triton has the request")
+        os.kill(pid, signal.SIGKILL)
+        assert told(reply.result(30)) == (424, "ModelError", None)
+
+
+def _in_flight(caller: Caller, name: str) -> int:
+    models = caller.admin.get("/resident").json()["models"]
+    return next(each["in_flight"] for each in models if each["name"] == name)

@@ -1,0 +1,294 @@
+"""The real command, a real Triton, a folder of models as the store, and room for two models."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient import grpc
+from tritonclient.utils import InferenceServerException
+
+from adapter.core.residency.waiting import room_seconds
+from tests.asking import refusal
+from tests.grpc_calls import calls_to
+from tests.journeys.endpoint.folder_store import MEMORY, Caller, Store
+from tests.processes import arguments, descendants
+from tests.running import wait_until
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+ROOM_SECONDS = room_seconds(55)  # of the default of model_wait_seconds
+ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
+
+
+def patiently(caller: Caller, name: str) -> float:
+    """What the model has added. A call that has waited for room as long as calls do is sent again,
+    as clients do: how long all the loads before it take is the machine's affair.
+    """
+    with closing(Caller(caller.adapter)) as own:
+        while True:
+            begun = time.monotonic()
+            reply = own.http.post(
+                "/endpoints/any/invocations",
+                infer_body(0.0),
+                headers={"X-Amzn-SageMaker-Target-Model": name},
+            )
+            if reply.status != 503:
+                assert reply.status == 200, reply.body
+                answer: float = reply.json()["outputs"][0]["data"][0]
+                return answer
+            assert time.monotonic() - begun > ROOM_SECONDS, reply.body
+
+
+def test_with_room_for_two_of_three_the_least_recently_used_goes_and_comes_back_from_disk(
+    start, store
+):
+    for number, name in enumerate(("a.tar.gz", "team/b.tar.gz", "c.tar.gz")):
+        store.put(name, number)
+    caller = start(*ROOM_FOR_TWO)
+    assert caller.invoke("a.tar.gz") == (0, "miss")
+    assert caller.invoke("team/b.tar.gz") == (1, "miss")
+    assert caller.invoke("a.tar.gz") == (0, "hit")
+    assert caller.invoke("c.tar.gz") == (2, "miss")
+    assert caller.loaded() == ["a.tar.gz", "c.tar.gz"]
+    assert caller.invoke("team/b.tar.gz") == (1, "disk")
+    assert caller.loaded() == ["c.tar.gz", "team/b.tar.gz"]
+    assert caller.ledger() == {"c.tar.gz", "team/b.tar.gz"}
+    evicted = 'triton_adapter_endpoint_evictions_total{from="memory",reason="room"}'
+    assert caller.count(evicted) == 2
+
+
+def test_sixteen_callers_of_six_models_with_room_for_two_all_get_their_own_answer(start, store):
+    names = [f"m{number}.tar.gz" for number in range(6)]
+    for number, name in enumerate(names):
+        store.put(name, number)
+    caller = start(*ROOM_FOR_TWO)
+
+    def call(number: int) -> tuple[float, int]:
+        return patiently(caller, names[number % 6]), number % 6
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(call, range(48)))
+    assert [answer for answer, _ in answers] == [expected for _, expected in answers]
+    assert len(caller.loaded()) == len(caller.ledger()) == 2
+
+
+def test_a_platform_s_load_evicts_and_is_never_evicted(start, store, tmp_path):
+    for number, name in enumerate("ab"):
+        store.put(name + ".tar.gz", number)
+    own = write_python_model(tmp_path / "roots" / "own", config=CONFIG + MEMORY)
+    caller = start(*ROOM_FOR_TWO)
+    for name in ("a.tar.gz", "b.tar.gz"):
+        caller.invoke(name)
+    assert caller.http.load("own", own).status == 200
+    assert caller.loaded() == ["b.tar.gz", "own"]
+    assert caller.invoke("a.tar.gz")[1] == "disk"
+    assert caller.loaded() == ["a.tar.gz", "own"]
+    assert caller.http.load("more", own).status == 200
+    status, refusal = caller.refused("b.tar.gz")
+    assert (status, caller.loaded()) == (503, ["more", "own"])
+    assert "needs 100.0 MiB" in refusal["Message"]
+
+
+def test_no_caller_can_name_what_is_in_the_cache(start, store, tmp_path):
+    store.put("a.tar.gz", 1)
+    caller = start(f"--model-roots={tmp_path}")
+    caller.invoke("a.tar.gz")
+    (record,) = caller.admin.get("/debug/state").json()["models"]
+    reply = caller.http.load("stolen", record["url"])
+    assert reply.status == 400
+    assert "the cache of the adapter" in reply.json()["error"]
+
+
+def test_models_of_preload_are_loaded_before_the_adapter_is_ready(start, store):
+    store.put("a.tar.gz", 1)
+    (store.path / "broken.tar.gz").write_bytes(b"no archive")
+    flags = [f"--preload={name}" for name in ("a.tar.gz", "broken.tar.gz", "missing.tar.gz")]
+    caller = start(*flags)
+    wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "ready")
+    assert caller.loaded() == ["a.tar.gz"]
+    notes = caller.admin.get("/readyz").json()["notes"]
+    assert [note.split("'")[1] for note in notes] == ["broken.tar.gz", "missing.tar.gz"]
+    assert caller.invoke("a.tar.gz") == (1, "hit")
+
+
+def test_a_model_that_died_is_loaded_anew_by_the_next_call(start, store):
+    store.put("a.tar.gz", 1)
+    caller = start()
+    caller.invoke("a.tar.gz")
+    _end_process_of(caller, "a.tar.gz")
+    wait_until(lambda: _answers(caller, "a.tar.gz"), 60, "the model answers again")
+
+
+def test_after_the_end_of_triton_the_next_call_finds_the_files_on_disk(start, store):
+    store.put("a.tar.gz", 1)
+    caller = start()
+    assert caller.invoke("a.tar.gz") == (1, "miss")
+    caller.end_triton()
+    wait_until(lambda: _answers(caller, "a.tar.gz"), 60, "the model answers again")
+    assert caller.loaded() == ["a.tar.gz"]
+    assert caller.count('triton_adapter_endpoint_requests_total{cache="disk"}') >= 1
+
+
+def _end_process_of(caller: Caller, name: str) -> None:
+    """End the python processes that compute the model."""
+    below = descendants(caller.adapter.process.pid)
+    commands = {pid: arguments(pid) for pid in below}
+    stubs = [
+        pid
+        for pid, command in commands.items()
+        if "stub" in "".join(command[:1]) and any(name in part for part in command)
+    ]
+    assert stubs
+    for pid in stubs:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _answers(caller: Caller, name: str) -> bool:
+    headers = {"X-Amzn-SageMaker-Target-Model": name}
+    reply = caller.http.post("/endpoints/any/invocations", infer_body(0.0), headers=headers)
+    return reply.status == 200
+
+
+# -- V2 --------------------------------------------------------------------------------------------
+
+
+def v2_infer(caller: Caller, name: str) -> Any:
+    return caller.http.post(f"/v2/models/{name}/infer", infer_body(0.0))
+
+
+def test_with_on_demand_v2_rest_and_grpc_load_what_they_name(start, store):
+    for number, name in enumerate(("a.tar.gz", "b.tar.gz", "c.tar.gz")):
+        store.put(name, number)
+    caller = start(*ROOM_FOR_TWO, "--on-demand", "--grpc=127.0.0.1:0")
+    answer = v2_infer(caller, "a").json()  # the archive of that name
+    assert (answer["model_name"], answer["outputs"][0]["data"]) == ("a", [0])
+    with closing(grpc.InferenceServerClient(caller.adapter.grpc)) as client:
+        value = grpc.InferInput("IN", [1], "FP32")
+        value.set_data_from_numpy(np.zeros(1, np.float32))
+        for _ in range(2):
+            found = client.infer("b.tar.gz", [value])
+            assert (found.get_response().model_name, found.as_numpy("OUT")[0]) == ("b.tar.gz", 1)
+        assert client.infer("c", [value]).as_numpy("OUT")[0] == 2
+        with pytest.raises(InferenceServerException, match="no such key: nothing") as raised:
+            client.infer("nothing", [value])
+        assert raised.value.status() == "StatusCode.NOT_FOUND"
+    assert caller.loaded() == ["b.tar.gz", "c"]
+    assert refusal(v2_infer(caller, "nothing")) == (404, "ArtifactNotFound", "nothing")
+    assert "there is no such key: nothing" in v2_infer(caller, "nothing").json()["error"]
+    reply = caller.http.post("/v2/repository/models/nothing/load")
+    assert reply.status == 404
+    assert "nor is there such a key in the store" in reply.json()["error"]
+    assert caller.http.get("/v2/models/a.tar.gz").json()["name"] == "a.tar.gz"
+
+
+def test_without_on_demand_v2_loads_nothing(start, store):
+    store.put("a.tar.gz", 1)
+    caller = start()
+    assert v2_infer(caller, "a.tar.gz").status == 404
+    for name in ("a.tar.gz", "team%2Fa.tar.gz"):
+        reply = caller.http.post(f"/v2/repository/models/{name}/load")
+        assert "loaded by name only with the setting on_demand" in reply.json()["error"]
+    assert caller.invoke("a.tar.gz") == (1, "miss")
+    assert v2_infer(caller, "a.tar.gz").status == 200
+
+
+def test_a_call_of_v2_that_waits_for_its_model_says_nothing_of_the_adapters_own_time(start, store):
+    for name in ("a.tar.gz", "b.tar.gz"):
+        store.put(name, 1)
+    caller = start("--on-demand", "--grpc=127.0.0.1:0")
+
+    def noted(frontend: str, method: str) -> tuple[float, float]:
+        """How many calls were answered, and of how many it was noted what the adapter took."""
+        names = f'{{frontend="{frontend}",method="{method}"}}'
+        code = "OK" if frontend == "grpc" else "200"
+        answered = f'triton_adapter_requests_total{{code="{code}",{names[1:]}'
+        own = f"triton_adapter_overhead_seconds_count{names}"
+        page = caller.admin.get("/metrics").body.decode()
+        return tuple(caller.count(each) if each in page else 0 for each in (answered, own))
+
+    for calls in (1, 2):
+        assert v2_infer(caller, "a").status == 200
+        assert noted("v2", "infer") == (calls, calls - 1)
+    with calls_to(caller.adapter.grpc) as rpc:
+        assert rpc.infer("b", 0.0) == [1.0]
+    assert noted("grpc", "ModelInfer") == (1, 0)
+
+
+def test_v2_s_repository_loads_models_of_the_store_for_good(start, store):
+    for number, name in enumerate(("a.tar.gz", "b.tar.gz", "c.tar.gz")):
+        store.put(name, number)
+    caller = start(*ROOM_FOR_TWO, "--on-demand")
+    repository = "/v2/repository/models/a.tar.gz/load"
+    assert caller.http.post(repository).status == 200
+    for name in ("b.tar.gz", "c.tar.gz"):
+        caller.invoke(name)
+    assert caller.loaded() == ["a.tar.gz", "c.tar.gz"]
+    store.put("a.tar.gz", 5)
+    assert caller.http.post(repository, {"parameters": {"force_reload": True}}).status == 200
+    assert caller.invoke("a.tar.gz") == (5, "hit")
+    assert caller.http.post("/v2/repository/models/nothing/load").status == 404
+
+
+# -- idle ------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_nobody_calls_is_unloaded(start, store):
+    for name in ("a.tar.gz", "kept.tar.gz"):
+        store.put(name, 1)
+    caller = start("--idle-unload-seconds=0.5", "--pin=kept*")
+    for name in ("kept.tar.gz", "a.tar.gz"):
+        caller.invoke(name)
+    wait_until(lambda: caller.loaded() == ["kept.tar.gz"], 60, "the idle model is unloaded")
+    assert caller.invoke("a.tar.gz") == (1, "disk")
+
+
+# -- room on disk: 5 MiB, for models of 1.5 MiB and of 3 while they are unpacked -------------------
+
+
+def fill(store: Store, count: int) -> list[str]:
+    names = [f"m{number}.tar.gz" for number in range(count)]
+    for number, name in enumerate(names):
+        store.put(name, number, weights=os.urandom(3 * 2**19))
+    return names
+
+
+def test_a_disk_full_of_idle_models_makes_room_by_unloading_the_least_recently_used(start, store):
+    first, second, third = fill(store, 3)
+    caller = start("--cache-limit=5MiB")
+    assert [caller.invoke(name)[1] for name in (first, second, first)] == ["miss", "miss", "hit"]
+    assert caller.invoke(third) == (2, "miss")
+    assert caller.loaded() == [first, third]
+    assert caller.invoke(second) == (1, "miss"), "its files have left the disk"
+    assert caller.loaded() == [second, third]
+    evictions = "triton_adapter_endpoint_evictions_total"
+    assert caller.count(evictions + '{from="memory",reason="disk"}') == 2
+    assert caller.count(evictions + '{from="disk",reason="limit"}') == 2
+
+
+def test_a_disk_full_of_pinned_models_is_no_room_at_once_and_nothing_is_unloaded(start, store):
+    names = fill(store, 3)
+    caller = start("--cache-limit=5MiB", "--pin=m0*", "--pin=m1*")
+    for name in names[:2]:
+        caller.invoke(name)
+    status, refusal = caller.refused(names[2])
+    assert status == 503
+    assert "no room on disk" in refusal["Message"]
+    assert caller.loaded() == names[:2]
+    assert caller.count("triton_adapter_endpoint_no_room_total") == 1
+
+
+def test_callers_of_more_models_than_the_disk_has_room_for_are_all_answered(start, store):
+    names = fill(store, 6)
+    caller = start("--cache-limit=5MiB", "--fetch-concurrency=6")
+
+    def call(number: int) -> float:
+        return patiently(caller, names[number])
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(call, range(6))) == list(range(6))

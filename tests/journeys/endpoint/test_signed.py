@@ -1,0 +1,184 @@
+"""Calls of an endpoint that has keys: signed by boto3, and by nobody, and wrongly."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import boto3
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from tests.asking import binary_request
+from tests.journeys.endpoint.test_invoke import BODY, invoke, refusal
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter
+
+pytestmark = pytest.mark.triton
+
+SECRETS = {"AKIDTEAMA": "the secret of team a", "AKIDALL": "wJalrXUtnFEMI/K7MDENG"}
+TOKEN = "canary-7f3a9c0e51d24b86"  # noqa: S105 - it opens nothing else
+TARGET = "X-Amzn-SageMaker-Target-Model"
+PATH = "/endpoints/any/invocations"
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("team-a/one", "team-b/one"):
+        shutil.copytree(EXAMPLES / "identity", folder / "store" / name)
+    packed = folder / "store" / "shared" / "1"
+    shutil.make_archive(str(packed), "gztar", EXAMPLES / "identity")
+    file = folder / "secret"
+    file.write_text(SECRETS["AKIDALL"] + "\n")
+    config = folder / "adapter.yaml"
+    keys = ["AKIDTEAMA env:SECRET_OF_A team-a/* shared/?.tar.gz", f"AKIDALL file:{file} *"]
+    config.write_text(json.dumps({"endpoint_keys": keys}))
+    environ = {"SECRET_OF_A": SECRETS["AKIDTEAMA"], "ADAPTER_CONTROL_TOKEN": TOKEN}
+    store = (f"--model-store={folder}/store", f"--cache-dir={folder}/cache")
+    with embedded_adapter(f"--config={config}", *store, COMPLETE, environ=environ) as running:
+        yield running
+
+
+def client_of(adapter: RunningAdapter, key: str, secret: str | None = None) -> Any:
+    return boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=f"http://{adapter.http}",
+        region_name="eu-west-1",
+        aws_access_key_id=key,
+        aws_secret_access_key=secret or SECRETS[key],
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+@pytest.fixture(scope="module")
+def team_a(signed: RunningAdapter) -> Iterator[Any]:
+    with closing(client_of(signed, "AKIDTEAMA")) as client:
+        yield client
+
+
+@pytest.fixture
+def caller(signed: RunningAdapter) -> Iterator[Client]:
+    with closing(signed.client()) as client:
+        yield client
+
+
+def code_of(error: ClientError) -> tuple[int, str]:
+    found = error.response
+    return found["ResponseMetadata"]["HTTPStatusCode"], found["Error"]["Code"]
+
+
+@pytest.mark.parametrize("name", ["team-a/one", "shared/1.tar.gz"])
+def test_a_signed_call_is_answered(team_a: Any, name: str) -> None:
+    assert json.loads(invoke(team_a, name)["Body"].read())["model_name"] == name
+
+
+def test_a_session_token_has_no_meaning(signed: RunningAdapter) -> None:
+    credentials = {"aws_access_key_id": "AKIDTEAMA", "aws_session_token": "any"}
+    place = {"endpoint_url": f"http://{signed.http}", "region_name": "eu-west-1"}
+    secret = {"aws_secret_access_key": SECRETS["AKIDTEAMA"]}
+    with closing(boto3.client("sagemaker-runtime", **place, **credentials, **secret)) as client:
+        assert json.loads(invoke(client, "team-a/one")["Body"].read())["outputs"]
+
+
+def test_a_large_body_is_signed_too(team_a: Any) -> None:
+    body, size = binary_request(2_000_000)
+    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
+    answer = invoke(team_a, "team-a/one", Body=body, ContentType=kind)
+    assert answer["Body"].read().endswith(body[size:])
+
+
+def test_a_stream_is_signed_too(team_a: Any) -> None:
+    answer = team_a.invoke_endpoint_with_response_stream(
+        EndpointName="any", InferenceComponentName="team-a/one", Body=json.dumps(BODY)
+    )
+    [part] = answer["Body"]
+    assert json.loads(part["PayloadPart"]["Bytes"])["model_name"] == "team-a/one"
+
+
+def test_a_model_that_is_not_allowed_answers_as_one_that_is_not_there(
+    signed: RunningAdapter, team_a: Any
+) -> None:
+    def told(name: str) -> tuple[object, ...]:
+        error = refusal(team_a, name)
+        headers = error.response["ResponseMetadata"]["HTTPHeaders"]
+        names = sorted(headers.keys() - {"date", "x-amzn-requestid"})
+        text = error.response["Error"]["Message"].replace(name, "NAME")
+        return (code_of(error), text, names, headers["x-triton-adapter-cache"])
+
+    assert told("team-b/one") == told("team-a/none") == told("team-b/none")
+    with closing(client_of(signed, "AKIDALL")) as everything:
+        assert json.loads(invoke(everything, "team-b/one")["Body"].read())["outputs"]
+
+
+@pytest.mark.parametrize("name", ["shared/10.tar.gz", "team-aa/one", "other/team-a/one"])
+def test_patterns_are_of_the_whole_key(team_a: Any, name: str) -> None:
+    assert "Failed to download model data" in str(refusal(team_a, name))
+
+
+@pytest.mark.parametrize("key", ["AKIDTEAMA", "AKIDNOBODY"])
+def test_a_wrong_secret_and_an_unknown_key_are_told_the_same(
+    signed: RunningAdapter, key: str
+) -> None:
+    with closing(client_of(signed, key, "wrong")) as client:
+        error = refusal(client, "team-a/one")
+    assert code_of(error) == (403, "InvalidSignatureException")
+    assert "does not match the signature you provided" in str(error)
+
+
+def test_an_unsigned_call_is_refused_before_its_model_is_looked_at(caller: Client) -> None:
+    for name in ("team-a/one", "none", "../.."):
+        reply = caller.post(PATH, BODY, {TARGET: name})
+        assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")
+        assert reply.headers["x-triton-adapter-cache"] == "miss"
+
+
+def signed_headers(adapter: RunningAdapter, body: bytes, **more: str) -> dict[str, str]:
+    given = {name.replace("_", "-"): value for name, value in more.items()}
+    request = AWSRequest(
+        "POST", f"http://{adapter.http}{PATH}", {TARGET: "team-a/one"} | given, body
+    )
+    credentials = Credentials("AKIDTEAMA", SECRETS["AKIDTEAMA"])
+    SigV4Auth(credentials, "sagemaker", "eu-west-1").add_auth(request)
+    return dict(request.headers.items())
+
+
+def test_a_call_that_was_altered_on_its_way_is_refused(
+    signed: RunningAdapter, caller: Client
+) -> None:
+    body = json.dumps(BODY).encode()
+    headers = signed_headers(signed, body)
+    assert caller.post(PATH, body, headers).status == 200
+    altered = [
+        (PATH, body.replace(b"1.5", b"2.5"), headers),
+        (PATH.replace("any", "another"), body, headers),
+        (PATH, body, headers | {TARGET: "team-a/two"}),
+        (PATH, body, headers | {"X-Amzn-SageMaker-Target-Variant": "blue"}),
+        (PATH + "?a=b", body, headers),
+    ]
+    for path, sent, given in altered:
+        reply = caller.post(path, sent, given)
+        assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (
+            *(403, "InvalidSignatureException"),
+        )
+
+
+@pytest.mark.parametrize("value", ["UNSIGNED-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"])
+def test_bodies_that_are_not_signed_are_refused(
+    signed: RunningAdapter, caller: Client, value: str
+) -> None:
+    body = json.dumps(BODY).encode()
+    headers = signed_headers(signed, body, X_Amz_Content_SHA256=value)
+    reply = caller.post(PATH, body, headers)
+    assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "InvalidSignatureException")
+
+
+def test_secrets_are_shown_nowhere(signed: RunningAdapter) -> None:
+    with closing(Client(signed.admin)) as admin:
+        shown = json.dumps(admin.get("/debug/config").json()) + json.dumps(signed.lines)
+    assert "AKIDTEAMA env:SECRET_OF_A" in shown
+    assert not any(secret in shown for secret in (*SECRETS.values(), TOKEN))

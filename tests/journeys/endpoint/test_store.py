@@ -1,0 +1,131 @@
+"""The real command, a real Triton, a bucket on moto's server, and boto3."""
+
+import io
+import json
+import signal
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.buckets import Bucket, s3_server
+from tests.journeys.endpoint.conftest import client_of
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """`models/plain/` is a model as a folder, `models/packed.tar.gz` the same as an archive."""
+    folder = write_python_model(tmp_path_factory.mktemp("model"))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.add(folder, ".")
+    with s3_server() as endpoint:
+        bucket = Bucket(endpoint, "models")
+        bucket.put({"models/packed.tar.gz": packed.getvalue()})
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        bucket.put({f"models/plain/{p.relative_to(folder)}": p.read_bytes() for p in files})
+        yield bucket
+
+
+def end(adapter: RunningAdapter) -> None:
+    if adapter.process.poll() is None:
+        adapter.stop()
+    for stream in (adapter.process.stdout, adapter.process.stderr):
+        assert stream is not None
+        stream.close()
+
+
+Start = Callable[..., RunningAdapter]
+
+
+@pytest.fixture
+def start(bucket: Bucket, tmp_path: Path) -> Iterator[Start]:
+    """Start an adapter in front of the bucket; ended after the test."""
+    with ExitStack() as stack:
+
+        def start(*flags: str, **environ: str) -> RunningAdapter:
+            adapter = RunningAdapter(
+                *EMBEDDED,
+                COMPLETE,
+                f"--model-roots={tmp_path}/none",
+                f"--model-store=s3://{bucket.name}/models",
+                f"--cache-dir={tmp_path}/cache",
+                *flags,
+                environ={**bucket.environ, **environ},
+            )
+            stack.callback(end, adapter)
+            return adapter
+
+        yield start
+
+
+def invoke(adapter: RunningAdapter, target: str) -> tuple[bytes, str]:
+    """Return the body, and what the cache had."""
+    with closing(client_of(adapter.http)) as client:
+        answer: Any = client.invoke_endpoint(
+            EndpointName="any", TargetModel=target, Body=json.dumps(infer_body(1.0, 2.0))
+        )
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        return answer["Body"].read(), headers["x-triton-adapter-cache"]
+
+
+def test_models_of_a_bucket_outlive_a_killed_adapter_on_disk(start):
+    first = start()
+    first.wait_for("adapter.started")
+    for target in ("packed.tar.gz", "plain"):
+        body, use = invoke(first, target)
+        assert b"2.0" in body
+        assert use == "miss"
+        assert invoke(first, target)[1] == "hit"
+        first.wait_for("artifact.fetched", key=target)
+    assert {line["key"] for line in first.events("artifact.fetched")} == {"packed.tar.gz", "plain"}
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    second = start()
+    second.wait_for("adapter.started")
+    for target in ("packed.tar.gz", "plain"):
+        assert invoke(second, target)[1] == "disk"
+    assert not second.events("artifact.fetch_begun")
+
+
+def test_what_cannot_be_unpacked_or_is_not_there_is_a_validation_error_that_names_the_key(
+    start, bucket
+):
+    bucket.put({"models/broken.tar.gz": b"this is no archive"})
+    adapter = start()
+    adapter.wait_for("adapter.started")
+    for target in ("broken.tar.gz", "missing.tar.gz"):
+        with pytest.raises(ClientError) as caught:
+            invoke(adapter, target)
+        error = caught.value.response["Error"]
+        assert error["Code"] == "ValidationError", target
+        assert target in error["Message"]
+
+
+def test_a_second_adapter_with_the_same_cache_is_refused_with_a_clear_text(start):
+    first = start()
+    first.wait_for("adapter.started")
+    second = start()
+    second.process.wait(60)
+    assert second.stop() == 2
+    assert f"is in use by another triton-adapter (process {first.process.pid})" in second.errors
+
+
+def test_a_store_that_cannot_be_reached_is_a_warning_and_a_reason_and_no_end(start):
+    adapter = start("--store-timeout-seconds=1", AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
+    adapter.wait_for("adapter.started")
+    adapter.wait_for("artifact.store_unreachable")
+    with closing(Client(adapter.admin)) as admin:
+        wait_until(lambda: b"connection refused" in admin.get("/readyz").body, 30, "the reason")
+        assert admin.get("/readyz").status == 200
+    with pytest.raises(ClientError, match="connection refused") as failed:
+        invoke(adapter, "plain")
+    assert "bucket: models, key: models/plain" in str(failed.value)

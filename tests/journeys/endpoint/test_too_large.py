@@ -1,0 +1,42 @@
+"""A model that can never be kept on disk costs no other one its place, whatever it is packed as."""
+
+import io
+import tarfile
+
+import pytest
+
+from tests.running import wait_until
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+
+def test_a_small_archive_of_a_large_model_unloads_nobody_and_is_refused_until_it_changes(
+    start, store
+):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        info = tarfile.TarInfo("1/model.bin")
+        info.size = 100 * 2**20
+        tar.addfile(info, io.BytesIO(bytes(info.size)))
+    (store.path / "large.tar.gz").write_bytes(packed.getvalue())
+    assert len(packed.getvalue()) < 2**18
+    caller = start("--cache-limit=20MiB")
+    for number in range(3):
+        store.put(f"{number}.tar.gz", number, weights=bytes(4 * 2**20))
+        assert caller.invoke(f"{number}.tar.gz") == (number, "miss")
+    first, second = (caller.refused("large.tar.gz") for _ in range(2))
+    assert first == second
+    assert first[0] == 400
+    assert first[1]["Message"].count("large.tar.gz") == 1
+    assert "more on disk, and cache_limit is 20.0 MiB" in first[1]["Message"]
+    for number in range(3):
+        assert caller.invoke(f"{number}.tar.gz") == (number, "hit")
+    store.put("large.tar.gz", 7)
+    wait_until(lambda: was_answered(caller, "large.tar.gz"), 30, "the new version is loaded")
+
+
+def was_answered(caller, target: str) -> bool:
+    headers = {"X-Amzn-SageMaker-Target-Model": target}
+    reply = caller.http.post("/endpoints/any/invocations", infer_body(0.0), headers)
+    return reply.status == 200 and reply.json()["outputs"][0]["data"] == [7.0]

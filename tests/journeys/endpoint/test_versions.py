@@ -1,0 +1,120 @@
+"""The real command and a real Triton, while the store gets other versions of what is loaded."""
+
+import os
+
+import pytest
+
+from tests.asking import background
+from tests.journeys.endpoint.folder_store import Caller
+from tests.running import Client, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+def test_another_version_in_the_store_takes_the_place_of_the_loaded_one_without_a_gap(start, store):
+    store.put("team/a.tar.gz", 1)
+    caller = start("--revalidate-seconds=0.2")
+    assert caller.invoke("team/a.tar.gz") == (1, "miss")
+    store.put("team/a.tar.gz", 2)
+    answers = []
+
+    def is_new() -> bool:
+        answers.append(caller.invoke("team/a.tar.gz"))
+        return answers[-1][0] == 2
+
+    wait_until(is_new, 60, "the new version")
+    assert {use for _, use in answers} == {"hit"}
+    wait_until(lambda: len(caller.ledger()) == 1, 30, "the old version is gone")
+    assert caller.loaded() == ["team/a.tar.gz"]
+
+
+def test_without_room_for_both_the_new_version_waits_until_the_model_is_idle(start, store):
+    store.put("a.tar.gz", 1)
+    caller = start("--revalidate-seconds=0.2", "--memory-source=off", "--memory-limit=150MiB")
+    caller.invoke("a.tar.gz")
+    store.put("a.tar.gz", 2)
+    wait_until(lambda: caller.invoke("a.tar.gz")[0] == 2, 60, "the new version")
+    changed = 'triton_adapter_endpoint_evictions_total{from="memory",reason="changed"}'
+    assert caller.count(changed) == 1
+
+
+def test_where_the_disk_has_no_room_for_another_version_the_old_one_stays_and_nothing_is_unloaded(
+    start, store
+):
+    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
+        store.put(name, number, weights=os.urandom(3 * 2**19))
+    caller = start("--revalidate-seconds=0.2", "--cache-limit=5MiB")
+    for name in ("a.tar.gz", "b.tar.gz"):
+        caller.invoke(name)
+    store.put("b.tar.gz", 5, weights=os.urandom(3 * 2**19))
+    refused = caller.adapter.wait_for("model.not_renewed", model_id="b.tar.gz")
+    assert "no room on disk" in refused["reason"]
+    assert caller.invoke("a.tar.gz") == (0, "hit")
+    assert caller.invoke("b.tar.gz") == (1, "hit")
+    unloaded = 'triton_adapter_endpoint_evictions_total{from="memory",reason="disk"}'
+    assert caller.count(unloaded) == 0
+    assert caller.count("triton_adapter_endpoint_no_room_total") == 0
+
+
+# -- what a platform does meanwhile ----------------------------------------------------------------
+
+
+def loading(caller: Caller) -> list[str]:
+    models = caller.admin.get("/debug/state").json()["models"]
+    return [each["model_id"] for each in models if each["state"] == "LOADING"]
+
+
+@pytest.mark.parametrize("renewed_before", [False, True], ids=["own name", "other name"])
+def test_what_a_platform_loads_amid_a_renewal_answers_until_the_platform_unloads_it(
+    start, store, tmp_path, renewed_before
+):
+    """A model that was renewed has another name in Triton, and the next version its own again."""
+    own = write_python_model(tmp_path / "roots" / "own", answer="values = values + 9")
+    store.put("m", 1)
+    caller = start("--revalidate-seconds=0.2")
+    assert caller.invoke("m") == (1, "miss")
+    if renewed_before:
+        store.put("m", 2)
+        wait_until(lambda: caller.invoke("m")[0] == 2, 60, "the new version")
+        wait_until(lambda: len(caller.ledger()) == 1, 30, "the old version is gone")
+    store.put("m", 3, gate=(gate := tmp_path / "gate"))
+    wait_until(lambda: loading(caller) != [], 60, "the new version is being loaded")
+    try:
+        assert caller.http.delete("/models/m").status == 200
+        assert caller.http.load("m", own).status == 200
+        assert caller.invoke("m") == (9, "hit")
+    finally:
+        gate.touch()
+    wait_until(lambda: caller.ledger() == {"m"}, 60, "the new version is gone")
+    assert caller.invoke("m") == (9, "hit")
+    assert caller.http.delete("/models/m").status == 200
+    assert caller.invoke("m")[0] == 3
+
+
+def invoke_m(http: Client) -> int:
+    headers = {"X-Amzn-SageMaker-Target-Model": "m"}
+    return http.post("/endpoints/any/invocations", infer_body(0.0), headers).status
+
+
+def test_what_a_platform_keeps_amid_a_renewal_stays_though_nobody_calls_it(start, store, tmp_path):
+    store.put("idle", 1)
+    gate, answer_gate = tmp_path / "gate", tmp_path / "answer-gate"
+    store.put("m", 1, answer_gate=answer_gate)
+    caller = start("--revalidate-seconds=0.2", "--idle-unload-seconds=2")
+    own = write_python_model(tmp_path / "roots" / "own")
+    with background(caller.adapter) as others:
+        held = others.ask(invoke_m)  # it is not idle before it is kept
+        try:
+            wait_until(lambda: caller.loaded() == ["m"], 60, "the first version is loaded")
+            store.put("m", 3, gate=gate)
+            wait_until(lambda: loading(caller) != [], 60, "the new version is being loaded")
+            assert caller.http.load("m", own).status == 409
+        finally:
+            gate.touch()
+            answer_gate.touch()
+        assert held.result()[0] == 200
+    caller.invoke("idle")
+    wait_until(lambda: caller.loaded() == ["m"], 60, "the idle model is unloaded")
+    wait_until(lambda: caller.ledger() == {"m"}, 60, "the new version is gone")
+    assert caller.invoke("m") == (1, "hit")

@@ -1,0 +1,234 @@
+"""Triton keeps the shared memory of python processes that died: it is free when their model is
+gone, and Triton and all its other models go on as if nothing had been.
+"""
+
+import os
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.asking import background
+from tests.journeys.memory.models import MIB
+from tests.processes import arguments, is_alive, stubs, tritonserver
+from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.of_triton("2.51", "how its python backend lays out shared memory"),
+]
+
+_IMPORTS = "import numpy, os, time"
+# 1: dies; 2: answers 64 MiB; 3: hangs; all else: answers as many values
+_ANSWER = """
+if values[0] == 1:
+    os._exit(1)
+if values[0] == 3:
+    time.sleep(3600)
+if values[0] == 2:
+    values = numpy.full(16 * 2**20, 2, numpy.float32)
+"""
+_LARGE = 64 * MIB
+_INSTANCES = "instance_group { kind: KIND_CPU count: 2 }\n"
+_CALLS_ANOTHER = """
+inputs = [pb_utils.Tensor("IN", values)]
+asked = pb_utils.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=inputs)
+found = asked.exec()
+if found.has_error():
+    raise pb_utils.TritonModelException(found.error().message())
+values = pb_utils.get_output_tensor_by_name(found, "OUT").as_numpy()
+"""
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
+    """What it does at its end is checked as well, with all that the tests have left in Triton."""
+    root = tmp_path_factory.mktemp("models")
+    times = ("--unload-timeout-seconds=20", "--unload-stall-seconds=1", "--infer-timeout-seconds=8")
+    with embedded_adapter(f"--model-roots={root}", *times) as adapter:
+        yield adapter, root
+
+
+@pytest.fixture
+def adapter(serving: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
+    yield serving[0]
+    unload_all(serving[0])
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(adapter.client()) as client:
+        yield client
+
+
+@pytest.fixture
+def package(serving: tuple[RunningAdapter, Path], tmp_path: Path) -> Path:
+    return write_python_model(serving[1] / tmp_path.name / "m", imports=_IMPORTS, answer=_ANSWER)
+
+
+def regions(adapter: RunningAdapter) -> dict[str, int]:
+    """The regions of this Triton and the bytes that they take."""
+    prefix = adapter.repository.parent.name
+    found = Path("/dev/shm").glob(f"{prefix}*")
+    return {path.name: path.stat().st_blocks * 512 for path in found}
+
+
+def mapped_bytes(adapter: RunningAdapter) -> int:
+    """What tritonserver still has in memory of regions, removed ones too."""
+    rows = Path(f"/proc/{tritonserver(adapter)}/smaps").read_text().splitlines()
+    total, is_region = 0, False
+    for row in rows:
+        if "-" in row.split()[0]:
+            is_region = "/dev/shm/" in row
+        elif is_region and row.startswith("Rss:"):
+            total += int(row.split()[1]) * 1024
+    return total
+
+
+def regions_of(adapter: RunningAdapter, name: str) -> set[str]:
+    """Those that the living processes of a model have."""
+    return {each for pid in stubs(adapter, name) for each in arguments(pid)} & {*regions(adapter)}
+
+
+def check_serves(client: Client, name: str) -> None:
+    raw = {"outputs": [{"name": "OUT", "parameters": {"binary_data": True}}]}
+    reply = client.post(f"/models/{name}/invoke", infer_body(2.0) | raw)
+    assert reply.status == 200, reply.body
+    assert reply.body.endswith(struct.pack("<f", 2.0) * (_LARGE // 4))
+
+
+def die(client: Client, name: str = "m") -> None:
+    reply = client.post(f"/models/{name}/invoke", infer_body(1.0))
+    assert (reply.status, reply.json()["code"]) == (500, "InferenceFailed"), reply.body
+
+
+def baseline(adapter: RunningAdapter) -> int:
+    return int(adapter.state()["memory"]["devices"]["host"]["baseline_bytes"])
+
+
+@pytest.mark.parametrize("end", ["dies", "hangs"])
+def test_the_regions_of_processes_that_ended_before_their_model_are_free_when_it_is_unloaded(
+    adapter: RunningAdapter, client: Client, package: Path, end: str
+) -> None:
+    before = mapped_bytes(adapter)
+    for _ in range(2 if end == "dies" else 1):
+        assert client.load("m", package).status == 200
+        check_serves(client, "m")
+        assert sum(regions(adapter).values()) >= _LARGE
+        if end == "dies":
+            die(client)
+        else:
+            hung = client.post("/models/m/invoke", infer_body(3.0))
+            assert hung.status == 504, hung.body
+
+        reply = client.delete("/models/m")
+
+        assert reply.status == 200, reply.body
+        assert regions(adapter) == {}
+    assert mapped_bytes(adapter) - before < 2 * MIB
+    assert client.load("m", package).status == 200
+    check_serves(client, "m")
+
+
+def test_the_baseline_falls_back_when_the_memory_of_a_dead_process_is_free(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    def cycle() -> int:
+        assert client.load("m", package).status == 200
+        check_serves(client, "m")
+        die(client)
+        assert client.delete("/models/m").status == 200
+        return baseline(adapter)
+
+    first = cycle()  # Triton's own buffers for answers of that size are in it
+    last = [cycle() for _ in range(2)][-1]
+    assert last < first + _LARGE // 2
+    assert client.load("m", package).status == 200  # that reads memory again
+    assert last < baseline(adapter) + _LARGE // 2
+
+
+def test_models_that_are_loaded_keep_their_regions_and_serve_while_others_are_freed(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    two = write_python_model(
+        package.with_name("two"), imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES
+    )
+    calls = write_python_model(package.with_name("calls"), answer=_CALLS_ANOTHER)
+    for name, url in {"m": package, "other": two, "calls": calls}.items():
+        assert client.load(name, url).status == 200
+        check_serves(client, name)
+    kept = regions_of(adapter, "other") | regions_of(adapter, "calls")
+    assert len(kept) == 3
+
+    with background(adapter) as others:
+        end = []
+
+        def use(own: Client) -> int:
+            answers = 0
+            while not end or answers < 5:
+                check_serves(own, ("other", "calls")[answers % 2])
+                answers += 1
+            return answers
+
+        using = others.ask(use)
+        try:
+            for _ in range(2):
+                die(client)
+                assert client.delete("/models/m").status == 200
+                assert {*regions(adapter)} == kept
+                assert client.load("m", package).status == 200
+                check_serves(client, "m")
+        finally:
+            end.append(True)
+        assert using.result()[0] >= 5
+
+
+def test_the_region_of_a_dead_instance_stays_while_triton_has_the_model(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_python_model(package, imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES)
+    other = write_python_model(package.with_name("other"))
+    assert client.load("m", package).status == 200
+    both = regions_of(adapter, "m")
+    assert len(both) == 2
+    victim = stubs(adapter, "m")[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: not is_alive(victim), 60, "it has ended")
+    assert client.load("other", other).status == 200
+    assert client.delete("/models/other").status == 200
+    assert {*regions(adapter)} == both
+
+    assert client.delete("/models/m").status == 200
+
+    assert regions(adapter) == {}
+
+
+def test_a_dead_model_that_was_unloaded_behind_the_adapters_back_leaves_no_region(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    assert client.load("m", package).status == 200
+    check_serves(client, "m")
+    (victim,) = stubs(adapter, "m")
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: not is_alive(victim), 60, "it has ended")
+
+    with closing(grpcclient.InferenceServerClient(adapter.grpc_address)) as triton:
+        triton.unload_model("m")
+
+    wait_until(lambda: regions(adapter) == {}, 30, "its region is free")
+    wait_until(lambda: client.get("/models/m").status == 404, 60, "the adapter has seen it")
+    assert client.load("m", package).status == 200
+    check_serves(client, "m")
+
+
+def test_a_process_that_dies_during_the_load_leaves_no_region(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    write_python_model(package, imports="import os", initialize="os._exit(1)")
+    assert client.load("m", package).status == 400
+    assert regions(adapter) == {}

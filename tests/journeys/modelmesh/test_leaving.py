@@ -1,0 +1,231 @@
+"""From ModelMesh to a store: examples/modelmesh/leave.py, and the manifests of docs/fleet.md.
+
+The manifests of the mesh's side are the controller's own, of kserve/modelmesh-serving at 9c7a2b7.
+"""
+
+import json
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import yaml
+
+from adapter.settings import load_settings
+from tests.chart.chart import containers, pod_spec, variables
+from tests.chart.pod import adapter, pod_of
+from tests.docs.pages import blocks
+from tests.journeys.endpoint.conftest import client_of
+from tests.journeys.modelmesh.leaving import ROOT, THEIRS, Object, keys, leave, service, services
+from tests.running import Client, RunningAdapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+PAGE = ROOT / "docs" / "fleet.md"
+
+
+def test_each_example_of_the_controller_is_copied_or_left_out_with_the_reason(bucket, tmp_path):
+    bucket.put(
+        {
+            "keras/mnist.h5": b"1",
+            "lightgbm/mushroom.bst": b"2",
+            "onnx/mnist.onnx": b"3",
+            "pytorch/cifar/1/model.pt": b"4",
+            "pytorch/cifar/config.pbtxt": b"5",
+            "pytorch/cifar-of-another/1/model.pt": b"6",
+            "tensorflow/mnist.savedmodel/saved_model.pb": b"7",
+            "xgboost/mushroom-fil/1/xgboost.json": b"8",
+            "xgboost/mushroom-fil/config.pbtxt": b"9",
+            "xgboost/mushroom.json": b"0",
+        }
+    )
+
+    code, lines = leave(bucket, services(), tmp_path, "--copy")
+
+    wanted = "needs a config.pbtxt, and a backend of Triton"
+    assert code == 1
+    assert [line for line in lines if "left out" in line] == [
+        f"example-keras-mnist: left out: keras {wanted}",
+        f"example-lightgbm-mushroom: left out: lightgbm {wanted}",
+        "example-sklearn-mnist-svm: left out: nothing is at s3://BUCKET/sklearn/mnist-svm.joblib",
+        f"example-xgboost-mushroom: left out: xgboost {wanted}",
+    ]
+    assert keys(bucket, "by-name/") == {
+        "by-name/example-onnx-mnist/mnist.onnx": b"3",
+        "by-name/example-pytorch-cifar/1/model.pt": b"4",
+        "by-name/example-pytorch-cifar/config.pbtxt": b"5",
+        "by-name/example-tensorflow-mnist/saved_model.pb": b"7",
+        "by-name/example-xgboost-mushroom-fil/1/xgboost.json": b"8",
+        "by-name/example-xgboost-mushroom-fil/config.pbtxt": b"9",
+    }
+
+
+def test_without_copy_nothing_is_changed_and_the_lines_are_the_same(bucket, tmp_path):
+    bucket.put({"onnx/mnist.onnx": b"1"})
+    onnx = [each for each in services() if "onnx" in each["metadata"]["name"]]
+
+    said = leave(bucket, onnx, tmp_path)
+
+    assert list(keys(bucket)) == ["onnx/mnist.onnx"]
+    assert said == leave(bucket, onnx, tmp_path, "--copy")
+    target = "s3://BUCKET/by-name/example-onnx-mnist/mnist.onnx"
+    assert said == (0, [f"example-onnx-mnist: s3://BUCKET/onnx/mnist.onnx -> {target}"])
+
+
+def test_a_schema_comes_along_as_the_schema_of_the_package(bucket, tmp_path):
+    bucket.put({"a/model.pt": b"1", "a/_schema.json": b"old", "schemas/a.json": b"new"})
+    storage = {"key": "localMinIO", "path": "a", "schemaPath": "schemas/a.json"}
+
+    code, _ = leave(bucket, [service("a", "pytorch", storage=storage)], tmp_path, "--copy")
+
+    assert code == 0
+    assert keys(bucket, "by-name/") == {
+        "by-name/a/_schema.json": b"new",
+        "by-name/a/model.pt": b"1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"storage": {"key": "other", "path": "a"}}, "no bucket is known: say --bucket other=BUC"),
+        ({"storage": {"key": "localMinIO", "path": "b"}}, "no file of it ends with .onnx"),
+        (
+            {"storage": {"path": "a", "parameters": {"type": "pvc", "name": "claim"}}},
+            "its storage is of the type pvc",
+        ),
+        ({"storageUri": "gs://models/a"}, "gs://models/a is not in a bucket of S3"),
+    ],
+    ids=["bucket", "ending", "volume", "gs"],
+)
+def test_a_model_that_cannot_come_along_says_why(bucket, tmp_path, model, reason):
+    bucket.put({"b": b"1"})
+
+    code, [line] = leave(bucket, [service("a", "onnx", **model)], tmp_path)
+
+    assert code == 1
+    assert line.startswith(f"a: left out: {reason}")
+
+
+def test_what_is_no_service_of_modelmesh_is_left_out(bucket, tmp_path):
+    [alone, *_] = services()
+    alone["metadata"]["annotations"] = {}
+
+    code, [line] = leave(bucket, [alone], tmp_path)
+
+    assert code == 1
+    assert "left out: no model of ModelMesh" in line
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def on_the_page(kind: str) -> Object:
+    """The one object of this kind in the blocks of the page; `values` are the chart's."""
+    found = [yaml.safe_load(each.text) for each in blocks(PAGE) if each.language == "yaml"]
+    if kind == "values":
+        [values] = [
+            each for each in found if "by-name" in each.get("settings", {}).get("model_store", "")
+        ]
+        return {**values, "checkApis": False}
+    [wanted] = [each for each in found if each.get("kind") == kind]
+    return wanted
+
+
+def holds(whole: Any, part: Any) -> bool:
+    """Whether an object has what a shorter one has, its lists being beginnings."""
+    if isinstance(part, dict):
+        return all(key in whole and holds(whole[key], value) for key, value in part.items())
+    if isinstance(part, list):
+        return all(any(holds(each, one) for each in whole) for one in part)
+    return bool(whole == part)
+
+
+def test_the_manifests_of_the_mesh_are_those_of_its_controller():
+    runtime = yaml.safe_load((THEIRS / "triton-2.x.yaml").read_text())
+    onnx = next(each for each in services() if "onnx" in each["metadata"]["name"])
+
+    assert holds(runtime, on_the_page("ClusterServingRuntime"))
+    assert onnx == on_the_page("InferenceService")
+
+
+def test_the_values_are_rendered_and_their_settings_understood():
+    values = on_the_page("values")
+    runtime = on_the_page("ClusterServingRuntime")
+    loaded = load_settings({}, variables(values), None)
+
+    assert loaded.warnings == []
+    concurrency = runtime["metadata"]["annotations"]["maxLoadingConcurrency"]
+    assert loaded.settings.on_demand_load_concurrency == int(concurrency)
+    milliseconds = runtime["spec"]["builtInAdapter"]["modelLoadingTimeoutMillis"]
+    assert loaded.settings.load_timeout_seconds == milliseconds / 1000
+    assert loaded.settings.on_demand
+    [source] = containers(pod_spec(values))["adapter"]["envFrom"][-1:]
+    assert source == {"secretRef": {"name": on_the_page("Secret")["metadata"]["name"]}}
+
+
+def test_the_secret_has_what_the_storage_config_of_the_mesh_had():
+    theirs = yaml.safe_load((THEIRS / "minio-storage-secret.yaml").read_text())["stringData"]
+    before, here = json.loads(theirs["localMinIO"]), on_the_page("Secret")["stringData"]
+
+    assert here["AWS_ACCESS_KEY_ID"] == before["access_key_id"]
+    assert here["AWS_SECRET_ACCESS_KEY"] == before["secret_access_key"]
+    assert here["AWS_REGION"] == before["region"]
+
+
+@pytest.mark.triton
+def test_models_are_called_by_the_names_of_their_inference_services(bucket, tmp_path):
+    folder = write_python_model(tmp_path / "model", answer="values = 2 * values")
+    files = {f"python/twice/{p.relative_to(folder)}": p for p in folder.rglob("*") if p.is_file()}
+    bucket.put({key: path.read_bytes() for key, path in files.items()})
+    twice = service("my-twice", "python", storage={"key": "localMinIO", "path": "python/twice"})
+    assert leave(bucket, [twice], tmp_path, "--copy")[0] == 0
+    environ = {
+        **bucket.environ,
+        "ADAPTER_MODEL_STORE": f"s3://{bucket.name}/by-name",
+        "ADAPTER_CACHE_DIR": str(tmp_path / "cache"),
+        "ADAPTER_HTTP_DATA": "127.0.0.1:0",
+    }
+
+    with (
+        pod_of(on_the_page("values"), environ=environ) as (_, given, flags),
+        adapter(given, *flags, "--grpc-data=127.0.0.1:0") as pod,
+    ):
+        wait_until(lambda: is_ready(pod), 60, "it is ready")
+        found = {
+            "gRPC": over_grpc(pod.listeners["grpc_data"], "my-twice"),
+            "REST": over_rest(pod.listeners["http_data"], "my-twice"),
+            "boto3": over_boto3(pod.listeners["http_data"], "my-twice"),
+        }
+
+    assert found == {"gRPC": [3.0], "REST": [3.0], "boto3": [3.0]}
+
+
+def is_ready(pod: RunningAdapter) -> bool:
+    with closing(Client(pod.listeners["metrics"])) as metrics:
+        return metrics.get("/readyz").status == 200
+
+
+def over_grpc(address: str, name: str) -> list[float]:
+    """As a caller of the mesh does it, who also says the name where Envoy looks."""
+    tensor = grpcclient.InferInput("IN", [1], "FP32")
+    tensor.set_data_from_numpy(np.array([1.5], np.float32))
+    with closing(grpcclient.InferenceServerClient(address)) as client:
+        answer = client.infer(name, [tensor], headers={"mm-model-id": name})
+    assert answer.get_response().model_name == name
+    return answer.as_numpy("OUT").tolist()
+
+
+def over_rest(address: str, name: str) -> list[float]:
+    with closing(Client(address)) as client:
+        answer = client.post(f"/v2/models/{name}/infer", infer_body(1.5)).json()
+    assert answer["model_name"] == name
+    return answer["outputs"][0]["data"]
+
+
+def over_boto3(address: str, name: str) -> list[float]:
+    with closing(client_of(address)) as client:
+        answer = client.invoke_endpoint(
+            EndpointName="any", TargetModel=name, Body=json.dumps(infer_body(1.5))
+        )
+    return json.loads(answer["Body"].read())["outputs"][0]["data"]

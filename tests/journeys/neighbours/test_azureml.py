@@ -1,0 +1,85 @@
+"""examples/azureml: the deployment of the example as a process, by the routes that it names."""
+
+import shutil
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+
+import pytest
+import yaml
+
+from tests.asking import Gate
+from tests.running import EMBEDDED, EXAMPLES, RunningAdapter
+from tests.trees import infer_body, write_python_model
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "azureml" / "deployment.yaml"
+PORT = 8080  # of `http` in the image
+
+
+@pytest.fixture(scope="module")
+def deployment() -> dict:
+    return yaml.safe_load(EXAMPLE.read_text())
+
+
+def mounted_at(deployment: dict) -> str:
+    """AZUREML_MODEL_DIR, as Azure ML has it without a model_mount_path."""
+    model = deployment["model"]
+    return f"/var/azureml-app/azureml-models/{model['name']}/{model['version']}"
+
+
+def started(deployment: dict, folder: Path) -> RunningAdapter:
+    """The container, with the model's folder mounted below `folder`."""
+    given = deployment["environment_variables"].items()
+    mount = mounted_at(deployment)
+    environ = {name: value.replace(mount, str(folder)) for name, value in given}
+    return RunningAdapter(*EMBEDDED, environ=environ | {"AZUREML_MODEL_DIR": str(folder)})
+
+
+def route(deployment: dict, name: str) -> str:
+    return deployment["environment"]["inference_config"][f"{name}_route"]["path"]
+
+
+def test_the_model_lies_where_azure_ml_mounts_it_and_the_routes_are_at_one_port(deployment):
+    model = PurePosixPath(deployment["environment_variables"]["ADAPTER_SINGLE_MODEL"])
+    folder = (EXAMPLE.parent / deployment["model"]["path"]).resolve()
+    assert str(model.parent) == mounted_at(deployment)
+    assert (model.name, folder) == (folder.name, EXAMPLES / "digits")
+    routes = deployment["environment"]["inference_config"]
+    assert routes.keys() == {"liveness_route", "readiness_route", "scoring_route"}
+    assert {each["port"] for each in routes.values()} == {PORT}
+
+
+@pytest.mark.triton
+def test_it_is_live_at_once_ready_with_its_model_and_scores_then(deployment, tmp_path, gate: Gate):
+    name = PurePosixPath(deployment["environment_variables"]["ADAPTER_SINGLE_MODEL"]).name
+    write_python_model(tmp_path / "mount" / name, initialize=gate.statements)
+    adapter = started(deployment, tmp_path / "mount")
+    try:
+        adapter.wait_for("adapter.listening", listener="http")
+        with closing(adapter.client()) as client:
+            gate.wait_reached()
+            assert client.get(route(deployment, "liveness")).status == 200
+            assert client.get(route(deployment, "readiness")).status == 503
+
+            gate.open()
+            adapter.wait_for("adapter.started")
+            assert client.get(route(deployment, "readiness")).status == 200
+            reply = client.post(route(deployment, "scoring"), infer_body(1.5))
+            assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.5])
+    finally:
+        gate.open()
+        assert adapter.stop() == 0, adapter.errors
+
+
+@pytest.mark.triton
+def test_the_model_of_the_example_scores_its_sample(deployment, tmp_path):
+    shutil.copytree(EXAMPLES / "digits", tmp_path / "mount" / "digits")
+    adapter = started(deployment, tmp_path / "mount")
+    try:
+        adapter.wait_for("adapter.started")
+        with closing(adapter.client()) as client:
+            sample = (EXAMPLES / "digits" / "sample.json").read_bytes()
+            reply = client.post(route(deployment, "scoring"), sample)
+        assert reply.status == 200
+        assert len(reply.json()["outputs"][0]["data"]) == 8
+    finally:
+        assert adapter.stop() == 0, adapter.errors

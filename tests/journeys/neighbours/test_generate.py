@@ -1,0 +1,189 @@
+"""`inference_type`: SageMaker's invocations as calls of Triton's generate extension."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate, binary_request, refusal, sized
+from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+VARIABLE = "SAGEMAKER_TRITON_INFERENCE_TYPE"
+# Answers twice, and in between waits for its gate, where it has one.
+_TWICE = """
+import pathlib, time
+import numpy
+import triton_python_backend_utils as pb_utils
+
+GATE = pathlib.Path({gate!r})
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0]
+            sender = request.get_response_sender()
+            for times in (1, 2):
+                tensor = pb_utils.Tensor("OUT", numpy.array([times * value], numpy.float32))
+                sender.send(pb_utils.InferenceResponse([tensor]))
+                while times == 1 and not GATE.exists():
+                    time.sleep(0.01)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_python_model(root / "plain")
+    write_python_model(root / "raises", answer="raise ValueError('no such luck')")
+    write_python_model(
+        root / "twice", config=f"{CONFIG}model_transaction_policy {{ decoupled: true }}"
+    )
+    (root / "twice" / "1" / "model.py").write_text(_TWICE.format(gate=str(root / "gate")))
+    return root
+
+
+def serving(models: Path, kind: str) -> RunningAdapter:
+    """As SageMaker starts it: one model at /invocations, and others by name."""
+    flags = (f"--model-roots={models}", f"--single-model={models / 'plain'}", COMPLETE)
+    store = (f"--model-store={models}", f"--cache-dir={models.parent / f'cache-{kind}'}")
+    return embedded_adapter(*flags, *store, environ={VARIABLE: kind})
+
+
+@pytest.fixture(scope="module")
+def generating(models: Path) -> Iterator[RunningAdapter]:
+    """`models` is its store, too."""
+    with serving(models, "generate") as adapter:
+        yield adapter
+
+
+@pytest.fixture(scope="module")
+def streaming(models: Path) -> Iterator[RunningAdapter]:
+    with serving(models, "generate_stream") as adapter, closing(adapter.client()) as client:
+        assert client.load("twice", models / "twice").status == 200
+        assert client.load("two times", models / "twice").status == 200
+        yield adapter
+
+
+@pytest.fixture
+def client(generating: RunningAdapter) -> Iterator[Client]:
+    with closing(generating.client()) as client:
+        yield client
+
+
+def events(reply: Reply) -> list[dict]:
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    said = reply.body.decode().removesuffix("\n\n").split("\n\n")
+    return [json.loads(event.removeprefix("data: ")) for event in said]
+
+
+def test_invocations_are_generate_of_the_single_model(client):
+    answer = {"OUT": 1.5, "model_name": "plain", "model_version": "1"}
+    reply = client.post("/invocations", {"IN": 1.5})
+    assert (reply.status, reply.json()) == (200, answer)
+    assert reply.headers["Content-Type"] == "application/json"
+    # with a type as SageMaker's clients send it
+    raw = client.post("/invocations", {"IN": 1.5}, {"Content-Type": "application/octet-stream"})
+    assert raw.json() == answer
+
+
+@pytest.mark.parametrize("name", ["named", "a name"])
+def test_invoke_is_generate_of_the_model_and_answers_with_its_name(client, models, name):
+    assert client.load(name, models / "plain").status == 200
+    path = f"/models/{name.replace(' ', '%20')}"
+    assert client.post(f"{path}/invoke", {"IN": 2.5}).json() == {
+        "OUT": 2.5,
+        "model_name": name,
+        "model_version": "1",
+    }
+    assert client.delete(path).status == 200
+    assert client.post(f"{path}/invoke", {"IN": 2.5}).status == 404
+
+
+def test_calls_of_the_endpoint_are_generate_as_well_when_they_load_and_after(client):
+    for value in (1.5, 2.5):
+        headers = {"X-Amzn-SageMaker-Target-Model": "plain"}
+        reply = client.post("/endpoints/any/invocations", {"IN": value}, headers)
+        assert (reply.status, reply.json()["OUT"]) == (200, value)
+
+
+def test_generate_is_what_triton_answers_itself(client, generating):
+    with closing(Client(generating.http_address)) as raw:
+        for body in ({"IN": 1.5}, {"IN": [1.5, 2.5]}, {"IN": 1.5, "id": "seven"}):
+            theirs = raw.post("/v2/models/plain/generate", body)
+            ours = client.post("/invocations", body)
+            assert (ours.status, ours.json()) == (theirs.status, theirs.json())
+
+
+def test_an_inference_request_is_none_for_generate_and_v2_takes_both(client):
+    assert refusal(client.post("/invocations", infer_body(1.5)))[0] == 400
+    assert client.post("/v2/models/plain/infer", infer_body(1.5)).status == 200
+    assert client.post("/v2/models/plain/generate", {"IN": 1.5}).status == 200
+
+
+def test_raw_tensors_are_refused_where_generate_is_asked_for(client):
+    body, json_bytes = binary_request(4)
+    reply = client.post("/invocations", body, sized(json_bytes))
+    assert refusal(reply)[:2] == (400, "InvalidRequest")
+    assert "inference_type" in reply.json()["error"]
+    packed = gzip.compress(b'{"IN": 1.5}')
+    assert refusal(client.post("/invocations", packed, {"Content-Encoding": "gzip"}))[0] == 400
+
+
+def test_generate_of_a_decoupled_model_that_answers_twice_is_no_good_answer(client, models):
+    """Triton 2.51 says 200 with the error as the body."""
+    gate = Gate(models / "gate")
+    gate.open()
+    assert client.load("twice", models / "twice").status == 200
+    reply = client.post("/models/twice/invoke", {"IN": 1.5})
+    assert refusal(reply) == (400, "InvalidRequest", "twice")
+    assert "exactly 1 response" in reply.json()["error"]
+    assert client.delete("/models/twice").status == 200
+    gate.path.unlink()
+
+
+def test_a_model_that_raises_is_an_error_with_its_text(client, models):
+    assert client.load("raises", models / "raises").status == 200
+    reply = client.post("/models/raises/invoke", {"IN": 1.5})
+    assert (reply.status, "no such luck" in reply.json()["error"]) == (400, True)
+    assert client.delete("/models/raises").status == 200
+
+
+@pytest.mark.parametrize("name", ["twice", "two times"])
+def test_each_answer_of_a_decoupled_model_is_an_event_as_soon_as_it_is_there(
+    streaming, models, name
+):
+    gate = Gate(models / "gate")
+    path = f"/models/{name.replace(' ', '%20')}/invoke"
+    with closing(HTTPConnection(streaming.http, timeout=30)) as connection:
+        connection.request("POST", path, json.dumps({"IN": 1.5}))
+        response = connection.getresponse()
+        first = json.loads(response.readline().removeprefix(b"data: "))
+        assert not gate.path.exists()
+        gate.open()
+        response.readline()
+        second = json.loads(response.readline().removeprefix(b"data: "))
+    assert [first["OUT"], second["OUT"]] == [1.5, 3.0]
+    assert first["model_name"] == second["model_name"] == name
+    gate.path.unlink()
+
+
+def test_an_ordinary_model_streams_its_one_answer(streaming):
+    with closing(streaming.client()) as client:
+        [event] = events(client.post("/invocations", {"IN": 1.5}))
+    assert (event["OUT"], event["model_name"]) == (1.5, "plain")
+
+
+def test_a_type_that_triton_does_not_have_ends_the_start_with_the_three_that_it_has(models):
+    adapter = RunningAdapter(f"--single-model={models / 'plain'}", environ={VARIABLE: "stream"})
+    adapter.process.wait(60)
+    assert adapter.stop() == 2
+    assert f"{VARIABLE}: 'stream'" in adapter.errors
+    assert "'generate_stream'" in adapter.errors

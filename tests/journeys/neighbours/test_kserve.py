@@ -1,0 +1,182 @@
+"""KServe's TrainedModels: examples/kserve as processes, and its agent, played."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.journeys.neighbours.agent import Agent
+from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.trees import infer_body, write_python_model
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "kserve"
+MODELS = "/mnt/models"  # where KServe mounts them
+
+
+@pytest.fixture(scope="module")
+def container() -> dict:
+    spec = yaml.safe_load((EXAMPLE / "inferenceservice.yaml").read_text())["spec"]
+    [container] = spec["predictor"]["containers"]
+    return container
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    (tmp_path / "mnt").mkdir()
+    return tmp_path / "mnt"
+
+
+def started(container: dict, mounted: Path) -> RunningAdapter:
+    """The container, with a Triton of its own and free ports."""
+    given = {each["name"]: each["value"].replace(MODELS, str(mounted)) for each in container["env"]}
+    roots = f"--model-roots={given.pop('ADAPTER_MODEL_ROOTS')}"
+    return embedded_adapter(roots, environ=given)
+
+
+@pytest.fixture
+def served(container: dict, mounted: Path) -> Iterator[RunningAdapter]:
+    with started(container, mounted) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def agent(served: RunningAdapter, mounted: Path, tmp_path: Path) -> Iterator[Agent]:
+    """Versions 1 and 2 of a model are in its storage; they answer once and twice what they get."""
+    for version, answer in (("1", "pass"), ("2", "values = 2 * values")):
+        write_python_model(tmp_path / "storage" / version, answer=answer)
+    with closing(served.client()) as client:
+        yield Agent(mounted, tmp_path / "storage", client)
+
+
+def answer_of(client: Client, name: str) -> list[float] | int:
+    """What the model makes of 1.5; the status where that is not 200."""
+    reply = client.post(f"/v2/models/{name}/infer", infer_body(1.5))
+    return reply.json()["outputs"][0]["data"] if reply.status == 200 else reply.status
+
+
+def names(client: Client) -> list[str]:
+    return [model["name"] for model in client.post("/v2/repository/index").json()]
+
+
+@pytest.mark.triton
+def test_what_the_agent_brings_is_loaded_and_what_it_removes_is_gone(agent, served):
+    [loaded] = agent.config(("a", "s3://1"))
+    assert loaded.status == 200
+    assert answer_of(agent.client, "a") == [1.5]
+
+    [second] = agent.config(("a", "s3://1"), ("b", "s3://2"))
+    assert second.status == 200
+    assert (answer_of(agent.client, "a"), answer_of(agent.client, "b")) == ([1.5], [3.0])
+
+    [unloaded] = agent.config(("b", "s3://2"))
+    assert not (agent.models / "a").exists()
+    assert unloaded.status == 200
+    assert names(agent.client) == ["b"]
+    assert answer_of(agent.client, "a") == 404
+    assert [path.name for path in served.repository.iterdir() if path.name == "a"] == []
+
+
+@pytest.mark.triton
+def test_a_trained_model_with_another_storage_uri_is_replaced(agent):
+    agent.config(("a", "s3://1"))
+
+    assert [reply.status for reply in agent.config(("a", "s3://2"))] == [200, 200]
+
+    assert answer_of(agent.client, "a") == [3.0]
+
+
+@pytest.mark.triton
+def test_a_load_of_files_that_have_changed_since_the_last_one_is_no_no_op(agent):
+    """As where an agent did not know of the model, and so did not unload it."""
+    agent.config(("a", "s3://1"))
+    agent.tracked.clear()
+
+    [reply] = agent.config(("a", "s3://2"))
+
+    assert reply.status == 200
+    assert answer_of(agent.client, "a") == [3.0]
+
+
+@pytest.mark.triton
+def test_an_agent_that_comes_back_loads_nothing_twice(agent, served):
+    agent.config(("a", "s3://1"))
+
+    back = agent.restarted()
+    assert back.config(("a", "s3://1")) == []
+    back.tracked.clear()  # as one that had no time to read what there is
+    assert [reply.status for reply in back.config(("a", "s3://1"))] == [200]
+
+    assert answer_of(agent.client, "a") == [1.5]
+    assert len(served.events("model.loaded")) == 1
+
+
+@pytest.mark.triton
+def test_a_load_that_fails_says_why_and_a_good_version_after_it_is_served(agent):
+    shutil.rmtree(agent.storage / "1" / "1")
+    [refused] = agent.config(("a", "s3://1"))
+    assert (refused.status, refused.json()["code"]) == (400, "InvalidModel")
+
+    assert [reply.status for reply in agent.config(("a", "s3://2"))] == [200, 200]
+    assert answer_of(agent.client, "a") == [3.0]
+
+
+@pytest.mark.triton
+def test_a_container_that_comes_back_has_the_models_that_the_agent_does_not_load_again(
+    container, mounted, tmp_path
+):
+    write_python_model(tmp_path / "storage" / "1")
+    for run in (1, 2):
+        with started(container, mounted) as adapter, closing(adapter.client()) as client:
+            if run == 1:
+                Agent(mounted, tmp_path / "storage", client).config(("a", "s3://1"))
+            else:
+                adapter.wait_for("model.loaded")
+            assert answer_of(client, "a") == [1.5]
+            assert client.get(container["readinessProbe"]["httpGet"]["path"]).status == 200
+
+
+@pytest.mark.triton
+def test_the_hook_of_the_example_ends_once_loads_are_taken(agent, served, container):
+    program, *words = container["lifecycle"]["postStart"]["exec"]["command"]
+    words = [word.replace("127.0.0.1:8081", served.admin) for word in words]
+    assert program == "triton-adapter"
+
+    subprocess.run([sys.executable, "-m", "adapter", *words], check=True, timeout=30)
+
+    assert [reply.status for reply in agent.config(("a", "s3://1"))] == [200]
+
+
+@pytest.mark.triton
+def test_with_a_control_token_the_agent_loads_nothing(mounted, tmp_path):
+    write_python_model(tmp_path / "storage" / "1")
+    environ = {"ADAPTER_CONTROL_TOKEN": "a-token-of-sixteen-or-more"}
+    with (
+        embedded_adapter(f"--model-roots={mounted}", environ=environ) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        [refused] = Agent(mounted, tmp_path / "storage", client).config(("a", "s3://1"))
+    assert refused.status == 401
+
+
+def test_the_example_is_what_kserve_takes_for_a_server_of_many_models(container):
+    """IsMMSPredictor and mountModelDir of kserve/kserve v0.15.2."""
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables["MULTI_MODEL_SERVER"] == "true"
+    assert container["name"] == "kserve-container"
+    assert variables["ADAPTER_MODEL_ROOTS"] == MODELS
+    assert container["resources"]["limits"]["memory"]
+    assert [port["containerPort"] for port in container["ports"]] == [8080]
+
+
+def test_the_trained_model_has_what_its_crd_requires_and_names_the_service():
+    """config/crd/full of kserve/kserve v0.15.2."""
+    service = yaml.safe_load((EXAMPLE / "inferenceservice.yaml").read_text())
+    model = yaml.safe_load((EXAMPLE / "trainedmodel.yaml").read_text())
+    assert model["spec"].keys() == {"inferenceService", "model"}
+    assert model["spec"]["model"].keys() == {"storageUri", "framework", "memory"}
+    assert model["spec"]["inferenceService"] == service["metadata"]["name"]

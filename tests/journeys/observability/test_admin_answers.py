@@ -1,0 +1,76 @@
+"""The admin listener: errors are JSON, and pages of other sites are refused as at `http`."""
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.running import EXAMPLES, Client, RunningAdapter
+
+pytestmark = pytest.mark.triton
+
+ELSEWHERE = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
+
+
+@pytest.fixture
+def admin(shared_adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(Client(shared_adapter.admin)) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/nothing", 404, "there is nothing at '/nothing'"),
+        ("POST", "/no/thing", 404, "there is nothing at '/no/thing'"),
+        ("POST", "/livez", 405, "POST is not allowed here; allowed: GET, HEAD"),
+        ("GET", "/drain", 405, "GET is not allowed here; allowed: POST"),
+    ],
+)
+def test_what_is_not_there_is_answered_in_json(admin, method, path, status, words):
+    reply = admin.request(method, path)
+    assert (reply.status, reply.json()) == (status, {"error": words})
+    assert reply.headers["Content-Type"].startswith("application/json")
+    assert reply.headers["Allow"] == (words.partition("allowed: ")[2] or None)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/debug/state", "/debug/tasks", "/nothing"])
+def test_no_answer_says_what_it_was_made_with(admin, path):
+    assert admin.get(path).headers["Server"] is None
+
+
+@pytest.mark.parametrize("headers", [ELSEWHERE, {"Host": "evil.example"}])
+def test_a_page_of_another_site_cannot_end_the_work(shared_adapter, admin, headers):
+    reply = admin.request("POST", "/drain?timeout=0.1", headers=headers)
+    assert (reply.status, list(reply.json())) == (403, ["error"])
+    assert admin.get("/readyz").status == 200
+
+
+def test_a_page_whose_name_points_here_reads_nothing(admin):
+    assert admin.get("/debug/state", Host="evil.example").status == 403
+
+
+@pytest.mark.parametrize("headers", [ELSEWHERE, {"Host": "evil.example"}])
+def test_a_page_of_another_site_cannot_load_a_model(client, headers):
+    body = {"model_name": "echo", "url": str(EXAMPLES / "identity")}
+    reply = client.post("/models", body, {"Content-Type": "text/plain", **headers})
+    assert (reply.status, reply.json()["code"]) == (403, "Forbidden")
+    assert client.get("/models").json()["models"] == []
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/debug/state", "/debug/config", "/nothing"])
+def test_json_ends_its_line(admin, path):
+    assert admin.get(path).body.endswith(b"}\n")
+
+
+def test_a_caller_who_leaves_before_the_state_is_told_is_no_error(shared_adapter, admin):
+    seen = len(shared_adapter.lines)
+    host, _, port = shared_adapter.admin.rpartition(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            caller.sendall(b"GET /debug/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert admin.get("/debug/state").status == 200
+    assert [line for line in shared_adapter.lines[seen:] if line["level"] == "error"] == []

@@ -1,0 +1,146 @@
+"""What the log of the real command tells of loads, unloads and failed requests, and at debug."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from adapter._proto import model_runtime_pb2 as mesh
+from tests.grpc_calls import calls_to
+from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+IDENTITY = EXAMPLES / "identity"
+
+
+def test_a_failed_request_says_listener_method_status_and_model_over_http(
+    adapter: RunningAdapter, client: Client
+) -> None:
+    asked = [
+        ("POST", "/models/none-1/invoke", infer_body(1.0), 404, "none-1"),  # the fast path
+        ("DELETE", "/models/none-2", None, 404, "none-2"),
+        ("GET", "/v2/models/none-3", None, 404, "none-3"),
+    ]
+    for method, path, body, status, name in asked:
+        assert client.request(method, path, body).status == status
+        line = adapter.wait_for("request.failed", model_id=name)
+        assert (line["listener"], line["method"], line["status"]) == ("http", method, status)
+        assert (line["path"], line["level"]) == (path, "info")
+    assert client.request("PUT", "/models/none-4").status == 405
+    line = adapter.wait_for("request.failed", path="/models/none-4")
+    assert (line["listener"], line["method"]) == ("http", "PUT")
+
+
+def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
+    adapter: RunningAdapter,
+) -> None:
+    for listener in ("grpc", "grpc_data"):
+        with calls_to(adapter.listeners[listener]) as calls:
+            calls.refused_infer(f"none-{listener}", 1.0)
+        line = adapter.wait_for("request.failed", model_id=f"none-{listener}")
+        assert (line["listener"], line["method"]) == (listener, "ModelInfer")
+        assert line["status"] == "NOT_FOUND"
+    with grpc.insecure_channel(adapter.grpc) as channel:
+        call = channel.unary_unary("/mmesh.ModelRuntime/loadModel")
+        with pytest.raises(grpc.RpcError):
+            call(mesh.LoadModelRequest(modelPath="/x").SerializeToString(), timeout=60)
+    line = adapter.wait_for("request.failed", method="loadModel")
+    assert (line["listener"], line["status"]) == ("grpc", "INVALID_ARGUMENT")
+
+
+def test_a_load_that_is_refused_is_told_once_and_so_is_one_that_fails(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
+    (package / "README.md").touch()
+    assert client.load("refused-once", package / "none").status == 404
+    assert client.load("failed-once", package).status == 400
+    refused = adapter.wait_for("model.load_refused", model_id="refused-once")
+    assert (refused["level"], refused["error"]) == ("info", "SourceMissing")
+    failed = adapter.wait_for("model.load_failed", model_id="failed-once")
+    assert (failed["level"], failed["error"]) == ("warning", "LoadFailed")
+    client.post("/models/after/invoke", infer_body(1.0))
+    adapter.wait_for("request.failed", model_id="after")
+    assert [
+        line
+        for line in adapter.events("request.failed")
+        if line.get("model_id") in {"refused-once", "failed-once"}
+    ] == []
+
+
+def test_an_unload_says_what_is_freed_and_a_load_when_it_begins(
+    adapter: RunningAdapter, client: Client
+) -> None:
+    assert client.load("freed", IDENTITY).status == 200
+    assert client.delete("/models/freed").status == 200
+    events = ["model.loading", "model.loaded", "model.unloading", "model.unloaded"]
+    lines = [adapter.wait_for(event, model_id="freed") for event in events]
+    loading, loaded, unloading, unloaded = lines
+    assert [adapter.lines.index(line) for line in lines] == sorted(
+        adapter.lines.index(line) for line in lines
+    )
+    assert (loading["url"], unloading["in_flight"]) == (str(IDENTITY), 0)
+    assert unloaded["bytes"] >= loaded["bytes"] > 0
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[RunningAdapter]:
+    """An adapter at debug, after a load, an inference over HTTP, one over gRPC and an unload."""
+    with embedded_adapter("--log-level=debug") as adapter:
+        with closing(adapter.client()) as client, calls_to(adapter.grpc) as calls:
+            assert client.load("identity", IDENTITY).status == 200
+            assert client.post("/models/identity/invoke", infer_body(1.0)).status == 200
+            assert calls.infer("identity", 1.0) == [1.0]
+            assert client.load("refused-once", "/nowhere").status == 400
+            assert client.delete("/models/identity").status == 200
+        adapter.wait_for("request.answered", method="unload")  # and all lines before it
+        yield adapter
+
+
+def only(lines: list[dict[str, Any]], **fields: object) -> dict[str, Any]:
+    (line,) = [line for line in lines if fields.items() <= line.items()]
+    return line
+
+
+def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told: RunningAdapter) -> None:
+    steps = [line for line in told.events("model.step") if line["model_id"] == "identity"]
+    assert [line["waits_for"] for line in steps] == [
+        *("package", "turn", "files", "triton"),
+        *("requests", "triton"),
+    ]
+    admitted = only(told.events("model.admitted"), model_id="identity")
+    assert admitted["basis"] == "default"
+    assert admitted["needed_bytes"].keys() == admitted["free_bytes"].keys()
+    assert admitted["level"] == "debug"
+
+
+def test_at_debug_each_control_call_to_triton_is_told(told: RunningAdapter) -> None:
+    calls = told.events("triton.called")
+    for method in ("load_model", "unload_model"):
+        line = only(calls, method=method, model_id="identity")
+        assert (line["code"], line["level"]) == ("OK", "debug")
+        assert line["seconds"] > 0
+
+
+def test_at_debug_each_request_is_told_with_the_time_that_triton_took(
+    told: RunningAdapter,
+) -> None:
+    line = told.wait_for("request.answered", frontend="sagemaker", method="invoke")
+    assert (line["model_id"], line["status"]) == ("identity", 200)
+    assert line["seconds"] >= line["triton_seconds"] > 0
+    line = told.wait_for("request.answered", frontend="grpc", method="ModelInfer")
+    assert (line["model_id"], line["status"]) == ("identity", "OK")
+
+
+def test_at_debug_a_refused_load_is_told_as_a_request_too(told: RunningAdapter) -> None:
+    line = told.wait_for("request.failed", model_id="refused-once")
+    assert (line["level"], line["status"]) == ("debug", 400)
+
+
+def test_debug_is_of_the_adapter_alone(told: RunningAdapter) -> None:
+    loggers = {line["logger"] for line in told.lines if line["level"] == "debug"}
+    assert {name.partition(".")[0] for name in loggers} == {"adapter"}

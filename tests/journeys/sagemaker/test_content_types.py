@@ -1,0 +1,514 @@
+"""Content types of models with one input that opted into them, with a real Triton behind."""
+
+import base64
+import io
+import json
+import subprocess
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.asking import refusal
+from tests.journeys.memory.models import counted
+from tests.journeys.sagemaker.test_bodies import peak_rss, reset_peak
+from tests.running import (
+    COMPLETE,
+    Client,
+    Reply,
+    RunningAdapter,
+    embedded_adapter,
+    unload_all,
+)
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+JSON, NPY, CSV, RAW = (
+    *("application/json", "application/x-npy", "text/csv", "application/octet-stream"),
+)
+BINARY = "application/vnd.sagemaker-triton.binary+json"
+MIB = 2**20
+FAST = 'triton_adapter_requests_fast_total{frontend="sagemaker",method="invoke"}'
+# A JPEG of one grey pixel
+JPEG = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQEASABIAAD/2wBDAAMCAgICAgMCAgIDAwMDBAYEBAQEBAgGBgUGCQgKCgkICQkKDA8MCgsOCwkJDR"
+    "ENDg8QEBEQCgwSExIQEw8QEBD/yQALCAABAAEBAREA/8wABgAQEAX/2gAIAQEAAD8A0s8g/9k="
+)
+RECORDED = json.loads((Path(__file__).parents[2] / "data/sagemaker_serializers.json").read_text())
+SENT = [
+    pytest.param(case, id=f"{sender['package']} {sender['version']}: {case['case']}")
+    for sender in RECORDED["senders"]
+    for case in sender["cases"]
+]
+VALUES = [[0, 1.5, 2], [3, 4, 5]]
+
+
+def config(
+    types: str, datatype: str, dims: str = "[-1]", outputs: int = 1, max_batch_size: int = 0
+) -> str:
+    more = [f', {{ name: "OUT{n}" data_type: TYPE_FP32 dims: [-1] }}' for n in range(outputs - 1)]
+    given = f'parameters {{ key: "adapter_content_types" value {{ string_value: "{types}" }} }}\n'
+    return (
+        f'backend: "python"\nmax_batch_size: {max_batch_size}\n'
+        f'input [{{ name: "IN" data_type: {datatype} dims: {dims} }}]\n'
+        f'output [{{ name: "OUT" data_type: {datatype} dims: {dims} }}{"".join(more)}]\n'
+    ) + (given if types else "")
+
+
+MODELS = {
+    # whose input is its output
+    "numbers": config(f"{NPY};cast, {CSV}, {RAW}", "TYPE_FP32", max_batch_size=1024),
+    "strict": config(f"{NPY}, {CSV}", "TYPE_FP32", "[-1, -1]"),
+    "images": config("image/*, application/pdf", "TYPE_STRING", "[1]"),
+    "two": config(NPY, "TYPE_FP32", outputs=2),
+    "integers": config(f"{NPY};cast", "TYPE_UINT8", "[-1, -1]"),
+    "halves": config(f"{NPY};cast", "TYPE_FP16", "[-1, -1]"),
+    "plain": config("", "TYPE_FP32", max_batch_size=1024),
+}
+BOTH = 'return pb_utils.InferenceResponse([pb_utils.Tensor(n, values) for n in ("OUT", "OUT0")])'
+FINDERS = {"boxes": ("TYPE_FP32", "float32"), "flags": ("TYPE_BOOL", "bool")}
+FINDER = """\
+backend: "python"
+input [{ name: "IN" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "OUT" data_type: %s dims: [-1, 4] }]
+parameters { key: "adapter_content_types" value { string_value: "image/*" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def typed(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
+    with closing(shared_adapter.client()) as client:
+        for name, text in MODELS.items():
+            answer = BOTH if name == "two" else "pass"
+            folder = write_python_model(model_root / f"typed {name}", config=text, answer=answer)
+            assert client.load(name, folder).status == 200
+        first = "values = values.reshape(-1)[:1].reshape(1, 1)"
+        folder = write_python_model(
+            model_root / "typed first",
+            config=config(f"{NPY};cast", "TYPE_FP32", "[-1, -1]"),
+            answer=first,
+        )
+        assert client.load("first", folder).status == 200
+        for name, (datatype, dtype) in FINDERS.items():
+            folder = write_python_model(
+                model_root / f"typed {name}",
+                config=FINDER % datatype,
+                imports="import numpy",
+                answer=f"values = numpy.ones((len(values[0]) - 1, 4), '{dtype}')",
+            )
+            assert client.load(name, folder).status == 200
+        yield shared_adapter
+        unload_all(shared_adapter)
+
+
+@pytest.fixture
+def caller(typed: RunningAdapter) -> Iterator[Client]:
+    with closing(typed.client()) as client:
+        yield client
+
+
+def saved(array: Any, version: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(array), version)
+    return file.getvalue()
+
+
+def v2(*rows: list[float]) -> bytes:
+    data, shape = [value for row in rows for value in row], [len(rows), len(rows[0])]
+    tensor = {"name": "IN", "datatype": "FP32", "shape": shape, "data": data}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def invoke(
+    caller: Client, name: str, body: Any, content_type: str = "", accept: str = "", **more: str
+) -> Reply:
+    named = {"Content-Type": content_type, "Accept": accept, **more}
+    given = {key.replace("_", "-"): value for key, value in named.items() if value}
+    return caller.post(f"/models/{name}/invoke", body, given)
+
+
+def told(reply: Reply) -> Any:
+    """The values of an answer, by its type."""
+    assert reply.status == 200, reply.body
+    media_type = reply.headers["Content-Type"].partition(";")[0]
+    if media_type == NPY:
+        return np.load(io.BytesIO(reply.body)).tolist()
+    if media_type == CSV:
+        return [[float(value) for value in row.split(",")] for row in reply.body.decode().split()]
+    if media_type == BINARY:
+        size = int(reply.headers["Content-Type"].partition("=")[2])
+        output = json.loads(reply.body[:size])["outputs"][0]
+        # JSON that asks for no raw tensors has none, whatever the type of the answer
+        is_raw = "data" not in output
+        values = np.frombuffer(reply.body[size:], "<f4") if is_raw else output["data"]
+        values = np.array(values)
+    else:
+        output = reply.json()["outputs"][0]
+        values = np.array(output["data"])
+    return values.reshape(output["shape"]).tolist()
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_what_the_serializers_of_sagemakers_sdk_send_has_the_answer_that_they_read(
+    caller: Client, case: dict[str, Any]
+) -> None:
+    body = base64.b64decode(case["body"])
+    reply = caller.post("/models/numbers/invoke", body, case["headers"])
+    # bytes without a shape are one example
+    expected = (
+        [[*VALUES[0], *VALUES[1]]] if case["case"] == "IdentitySerializer, values" else VALUES
+    )
+    assert told(reply) == expected
+    accepted = case["headers"]["Accept"]
+    assert reply.headers["Content-Type"] == (JSON if accepted == "*/*" else accepted)
+
+
+def test_curl_has_the_answer_to_a_jpeg(typed: RunningAdapter, tmp_path: Path) -> None:
+    image = tmp_path / "image.jpg"
+    image.write_bytes(JPEG)
+    url = f"http://{typed.http}/models/images/invoke"
+    asked = ["curl", "-sS", "--fail", "-H", "Content-Type: image/jpeg", "--data-binary"]
+    found = subprocess.run(
+        [*asked, f"@{image}", "-H", f"Accept: {RAW}", url],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert found.stdout == JPEG
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", JSON, BINARY, NPY, CSV])
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        *(("", v2(*VALUES)), (JSON, v2(*VALUES)), (RAW, b" \n" + v2(*VALUES))),
+        *((NPY, saved(np.array(VALUES, "f4"))), (CSV, b"0,1.5,2\n3,4,5\n")),
+    ],
+    ids=["none", "json", "json as bytes", "npy", "csv"],
+)
+def test_any_of_the_bodies_has_any_of_the_answers(
+    caller: Client, content_type: str, body: bytes, accept: str
+) -> None:
+    reply = invoke(caller, "numbers", body, content_type, accept)
+    assert told(reply) == VALUES
+    wanted = JSON if accept in {"", "*/*"} else accept
+    assert reply.headers["Content-Type"].partition(";")[0] == wanted
+
+
+def test_bytes_are_one_example_of_as_many_values_as_they_have(caller: Client) -> None:
+    raw = np.array([1, 2, 3], "<f4").tobytes()
+    reply = invoke(caller, "numbers", raw, RAW, RAW)
+    assert (reply.headers["Content-Type"], reply.body) == (RAW, raw)
+    assert refusal(invoke(caller, "numbers", raw[:-1], RAW))[0] == 400
+
+
+def test_a_string_is_the_body_as_it_is(caller: Client) -> None:
+    every = bytes(range(256)) * 3
+    for body in (every, every * 10_000):  # whole, and as a stream
+        assert invoke(caller, "images", body, "image/png", RAW).body == body
+        assert invoke(caller, "images", iter([body[:5], body[5:]]), "image/png", RAW).body == body
+    assert refusal(invoke(caller, "images", b"", "image/png"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "content_type"),
+    [
+        *(("images", NPY), ("images", RAW), ("images", "text/plain"), ("images", "audio/wav")),
+        *(("numbers", "image/jpeg"), ("numbers", "application/x-npz"), ("strict", RAW)),
+        *(("numbers", "application/x-www-form-urlencoded"), ("numbers", "text/libsvm")),
+    ],
+)
+def test_any_other_type_is_415_with_the_types_that_are_taken(
+    caller: Client, name: str, content_type: str
+) -> None:
+    reply = invoke(caller, name, b"\1\2\3\4", content_type)
+    assert refusal(reply) == (415, "UnsupportedMediaType", name)
+    assert reply.headers["Accept"] in reply.json()["error"]
+    assert reply.headers["Accept"].startswith(f"{JSON}, {BINARY}, ")
+    assert invoke(caller, "numbers", v2([1.0])).status == 200  # on the same connection
+
+
+@pytest.mark.parametrize(
+    ("name", "content_type", "body", "accept"),
+    [
+        ("numbers", CSV, b"1", "text/html"),
+        ("numbers", JSON, v2([1.0]), "image/png, application/json;q=0"),
+        ("images", "image/png", b"1", NPY),
+        ("images", "image/png", b"1", CSV),
+        ("two", NPY, saved(np.zeros(1, "f4")), NPY),
+    ],
+)
+def test_an_answer_that_nobody_accepts_is_406_with_the_types_that_there_are(
+    caller: Client, name: str, content_type: str, body: bytes, accept: str
+) -> None:
+    reply = invoke(caller, name, body, content_type, accept)
+    assert refusal(reply) == (406, "NotAcceptable", name)
+    assert f"{JSON}, {BINARY}" in reply.json()["error"]
+
+
+def test_what_an_answer_cannot_become_is_406(caller: Client) -> None:
+    three = {"name": "IN", "datatype": "FP32", "shape": [1, 1, 1], "data": [1]}
+    body = saved(np.zeros((1, 1, 1), "f4"))
+    reply = invoke(caller, "strict", body, NPY, CSV)
+    assert reply.status == 400  # by Triton: the model has two dimensions
+    assert refusal(invoke(caller, "strict", {"inputs": [three]}, JSON, CSV))[0] == 400
+    three["shape"] = [1]
+    reply = invoke(caller, "two", {"inputs": [three]}, JSON, NPY)
+    assert refusal(reply)[:2] == (406, "NotAcceptable")
+    why = f"2 outputs, and only one can be converted; any answer can be {JSON} or {BINARY}"
+    assert why in reply.json()["error"]
+    strings = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    reply = invoke(caller, "images", {"inputs": [strings]}, JSON, CSV)
+    assert refusal(reply)[:2] == (406, "NotAcceptable")
+    assert f"any answer can be {JSON} or {BINARY}" in reply.json()["error"]
+    assert invoke(caller, "images", {"inputs": [strings]}, JSON, RAW).body == b"a"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "why"),
+    [
+        (CSV, b"1,2\n3", "row 2 has 1 values"),
+        (CSV, b"a,b\n1,2", "'a' is no FP32"),
+        (CSV, b"", "no values"),
+        (CSV, b"\xff\xd8", "no number"),
+        (NPY, b"", "within its head"),
+        (NPY, b"x" * 100, "does not begin"),
+        (NPY, saved(np.zeros((2, 2), "f4"))[:-1], "the body has 15 of the 16 bytes"),
+        (NPY, saved(np.zeros((2, 2), "f4")) + b"x", "more than the 16 bytes"),
+        (NPY, saved(np.zeros((2, 2), "f8")), "the array is FP64"),
+        (NPY, saved(np.zeros((2, 2), "i4")), "the array is INT32"),
+        (NPY, saved(np.zeros((2, 2), ">f4")), "little-endian"),
+        (NPY, saved(np.zeros((2, 2), "f4", "F")), "Fortran"),
+        (NPY, saved(np.zeros((2, 2, 2), "f4")), "shape"),
+        (NPY, saved(np.array(b"x")), "not accepted"),
+    ],
+)
+def test_a_body_that_is_none_of_its_type_is_400_with_the_reason(
+    caller: Client, content_type: str, body: bytes, why: str
+) -> None:
+    for sent in (body, iter([body[:3], body[3:]])):
+        reply = invoke(caller, "strict", sent, content_type)
+        assert refusal(reply) == (400, "InvalidRequest", "strict")
+        assert why in reply.json()["error"]
+
+
+def test_fp64_becomes_fp32_where_the_model_says_so_however_the_body_is_cut(caller: Client) -> None:
+    array = np.random.default_rng(1).normal(size=(50, 3))
+    body = saved(array)
+    cut = iter([body[i : i + 7] for i in range(0, len(body), 7)])
+    for sent in (body, cut):
+        reply = invoke(caller, "numbers", sent, NPY, NPY)
+        assert (np.load(io.BytesIO(reply.body)) == array.astype("f4")).all()
+
+
+def test_numbers_become_the_input_s_type_as_numpy_makes_them(caller: Client) -> None:
+    for array in (np.array([[1, 2], [3, 2**31]]), np.array([[0.1, 6e4]], "f2")):
+        reply = invoke(caller, "numbers", saved(array), NPY, NPY)
+        assert (np.load(io.BytesIO(reply.body)) == array.astype("f4")).all()
+    rows = np.arange(256).reshape(16, 16)
+    reply = invoke(caller, "integers", saved(rows), NPY, NPY)
+    assert (np.load(io.BytesIO(reply.body)) == rows).all()
+
+
+def test_fp16_has_no_json_and_is_an_array_or_raw(caller: Client) -> None:
+    array = np.array([[0.1, 7e4]])
+    for accept in ("", "*/*", JSON):
+        assert refusal(invoke(caller, "halves", saved(array), NPY, accept))[0] == 400
+    with np.errstate(over="ignore"):
+        expected = array.astype("f2")
+    reply = invoke(caller, "halves", saved(array), NPY, NPY)
+    assert np.array_equal(np.load(io.BytesIO(reply.body)), expected)
+    assert invoke(caller, "halves", saved(array), NPY, RAW).body == expected.tobytes()
+    assert invoke(caller, "halves", saved(array), NPY, BINARY).body.endswith(expected.tobytes())
+
+
+def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller: Client) -> None:
+    body = json.loads(v2(*VALUES)) | {"parameters": {"binary_data_output": True}}
+    for accept in ("", JSON):
+        reply = invoke(caller, "numbers", body, JSON, accept)
+        assert reply.headers["Content-Type"].startswith(BINARY)
+        assert told(reply) == VALUES
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "why"),
+    [
+        ("integers", np.array([[0, 256]]), "application/x-npy: 256 is out of the range of UINT8"),
+        ("integers", np.array([[1.0]]), "; floating-point numbers do not become integers"),
+        ("numbers", np.array([[True]]), "the array is BOOL, input 'IN' is FP32"),
+        ("strict", np.array([[1]]), "; with application/x-npy;cast in the model's adapter_content"),
+    ],
+)
+def test_what_does_not_become_the_input_s_type_is_400_with_what_would_help(
+    caller: Client, name: str, array: Any, why: str
+) -> None:
+    for body in (saved(array), iter([saved(array)])):
+        reply = invoke(caller, name, body, NPY)
+        assert refusal(reply) == (400, "InvalidRequest", name)
+        assert why in reply.json()["error"]
+
+
+@pytest.mark.parametrize("name", FINDERS)
+def test_a_result_without_values_is_an_empty_array_table_or_body(caller: Client, name: str) -> None:
+    for found in (0, 2):
+        boxes = np.ones((found, 4), FINDERS[name][1])
+        image = b"x" * (1 + found)
+        for accept, body in {CSV: b"1,1,1,1\n" * found, RAW: boxes.tobytes()}.items():
+            reply = invoke(caller, name, image, "image/png", accept)
+            assert (reply.status, reply.headers["Content-Type"]) == (200, accept), reply.body
+            assert reply.body == body
+        for accept in (NPY, JSON):
+            reply = invoke(caller, name, image, "image/png", accept)
+            assert np.array_equal(told(reply), boxes.tolist())
+        reply = invoke(caller, name, image, "image/png", BINARY)
+        assert reply.body.endswith(b"}}]}" + boxes.tobytes())
+
+
+def test_an_array_without_values_is_one(caller: Client) -> None:
+    reply = invoke(caller, "strict", saved(np.zeros((0, 4), "f4")), NPY, NPY)
+    assert reply.status == 200, reply.body
+    assert np.load(io.BytesIO(reply.body)).shape == (0, 4)
+
+
+def test_csv_has_a_limit_and_large_ones_are_taken(caller: Client) -> None:
+    row = b",".join([b"0.25"] * 1000) + b"\n"
+    reply = invoke(caller, "strict", row * 200, CSV, CSV)
+    assert reply.body == row * 200
+    reply = invoke(caller, "strict", row * 2000, CSV)
+    assert refusal(reply)[:2] == (413, "PayloadTooLarge")
+    assert str(8 * MIB) in reply.json()["error"]
+
+
+def test_compressed_bodies_of_these_types_are_refused(caller: Client) -> None:
+    reply = invoke(caller, "numbers", b"x", NPY, Content_Encoding="gzip")
+    assert refusal(reply)[:2] == (415, "UnsupportedMediaType")
+    packed = zlib.compress(np.ones(3, "f4").tobytes())
+    reply = invoke(caller, "numbers", packed, RAW, Content_Encoding="deflate")
+    assert refusal(reply) == (415, "UnsupportedMediaType", "numbers")
+    assert RAW in reply.headers["Accept"]
+    packed = zlib.compress(v2(*VALUES))  # as clients send JSON
+    assert told(invoke(caller, "numbers", packed, RAW, Content_Encoding="deflate")) == VALUES
+
+
+def test_bytes_are_json_by_the_first_character_within_4096(
+    typed: RunningAdapter, caller: Client
+) -> None:
+    assert told(invoke(caller, "strict", b" " * 4095 + v2(*VALUES), RAW)) == VALUES
+    for body in (b" " * 4096 + v2(*VALUES), b" " * 32 * MIB):
+        pid = typed.process.pid
+        reset_peak(pid)
+        before = peak_rss(pid)
+        assert refusal(invoke(caller, "strict", body, RAW))[:2] == (415, "UnsupportedMediaType")
+        assert peak_rss(pid) - before < 20 * MIB
+
+
+@pytest.mark.parametrize("content_type", [NPY, CSV, RAW, "image/png"])
+def test_a_type_that_a_model_did_not_opt_into_is_400_with_what_it_would_need(
+    caller: Client, content_type: str
+) -> None:
+    for body in (b"\1\2", iter([b"\1", b"\2"])):  # on the fast path, and by aiohttp
+        reply = invoke(caller, "plain", body, content_type)
+        assert refusal(reply) == (400, "InvalidRequest", "plain")
+        assert "failed to parse the request JSON buffer" in reply.json()["error"]
+        needed = f"to take '{content_type}' the model needs the parameter adapter_content_types"
+        assert needed in reply.json()["error"]
+
+
+@pytest.mark.parametrize("content_type", ["", JSON, CSV, RAW, "image/png", "text/plain"])
+@pytest.mark.parametrize("accept", ["", "text/html", NPY])
+def test_a_model_that_did_not_opt_in_is_asked_as_ever_and_without_delay(
+    typed: RunningAdapter, caller: Client, content_type: str, accept: str
+) -> None:
+    before = counted(typed, FAST)
+    reply = invoke(caller, "plain", v2(*VALUES), content_type, accept)
+    assert (told(reply), reply.headers["Content-Type"]) == (VALUES, JSON)
+    assert counted(typed, FAST) == before + 1
+    assert refusal(invoke(caller, "plain", b"\1\2", content_type, accept))[0] == 400
+
+
+@given(st.binary(max_size=150), st.integers(0, 150), st.sampled_from([NPY, CSV, RAW, "image/png"]))
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_comes_has_its_own_answer_or_a_refusal(
+    caller: Client, noise: bytes, at: int, content_type: str
+) -> None:
+    whole = saved(np.array(VALUES, "f4"))
+    body = whole[:at] + noise + whole[at + len(noise) :] if content_type == NPY else noise
+    reply = invoke(caller, "numbers", body, content_type, NPY)
+    if reply.status != 200:
+        assert reply.status in {400, 415}, reply.body
+        assert refusal(reply)[2] == "numbers"
+        return
+    answer = np.load(io.BytesIO(reply.body))
+    if content_type == NPY:
+        assert answer.tobytes() == np.load(io.BytesIO(body)).astype("f4").tobytes()
+    elif content_type == RAW:
+        assert answer.tobytes() == body
+    after = invoke(caller, "numbers", b"7", CSV, CSV)
+    assert after.body == b"7\n"
+
+
+@pytest.mark.parametrize("is_cast", [False, True], ids=["as it is", "cast"])
+def test_npy_of_100_mib_is_passed_on_without_being_held(
+    typed: RunningAdapter, caller: Client, *, is_cast: bool
+) -> None:
+    array = np.ones((100, 2**17 if is_cast else 2**18), "f8" if is_cast else "f4")
+    body = saved(array)
+    assert len(body) > 100 * MIB
+    pid = typed.process.pid
+    reset_peak(pid)
+    before = peak_rss(pid)
+    assert told(invoke(caller, "first", body, NPY, NPY)) == [[1.0]]
+    assert peak_rss(pid) - before < 20 * MIB
+
+
+def test_large_answers_as_npy_are_passed_on_without_being_held(
+    typed: RunningAdapter, caller: Client
+) -> None:
+    array = np.arange(25 * 2**18, dtype="f4").reshape(100, -1)
+    pid = typed.process.pid
+    reset_peak(pid)
+    before = peak_rss(pid)
+    reply = invoke(caller, "numbers", saved(array), NPY, NPY)
+    assert (np.load(io.BytesIO(reply.body)) == array).all()
+    assert peak_rss(pid) - before < 20 * MIB
+
+
+def test_invocations_of_a_single_model_take_them_too(tmp_path: Path) -> None:
+    folder = write_python_model(tmp_path / "images", config=MODELS["images"])
+    with (
+        embedded_adapter(f"--single-model={folder}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        reply = client.post("/invocations", JPEG, {"Content-Type": "image/jpeg", "Accept": RAW})
+        assert (reply.status, reply.body) == (200, JPEG)
+        reply = client.post("/invocations", JPEG, {"Content-Type": "text/csv"})
+        assert refusal(reply)[:2] == (415, "UnsupportedMediaType")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (config("image/*", "TYPE_FP32"), "image/* needs TYPE_STRING"),
+        (config("application/x-npz", "TYPE_FP32"), "'application/x-npz' is none"),
+    ],
+)
+def test_a_wrong_list_is_refused_at_the_load_with_file_and_line(
+    client: Client, package: Path, text: str, why: str
+) -> None:
+    write_python_model(package, config=text)
+    reply = client.load("wrong", package)
+    assert refusal(reply)[:2] == (400, "InvalidModel")
+    assert (
+        f"config.pbtxt:{len(text.splitlines())}: parameter adapter_content_types"
+        in (reply.json()["error"])
+    )
+    assert why in reply.json()["error"]

@@ -1,0 +1,100 @@
+"""--on-triton-restart=reload, with a Triton that ends again while its models are brought back."""
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.asking import model_names
+from tests.processes import tritonserver
+from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_NAMES = [f"m{number}" for number in range(5)]
+# Once the file is there, its python process ends the server that loads it.
+_DEADLY = """
+import os, pathlib, signal, time
+if pathlib.Path({mark!r}).exists():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
+def kill_triton(adapter: RunningAdapter) -> None:
+    os.kill(tritonserver(adapter), signal.SIGKILL)
+
+
+def kill_twice(adapter: RunningAdapter) -> None:
+    """The second time at the first load that brings a model back. Both ends are known by then."""
+    seen, ends = len(adapter.events("model.loading")), len(adapter.events("triton.exited"))
+    kill_triton(adapter)
+    wait_until(lambda: len(adapter.events("model.loading")) > seen, 60, "they are brought back")
+    kill_triton(adapter)
+    wait_until(lambda: len(adapter.events("triton.exited")) == ends + 2, 60, "both are noticed")
+
+
+def served(client: Client, names: list[str]) -> bool:
+    """These are listed and answer. Until it is asked, a Triton that was killed has them all."""
+    if model_names(client) != names:
+        return False
+    return all(client.post(f"/models/{n}/invoke", infer_body(1.0)).status == 200 for n in names)
+
+
+def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp_path: Path):
+    for name in _NAMES:
+        write_python_model(tmp_path / name)
+    flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
+    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+        for name in _NAMES:
+            assert client.load(name, tmp_path / name).status == 200
+
+        kill_twice(adapter)
+
+        wait_until(lambda: served(client, _NAMES), 90, "all are back")
+        assert adapter.events("model.return_given_up") == []
+
+
+def test_wanted_models_are_back_before_it_is_ready_when_triton_ends_twice(tmp_path: Path):
+    for name in _NAMES:
+        write_python_model(tmp_path / name)
+    flags = (
+        *(f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*"),
+        "--on-triton-restart=reload",
+    )
+    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+        adapter.wait_for("adapter.models_loaded")
+        kill_twice(adapter)
+        with closing(Client(adapter.admin)) as admin:
+
+            def is_ready() -> bool:
+                if admin.get("/readyz").status != 200:
+                    return False
+                assert served(client, _NAMES), "ready without its models"
+                return True
+
+            wait_until(is_ready, 120, "it is ready again")
+
+
+def test_the_model_whose_load_ends_triton_is_given_up_and_the_others_come_back(tmp_path: Path):
+    mark = tmp_path / "mark"
+    others = _NAMES[:2]
+    for name in others:
+        write_python_model(tmp_path / name)
+    write_python_model(tmp_path / "deadly", initialize=_DEADLY.format(mark=str(mark)))
+    flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
+    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+        for name in ("deadly", *others):
+            assert client.load(name, tmp_path / name).status == 200
+        mark.touch()
+        kill_triton(adapter)
+
+        adapter.wait_for("model.return_given_up", 120, model_id="deadly")
+        wait_until(lambda: served(client, others), 60, "the others are back")
+
+        assert client.post("/models/deadly/invoke", infer_body(1.0)).status == 404
+        mark.unlink()
+        assert client.load("deadly", tmp_path / "deadly").status == 200

@@ -1,0 +1,200 @@
+"""--load-at-start: models that are there without a load call, and are there again."""
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate
+from tests.processes import tritonserver
+from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+RELOAD = {"parameters": {"force_reload": True}}
+
+
+def invoked(client: Client, name: str) -> int:
+    return client.post(f"/models/{name}/invoke", infer_body(1.0)).status
+
+
+def reason(admin: Client) -> str | None:
+    reply = admin.get("/readyz")
+    return None if reply.status == 200 else reply.json()["reason"]
+
+
+def wanted(admin: Client) -> dict[str, str]:
+    return {each["model_id"]: each["state"] for each in admin.get("/debug/state").json()["wanted"]}
+
+
+def counted(admin: Client) -> dict[str, float]:
+    page = admin.get("/metrics").body.decode()
+    found = re.findall(r'^triton_adapter_models_wanted\{state="(\w+)"\} (\S+)$', page, re.MULTILINE)
+    return {state: float(count) for state, count in found}
+
+
+@contextmanager
+def starting(*flags: str) -> Iterator[tuple[RunningAdapter, Client]]:
+    """From the moment on when Triton is there."""
+    with embedded_adapter(*flags) as adapter, closing(Client(adapter.admin)) as admin:
+        yield adapter, admin
+
+
+def test_probes_say_ready_when_every_wanted_model_is_loaded(tmp_path: Path, gate: Gate):
+    write_python_model(tmp_path / "quick")
+    write_python_model(tmp_path / "slow", initialize=gate.statements)
+    flags = (
+        f"--model-roots={tmp_path}",
+        f"--load-at-start={tmp_path}/quick",
+        f"--load-at-start=other={tmp_path}/slow",
+    )
+    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+        gate.wait_reached()
+        wait_until(lambda: wanted(admin)["quick"] == "loaded", 60, "the quick one is loaded")
+        assert admin.get("/startup").status == 200
+        assert client.get("/ping").status == 503
+        assert reason(admin) == "1 of 2 models are to be loaded: 'other' (waiting)"
+        assert counted(admin) == {"loaded": 1, "missing": 1, "unloaded": 0}
+        assert client.post("/models/quick/invoke", infer_body(1.0)).status == 200
+
+        gate.open()
+        adapter.wait_for("adapter.models_loaded", models=2)
+        assert (reason(admin), client.get("/ping").status) == (None, 200)
+        assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 0}
+        assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
+
+
+@pytest.mark.parametrize("restart", ["forget", "reload"])
+def test_a_triton_that_was_killed_is_ready_again_with_its_models_alone(tmp_path: Path, restart):
+    for name in ("a", "b"):
+        write_python_model(tmp_path / name)
+    flags = (
+        f"--model-roots={tmp_path}",
+        f"--load-at-start={tmp_path}/*",
+        f"--on-triton-restart={restart}",
+    )
+    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+        adapter.wait_for("adapter.models_loaded")
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        adapter.wait_for("triton.exited")  # it is not ready by then
+
+        def is_ready() -> bool:
+            if reason(admin) is not None:
+                return False
+            statuses = [client.post(f"/models/{m}/invoke", infer_body(1.0)).status for m in "ab"]
+            assert statuses == [200, 200], "ready without its models"
+            return True
+
+        wait_until(is_ready, 60, "it is ready again")
+        assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 0}
+
+
+def test_a_model_that_fails_is_named_and_tried_again(tmp_path: Path):
+    write_python_model(tmp_path / "good")
+    write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
+    flags = (
+        f"--model-roots={tmp_path}",
+        f"--load-at-start={tmp_path}/good",
+        f"--load-at-start={tmp_path}/bad",
+    )
+    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+        adapter.wait_for("model.load_failed", model_id="bad")
+        said = re.compile(r"^1 of 2 models are to be loaded: 'bad' \(.*no weights yet", re.DOTALL)
+        wait_until(lambda: said.match(str(reason(admin))) is not None, 60, "it says why")
+
+        write_python_model(tmp_path / "bad")
+        wait_until(lambda: reason(admin) is None, 60, "it is ready")
+        assert client.post("/models/bad/invoke", infer_body(1.0)).status == 200
+
+
+def test_what_callers_unload_stays_unloaded_and_the_adapter_ready(tmp_path: Path):
+    write_python_model(tmp_path / "a")
+    flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path / 'a'}")
+    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+        adapter.wait_for("adapter.models_loaded")
+        assert client.delete("/models/a").status == 200
+
+        assert (reason(admin), counted(admin)) == (None, {"loaded": 0, "missing": 0, "unloaded": 1})
+
+
+@pytest.mark.parametrize("restart", ["forget", "reload"])
+def test_what_a_caller_unloaded_is_wanted_no_more_after_a_death_of_triton(tmp_path: Path, restart):
+    for name in ("kept", "gone", "changed"):
+        write_python_model(tmp_path / name)
+    flags = (
+        f"--model-roots={tmp_path}",
+        f"--load-at-start={tmp_path}/*",
+        f"--on-triton-restart={restart}",
+    )
+    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+        adapter.wait_for("adapter.models_loaded")
+        shutil.rmtree(tmp_path / "gone")
+        assert client.post("/v2/repository/models/gone/unload", {}).status == 200
+        assert client.delete("/models/changed").status == 200
+        assert client.post("/v2/repository/models/changed/load", {}).status == 200
+        assert client.post("/v2/repository/models/kept/load", RELOAD).status == 200
+
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        adapter.wait_for("triton.exited")  # it is not ready by then
+        wait_until(lambda: reason(admin) is None, 60, "it is ready again")
+
+        assert client.get("/ping").status == 200
+        assert wanted(admin) == {"changed": "loaded", "gone": "unloaded", "kept": "loaded"}
+        assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 1}
+        statuses = [invoked(client, name) for name in ("kept", "changed", "gone")]
+        assert statuses == [200, 200, 404]
+
+
+@pytest.mark.parametrize("way", ["V2", "DELETE"])
+def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(
+    tmp_path: Path, way: str
+):
+    write_python_model(tmp_path / "good")
+    write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
+    flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*")
+    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+        adapter.wait_for("model.loaded", model_id="good")
+        wait_until(lambda: wanted(admin)["bad"] == "failed", 60, "the broken one has failed")
+        shutil.rmtree(tmp_path / "bad")
+        if way == "V2":
+            assert client.post("/v2/repository/models/bad/unload", {}).status == 200
+        else:
+            reply = client.delete("/models/bad")
+            assert reply.status == 404
+            assert reply.json()["error"] == (
+                "model 'bad' is not loaded; it is wanted no more, as an unload was asked for"
+            )
+
+        assert (reason(admin), client.get("/ping").status) == (None, 200)
+        assert wanted(admin) == {"bad": "unloaded", "good": "loaded"}
+        adapter.wait_for("adapter.wanted_no_more", model_id="bad")
+
+
+def test_without_waiting_for_models_it_is_ready_when_loads_can_be_taken(tmp_path: Path, gate: Gate):
+    write_python_model(tmp_path / "slow", initialize=gate.statements)
+    flags = (
+        f"--model-roots={tmp_path}",
+        f"--load-at-start={tmp_path}/slow",
+        "--ready-when=started",
+    )
+    with starting(*flags) as (_, admin):
+        gate.wait_reached()
+        assert (reason(admin), wanted(admin)) == (None, {"slow": "waiting"})
+        gate.open()
+
+
+def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path):
+    adapter = RunningAdapter(*EMBEDDED, f"--model-roots={tmp_path}", "--load-at-start=models/*")
+
+    adapter.process.wait(60)
+
+    [failed] = adapter.events("adapter.failed")
+    assert "load_at_start" in failed["reason"]
+    assert adapter.stop() == 1

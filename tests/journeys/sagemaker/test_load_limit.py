@@ -1,0 +1,133 @@
+"""A load that is past its time limit, or under way when the adapter stops, leaves nothing."""
+
+import io
+import os
+import signal
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.asking import background, refusal
+from tests.processes import arguments, children, is_alive
+from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, embedded_adapter, wait_until
+
+pytestmark = pytest.mark.triton
+
+_FILES = 60_000  # seconds of work
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("packed") / "many.tar"
+    with tarfile.open(path, "w") as packed:
+        for number in range(_FILES):
+            entry = tarfile.TarInfo(f"1/{number}")
+            entry.size = 1
+            packed.addfile(entry, io.BytesIO(b"x"))
+    return path
+
+
+def unpackers(adapter: RunningAdapter) -> list[int]:
+    found = children(adapter.process.pid)
+    return [pid for pid in found if any("unpacking_child" in text for text in arguments(pid))]
+
+
+def suspended(adapter: RunningAdapter, count: int = 1) -> list[int]:
+    """The processes that unpack, which go no further.
+
+    Each is stopped when it is seen: a quick disk is done with the first of them before a busy
+    machine has begun the last.
+    """
+    stopped: set[int] = set()
+
+    def all_are_stopped() -> bool:
+        for pid in set(unpackers(adapter)) - stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                stopped.add(pid)
+        return len(stopped) == count
+
+    wait_until(all_are_stopped, 30, "all are being unpacked")
+    return sorted(stopped)
+
+
+def test_unpacking_ends_at_the_time_limit_of_its_load(archive: Path) -> None:
+    roots = (f"--model-roots={archive.parent}", f"--model-roots={EXAMPLES}")
+    with (
+        embedded_adapter(*roots, "--load-timeout-seconds=8") as adapter,
+        background(adapter) as others,
+    ):
+        loading = others.ask(lambda c: c.load("many", archive))
+        (pid,) = suspended(adapter)
+        reply = loading.result()[0]
+        assert refusal(reply)[:2] == (504, "BackendTimeout")
+        assert b"did not load within 8 s" in reply.body
+        wait_until(lambda: adapter.state()["models"] == [], 60, "the model is absent")
+        assert adapter.events("model.loaded") == []
+        assert not is_alive(pid)
+        assert [path.name for path in adapter.repository.iterdir()] == []
+        with closing(adapter.client()) as client:
+            assert client.get("/models/many").status == 404
+            replies: list[int] = []
+
+            def loads() -> bool:  # a busy machine may need longer: 504, and 409 for a while
+                replies.append(client.load("echo", EXAMPLES / "identity").status)
+                return replies[-1] == 200
+
+            wait_until(loads, 60, "another is loaded")
+            assert set(replies) <= {200, 409, 504}
+
+
+def test_loads_that_wait_for_a_thread_end_at_their_time_limit(archive: Path) -> None:
+    flags = (f"--model-roots={archive.parent}", "--load-timeout-seconds=8")
+    with embedded_adapter(*flags) as adapter, background(adapter) as others:
+        loads = [others.ask(lambda c, n=n: c.load(f"m{n}", archive)) for n in range(6)]
+        suspended(adapter, 4)  # which are all threads
+        assert {load.result()[0].status for load in loads} == {504}
+        wait_until(lambda: adapter.state()["models"] == [], 60, "the models are absent")
+        assert unpackers(adapter) == []
+        assert [path.name for path in adapter.repository.iterdir()] == []
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A short path: there are sockets in it."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def stopping(scratch: Path, archive: Path) -> Iterator[RunningAdapter]:
+    """Its drain is over before any archive is unpacked."""
+    flags = (f"--model-roots={archive.parent}", "--drain-timeout-seconds=0.1")
+    adapter = RunningAdapter(*EMBEDDED, *flags, environ={"TMPDIR": str(scratch)})
+    adapter.wait_for("adapter.started")
+    yield adapter
+    with suppress(ProcessLookupError):
+        adapter.process.kill()
+    adapter.stop()
+
+
+@pytest.mark.parametrize("is_suspended", [False, True], ids=["running", "suspended"])
+def test_unpacking_ends_with_the_adapter_and_leaves_nothing(
+    stopping: RunningAdapter, archive: Path, scratch: Path, is_suspended: bool
+) -> None:
+    count = 1 if is_suspended else 4
+    with background(stopping) as others:
+        loads = [others.ask(lambda c, n=n: c.load(f"m{n}", archive)) for n in range(count)]
+        unpacking = suspended(stopping, count)
+        stopping.process.send_signal(signal.SIGTERM)
+        if not is_suspended:
+            for pid in unpacking:
+                with suppress(ProcessLookupError):  # killed already
+                    os.kill(pid, signal.SIGCONT)
+        replies = [load.result()[0] for load in loads]
+        assert stopping.process.wait(30) == 0
+    for reply in replies:
+        assert refusal(reply)[:2] == (503, "BackendUnavailable")
+        assert b"the adapter stopped" in reply.body
+    assert list(scratch.iterdir()) == []

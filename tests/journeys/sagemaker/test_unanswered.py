@@ -1,0 +1,104 @@
+"""DELETE of a model that has never answered a request: no process is left that could."""
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.asking import quoted
+from tests.grpc_calls import calls_to, infer_request
+from tests.processes import is_alive, stubs
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
+    """Its drain may take longer than the end of this fixture, or of any test, waits for it."""
+    flags = (f"--model-roots={tmp_path}", "--grpc=127.0.0.1:0", "--memory-limit=1GiB", COMPLETE)
+    times = (
+        "--unload-timeout-seconds=16",
+        "--unload-stall-seconds=1",
+        "--infer-timeout-seconds=60",
+    )
+    with embedded_adapter(*flags, *times, "--drain-timeout-seconds=100") as adapter:
+        yield adapter
+
+
+def silent_model(folder: Path) -> tuple[Path, Path]:
+    """A package whose `execute` returns None, and a file that is there once it has."""
+    mark = folder / "asked"
+    write_python_model(folder, imports="import pathlib")
+    model = folder / "1" / "model.py"
+    said = "return [self.answer(r) for r in requests]"
+    text = model.read_text()
+    assert said in text
+    model.write_text(text.replace(said, f"pathlib.Path({str(mark)!r}).touch()"))
+    return folder, mark
+
+
+def over_http(adapter: RunningAdapter, name: str, asked: Callable[[], None]) -> None:
+    connection = http.client.HTTPConnection(adapter.http, timeout=60)
+    connection.request("POST", f"/models/{quoted(name)}/invoke", json.dumps(infer_body(1.0)))
+    asked()
+    connection.close()
+
+
+def over_grpc(adapter: RunningAdapter, name: str, asked: Callable[[], None]) -> None:
+    with calls_to(adapter.grpc) as calls:
+        calling = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(
+            infer_request(name, 1.0).SerializeToString(), timeout=60
+        )
+        asked()
+        calling.cancel()
+
+
+def over_a_stream(adapter: RunningAdapter, name: str, asked: Callable[[], None]) -> None:
+    with calls_to(adapter.grpc) as calls:
+        stream = calls.stream([infer_request(name, 1.0)])
+        asked()
+        stream.cancel()
+        with pytest.raises(grpc.RpcError):
+            next(stream)
+
+
+@pytest.mark.parametrize(
+    ("name", "ask"),
+    [
+        pytest.param("ret", over_http, id="http"),
+        pytest.param("ret", over_grpc, id="grpc proxy"),
+        pytest.param("ret it", over_grpc, id="grpc fallback"),  # it has another name in Triton
+        pytest.param("ret", over_a_stream, id="grpc stream"),
+    ],
+)
+def test_an_unload_ends_though_a_request_was_never_answered_and_a_load_and_a_stop_follow(
+    adapter: RunningAdapter,
+    tmp_path: Path,
+    name: str,
+    ask: Callable[[RunningAdapter, str, Callable[[], None]], None],
+) -> None:
+    package, mark = silent_model(tmp_path / "silent")
+    with closing(adapter.client()) as client:
+        assert client.load(name, package).status == 200
+        (stub,) = stubs(adapter, adapter.state()["models"][0]["triton_name"])
+        ask(adapter, name, lambda: wait_until(mark.exists, 60, "the model was asked"))
+
+        deleted = client.delete(f"/models/{quoted(name)}")
+
+        assert deleted.status == 200, deleted.body
+        assert not is_alive(stub)
+        assert adapter.wait_for("model.requests_lost", model_id=name)["requests"] == 1
+        assert adapter.state()["models"] == []
+        assert adapter.events("model.left_running") == []
+
+        assert client.load(name, write_python_model(tmp_path / "mended")).status == 200
+        answer = client.post(f"/models/{quoted(name)}/invoke", infer_body(1.0))
+        assert answer.status == 200, answer.body
+        assert client.delete(f"/models/{quoted(name)}").status == 200
+        assert adapter.events("triton.exited") == []

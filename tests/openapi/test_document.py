@@ -1,0 +1,185 @@
+"""docs/openapi.yaml is valid, has every route and no other, and the codes of the error tables."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+import jsonschema
+import openapi_spec_validator
+import pytest
+
+from adapter.frontends import openapi, status
+from adapter.frontends.http.endpoint import endpoint
+from tests.openapi.document import (
+    DOCUMENT,
+    REGISTRY,
+    ROOT,
+    Operation,
+    at_home,
+    operations,
+    resolved,
+    routes_of_http,
+    without_names,
+)
+
+OPERATIONS = operations(DOCUMENT)
+IDS = [f"{each.method} {each.path}" for each in OPERATIONS]
+FRONTENDS = ROOT / "adapter" / "frontends"
+# Codes that no HTTP listener answers with: they are of streams over gRPC, and of calls of gRPC.
+OVER_GRPC = {"NotTaken"}
+# Answers with an error status that may have no body.
+WITHOUT_BODY = {("/ping", "503")}
+
+
+def answers(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
+    for code, answer in operation.about["responses"].items():
+        yield code, resolved(answer)
+
+
+def codes_in(schema: object) -> set[str]:
+    """The error codes that a schema of an answer names."""
+    if isinstance(schema, list):
+        return {code for each in schema for code in codes_in(each)}
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("properties", {}).get("code", {}).get("enum", ())
+    return {*named, *codes_in(schema.get("anyOf", []))}
+
+
+def examples() -> Iterator[Any]:
+    """Each example with its schema, and where it stands."""
+
+    def walk(found: Any, where: str) -> Iterator[Any]:
+        if isinstance(found, dict):
+            if "example" in found and "schema" in found:
+                yield pytest.param(found["schema"], found["example"], id=where)
+            for key, value in found.items():
+                yield from walk(value, f"{where}/{key}")
+        elif isinstance(found, list):
+            for number, value in enumerate(found):
+                yield from walk(value, f"{where}/{number}")
+
+    yield from walk(DOCUMENT["paths"], "")
+    yield from walk(DOCUMENT["components"], "components")
+
+
+def test_it_is_a_valid_document_of_openapi():
+    openapi_spec_validator.validate(DOCUMENT)
+
+
+def test_every_route_of_the_callers_listeners_is_in_it_and_nothing_else():
+    routes = routes_of_http() - {"/endpoints/{}/{}"}
+    routes |= {f"/endpoints/{{}}/{name}" for name in {*endpoint._SERVED, endpoint._ASYNC}}
+    routes |= {f"/{openapi.NAME}"}
+
+    assert {without_names(each.path) for each in OPERATIONS if each.tag != "admin"} == routes
+
+
+def test_every_frontend_of_the_callers_listeners_is_looked_at_for_routes():
+    source = (ROOT / "adapter" / "app" / "rest.py").read_text()
+    table = source[source.index("    handlers = {") : source.index("    async def serve")]
+
+    firsts = re.findall(r"^        (\S+): ", table, re.MULTILINE) + re.findall(
+        r"\[(.*?)\] =", table
+    )
+    assert firsts == ['"v2"', "openapi.NAME", '"endpoints"']
+
+
+def test_every_route_of_the_operators_listeners_is_in_it_and_nothing_else():
+    code = "".join(
+        path.read_text() for path in [*FRONTENDS.glob("*.py"), *FRONTENDS.glob("page/*.py")]
+    )
+    routes = set(re.findall(r'router\.add_(\w+)\(f?"([^"]+)"', code))
+    routes = {(method.upper(), path.replace("{NAME}", openapi.NAME)) for method, path in routes}
+
+    found = {(each.method, each.path) for each in OPERATIONS if each.tag == "admin"}
+    assert found | {("GET", "/"), ("GET", f"/{openapi.NAME}")} == routes
+
+
+def test_the_codes_are_those_of_the_table_of_errors():
+    codes = {code for _, code in status.HTTP.values()} | {"InternalError"}
+
+    assert set(DOCUMENT["components"]["schemas"]["ErrorCode"]["enum"]) == codes
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=IDS)
+def test_an_answer_has_codes_of_its_status_alone(operation):
+    of_status = {(str(number), code) for number, code in status.HTTP.values()}
+    of_status |= {("500", "InternalError")}
+
+    for number, answer in answers(operation):
+        schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
+        assert {(number, code) for code in codes_in(schema)} <= of_status
+
+
+def test_every_code_is_an_answer_of_some_call():
+    found = {
+        code
+        for each in OPERATIONS
+        for _, answer in answers(each)
+        for code in codes_in(answer.get("content", {}).get("application/json", {}).get("schema"))
+    }
+
+    assert found | OVER_GRPC | {"MethodNotAllowed"} == set(
+        DOCUMENT["components"]["schemas"]["ErrorCode"]["enum"]
+    )
+
+
+def test_every_status_of_the_endpoints_table_is_an_answer_of_its_calls():
+    statuses = {number for number, _ in status.AWS.values()} - {404}
+
+    for each in OPERATIONS:
+        if each.path.endswith(("invocations", "response-stream")) and each.tag == "endpoint":
+            assert statuses <= each.statuses or "async" in each.path
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=IDS)
+def test_each_status_is_listed_by_number_and_each_error_says_what_its_body_is(operation):
+    for number, answer in answers(operation):
+        assert HTTPStatus(int(number)) if number != "530" else True
+        is_error = int(number) >= 400
+        assert "content" in answer or not is_error or (operation.path, number) in WITHOUT_BODY
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=IDS)
+def test_an_object_of_ours_says_that_it_has_no_other_members(operation):
+    """V2 answers are Triton's, which may grow; what is below them is not looked at."""
+    for number, answer in answers(operation):
+        if operation.tag in {"v2", "triton", "about"} and number == "200":
+            continue
+        if operation.path.endswith(("invoke", "invocations")) and number == "200":
+            continue
+        for content in answer.get("content", {}).values():
+            assert_closed(content.get("schema", {}))
+
+
+def assert_closed(schema: dict[str, Any]) -> None:
+    found = resolved(schema)
+    for each in found.get("anyOf", []):
+        assert_closed(each)
+    if found.get("type") == "object":
+        assert "additionalProperties" in found, found
+    for each in found.get("properties", {}).values():
+        assert_closed(each)
+    if isinstance(found.get("additionalProperties"), dict):
+        assert_closed(found["additionalProperties"])
+    if "items" in found:
+        assert_closed(found["items"])
+
+
+@pytest.mark.parametrize(("schema", "example"), [*examples()])
+def test_each_example_is_what_its_schema_says(schema, example):
+    jsonschema.Draft202012Validator(at_home(schema), registry=REGISTRY).validate(example)
+
+
+def test_its_version_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert DOCUMENT["info"]["version"] == project["version"]
+
+
+def test_what_the_listeners_serve_is_this_document():
+    assert json.loads(openapi._DOCUMENT) == DOCUMENT

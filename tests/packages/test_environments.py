@@ -1,0 +1,128 @@
+"""Python models that bring an environment of their own in an archive, on a real Triton."""
+
+import glob
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.running import COMPLETE, Client, embedded_adapter
+from tests.trees import CONFIG, infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_PLACE = """\
+parameters {
+  key: "EXECUTION_ENV_PATH"
+  value { string_value: "$$TRITON_MODEL_DIRECTORY/%s" }
+}
+"""
+_ACTIVATE = """\
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export PATH="$here/bin:$PATH"
+"""
+
+
+def make_environment(folder: Path, module: str) -> Path:
+    """A venv that may be moved, has `module` alone, and for all else looks into this one."""
+    command = [sys.executable, "-m", "venv", "--copies", "--without-pip", str(folder)]
+    subprocess.run(command, check=True)
+    (folder / "bin" / "activate").write_text(_ACTIVATE)
+    packages = folder / "lib" / _VERSION / "site-packages"
+    (packages / f"{module}.py").write_text("VALUE = 42.0\n")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    return folder
+
+
+def packed(environment: Path, package: Path) -> str:
+    with tarfile.open(package / "env.tar.gz", "w:gz") as writing:
+        writing.add(environment, ".")
+    return "env.tar.gz"
+
+
+def as_a_folder(environment: Path, package: Path) -> str:
+    shutil.copytree(environment, package / "env", symlinks=True)
+    return "env"
+
+
+def archive(
+    tmp_path: Path, module: str, put: Callable[[Path, Path], str], *, without: bool = False
+) -> Path:
+    package = tmp_path / "package"
+    package.mkdir()
+    name = put(make_environment(tmp_path / "made", module), package)
+    write_python_model(
+        package,
+        imports=f"import {module}",
+        answer=f"values = 0 * values + {module}.VALUE",
+        config=CONFIG if without else CONFIG + _PLACE % name,
+    )
+    (tmp_path / "root").mkdir()
+    written = tmp_path / "root" / "model.tar.gz"
+    with tarfile.open(written, "w:gz") as writing:
+        writing.add(package, ".")
+    return written
+
+
+def unpacked_by_triton(module: str) -> list[str]:
+    """Where Triton's python backend has unpacked it: always below /tmp, where others come and go
+    meanwhile, which a Path's `glob` takes for an error.
+    """
+    place = f"/tmp/python_env_*/*/lib/{_VERSION}/site-packages/{module}.py"
+    return glob.glob(place)  # noqa: PTH207
+
+
+def serve_once(client: Client, url: Path) -> None:
+    loaded = client.load("m", url)
+    assert loaded.status == 200, loaded.body
+    answer = client.post("/models/m/invoke", infer_body(1.0)).json()
+    assert answer["outputs"][0]["data"] == [42.0]
+
+
+def test_an_environment_that_is_a_folder_is_used_and_goes_with_the_unload(tmp_path: Path) -> None:
+    module = f"only_{abs(hash(tmp_path)):x}"
+    url = archive(tmp_path, module, as_a_folder)
+    with (
+        embedded_adapter(f"--model-roots={url.parent}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        for _ in range(2):
+            serve_once(client, url)
+            assert client.delete("/models/m").status == 200
+            assert [*adapter.repository.iterdir()] == []
+    assert unpacked_by_triton(module) == []
+
+
+def test_an_environment_that_is_packed_is_used_and_goes_with_triton(tmp_path: Path) -> None:
+    """Triton unpacks it once for a path and a time of change, and keeps that over an unload."""
+    module = f"only_{abs(hash(tmp_path)):x}"
+    url = archive(tmp_path, module, packed)
+    with (
+        embedded_adapter(f"--model-roots={url.parent}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        for _ in range(2):
+            serve_once(client, url)
+            assert client.delete("/models/m").status == 200
+            assert [*adapter.repository.iterdir()] == []
+            assert len(unpacked_by_triton(module)) == 1
+    assert unpacked_by_triton(module) == []
+
+
+def test_without_the_environment_the_module_is_missing(tmp_path: Path) -> None:
+    module = f"only_{abs(hash(tmp_path)):x}"
+    url = archive(tmp_path, module, as_a_folder, without=True)
+    with (
+        embedded_adapter(f"--model-roots={url.parent}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        refused = client.load("m", url)
+        assert refused.status == 400
+        assert f"No module named '{module}'" in refused.json()["error"]

@@ -1,0 +1,198 @@
+"""A bucket on moto's server as a store."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from adapter.core.artifacts import ArtifactKey, CacheUse, FetchProgress
+from adapter.errors import ArtifactNotFound, InvalidModel, StoreUnavailable
+from tests.store.conftest import archive, files_of, names
+
+_FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
+
+
+@asynccontextmanager
+async def cutting(
+    endpoint: str, after_bytes: int, cuts: int
+) -> AsyncIterator[tuple[str, list[str]]]:
+    """Stand before a server, and close the first connections after so many bytes of answers. Yields
+    the URL, and the heads of all requests for objects.
+    """
+    server_port, heads, left = urlsplit(endpoint).port, list[str](), cuts
+
+    async def pump(reader, writer, limit):
+        sent = 0
+        while chunk := await reader.read(2**16):
+            if limit is None:
+                heads.append(chunk.decode(errors="replace"))
+            elif sent + len(chunk) > limit:
+                writer.write(chunk[: limit - sent])
+                break
+            sent += len(chunk)
+            writer.write(chunk)
+            await writer.drain()
+
+    async def serve(reader, writer):
+        nonlocal left
+        theirs, to_them = await asyncio.open_connection("127.0.0.1", server_port)
+        limit = after_bytes if left > 0 else 2**40
+        left -= 1
+        both = [asyncio.create_task(pump(reader, to_them, None))]
+        both.append(asyncio.create_task(pump(theirs, writer, limit)))
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for each in both:
+            each.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+        for each in (writer, to_them):
+            each.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+    finally:
+        server.close()
+
+
+async def test_an_archive_is_fetched_from_below_the_prefix(bucket, open_cache):
+    bucket.put({"models/team/a.tar.gz": archive(_FILES), "a.tar.gz": archive({"other": b""})})
+    cache = await open_cache(f"s3://{bucket.name}/models/")
+    artifact, use = await cache.fetch("team/a.tar.gz")
+    assert (files_of(artifact), use) == (_FILES, CacheUse.MISS)
+    assert await cache.cache.is_current(artifact)
+    assert await cache.fetch("team/a.tar.gz") == (artifact, CacheUse.DISK)
+
+
+async def test_a_prefix_is_a_package_without_the_objects_that_stand_for_folders(bucket, open_cache):
+    bucket.put({f"m/{name}": content for name, content in _FILES.items()})
+    for marker in ("m/", "m/1/", "m/2/"):
+        bucket.put_marker(marker)
+    bucket.put({"mm/x": b"", "m.txt": b""})
+    artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("m")
+    assert files_of(artifact) == _FILES
+    assert names(Path(artifact.folder)) == ["1", "2", "config.pbtxt"]
+
+
+async def test_more_objects_than_a_page_of_a_listing_are_all_fetched(bucket, open_cache):
+    files = {f"f/{number}": b"x" for number in range(1010)}
+    bucket.put(files)
+    artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("f")
+    assert len(files_of(artifact)) == 1010
+
+
+async def test_a_prefix_that_changes_while_it_is_fetched_is_fetched_anew(bucket, open_cache):
+    bucket.put({"m/a": b"1", "m/b": b"1"})
+    cache = await open_cache(f"s3://{bucket.name}")
+
+    class Progress(FetchProgress):
+        """Changes the bucket once something has come."""
+
+        __slots__ = ()
+        is_changed = False
+
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "done_bytes" and value and not Progress.is_changed:
+                Progress.is_changed = True
+                bucket.put({"m/a": b"2", "m/b": b"2", "m/c": b"2"})
+
+    artifact, _ = await cache.fetch("m", Progress())
+    assert files_of(artifact) == {"a": b"2", "b": b"2", "c": b"2"}
+
+
+@pytest.mark.parametrize("key", ["a b+c%20#?.tar.gz", "ä/ü.tar.gz", "x=1&y=2/~z'(1).tar.gz"])
+async def test_a_key_may_be_any_text(bucket, open_cache, key):
+    bucket.put({key: archive(_FILES)})
+    artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch(key)
+    assert files_of(artifact) == _FILES
+
+
+async def test_an_object_whose_key_is_no_path_spoils_its_prefix_only(bucket, open_cache):
+    bucket.put_marker("m/../x/")
+    bucket.put({"n/config.pbtxt": b"c"})
+    cache = await open_cache(f"s3://{bucket.name}")
+    with pytest.raises(InvalidModel, match="cannot be a path"):
+        await cache.fetch("m")
+    await cache.fetch("n")
+
+
+async def test_a_missing_key_is_named_with_bucket_and_key(bucket, open_cache):
+    with pytest.raises(ArtifactNotFound) as missing:
+        await (await open_cache(f"s3://{bucket.name}/p")).fetch("a.tar.gz")
+    place = f"(bucket: {bucket.name}, key: p/a.tar.gz)"
+    assert str(missing.value) == f"Failed to download model data {place}: there is no such key"
+
+
+async def test_a_missing_bucket_is_the_stores_fault_not_the_keys(bucket, open_cache):
+    cache = await open_cache("s3://nosuchbucket")
+    with pytest.raises(StoreUnavailable, match="404 Not Found, NoSuchBucket"):
+        await cache.fetch("a.tar.gz")
+    assert "NoSuchBucket" in cache.cache.why_unreachable()
+
+
+async def test_a_cut_download_goes_on_by_range_and_if_match(bucket, open_cache, monkeypatch):
+    content = {"model.bin": os.urandom(6 * 2**20)}
+    bucket.put({"a.tar.gz": archive(content)})
+    async with cutting(bucket.endpoint, 3 * 2**20, cuts=4) as (url, heads):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("a.tar.gz")
+    assert files_of(artifact) == content
+    ranged = [head.lower() for head in heads if "range: bytes=" in head.lower()]
+    assert ranged
+    assert all(f"if-match: {artifact.etag}" in head for head in ranged)
+
+
+async def test_a_cut_download_of_a_large_object_of_a_prefix_goes_on(
+    bucket, open_cache, monkeypatch
+):
+    content = os.urandom(9 * 2**20)
+    bucket.put({"m/model.bin": content, "m/config.pbtxt": b"c"})
+    async with cutting(bucket.endpoint, 5 * 2**20, cuts=6) as (url, heads):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("m")
+    assert files_of(artifact) == {"model.bin": content, "config.pbtxt": b"c"}
+    ranged = [head.lower() for head in heads if "range: bytes=" in head.lower()]
+    assert ranged
+    assert all("if-match: " in head for head in ranged)
+
+
+async def test_a_name_is_found_with_the_suffix_of_an_archive(bucket, open_cache):
+    bucket.put({"a.zip": b"", "a.tar": b"", "b/config.pbtxt": b""})
+    cache = (await open_cache(f"s3://{bucket.name}")).cache
+    assert await cache.find(ArtifactKey("", "a")) == ArtifactKey("", "a.tar")
+    assert await cache.find(ArtifactKey("", "b")) == ArtifactKey("", "b")
+    assert await cache.find(ArtifactKey("", "c")) is None
+    bucket.put({"c.zip": b""})
+    assert await cache.find(ArtifactKey("", "c")) is None, "remembered for some seconds"
+
+
+async def test_the_keys_of_a_profile_are_found_where_boto3_is_installed(
+    bucket, open_cache, monkeypatch, tmp_path
+):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    credentials = tmp_path / "credentials"
+    credentials.write_text("[team]\naws_access_key_id = profiles-key\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    bucket.put({"a.tar.gz": archive(_FILES)})
+    async with cutting(bucket.endpoint, 0, cuts=0) as (url, heads):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        await (await open_cache(f"s3://{bucket.name}")).fetch("a.tar.gz")
+    assert all("Credential=profiles-key/" in head for head in heads)
+    assert heads
+
+
+async def test_secrets_are_in_no_message(bucket, open_cache, monkeypatch, caplog):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session-secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    cache = await open_cache(f"s3://{bucket.name}", timeout_seconds=1)
+    with pytest.raises(StoreUnavailable, match="connection refused") as failed:
+        await cache.fetch("a")
+    said = str(failed.value) + str([vars(record) for record in caplog.records])
+    assert "secret" not in said.replace("AWS_SECRET", "")

@@ -1,0 +1,255 @@
+"""Room on disk: what leaves it, in which order, and what never does."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from adapter.core.artifacts import CacheUse
+from adapter.errors import InvalidModel, NoRoom
+from adapter.store.cache_folder import CacheFolder, Note
+from adapter.store.disk import RESERVE_BYTES, Claim, Disk
+from tests.store.conftest import archive, files_of, names, zipped
+
+_MIB = 2**20
+
+
+@pytest.fixture
+def models(folder: Path) -> Path:
+    """Six packages of 1 MiB and a bit, as folders and as archives in turn."""
+    for number in range(6):
+        content = os.urandom(_MIB)
+        if number % 2:
+            (folder / str(number)).write_bytes(archive({"model.bin": content}))
+        else:
+            (folder / str(number)).mkdir()
+            (folder / str(number) / "model.bin").write_bytes(content)
+    return folder
+
+
+def on_disk(cache) -> set[str]:
+    """The keys that are served without a fetch."""
+    return {kept.note.path for kept in cache.cache._disk._kept.values()}
+
+
+async def test_the_least_recently_used_leaves_for_what_comes(models, open_cache, caplog):
+    caplog.set_level("INFO")
+    cache = await open_cache(models, limit_bytes=int(4.5 * _MIB))
+    for key in "0", "2", "4", "0":
+        await cache.fetch_and_release(key)
+    assert on_disk(cache) == {"0", "2", "4"}
+    (models / "6").mkdir()
+    (models / "6/model.bin").write_bytes(os.urandom(2 * _MIB))
+    await cache.fetch_and_release("6")
+    assert on_disk(cache) == {"0", "4", "6"}
+    assert cache.evicted == ["limit"]
+    [evicted] = [each for each in caplog.records if each.message == "artifact.evicted"]
+    assert (evicted.key, evicted.reason) == ("2", "limit")
+    assert evicted.bytes > _MIB
+
+
+async def test_what_is_in_use_never_leaves(models, open_cache):
+    cache = await open_cache(models, limit_bytes=int(2.5 * _MIB))
+    first, _ = await cache.fetch("0")
+    second, _ = await cache.fetch("2")
+    with pytest.raises(NoRoom, match=r"no room on disk.*cache_limit, 2\.5 MiB"):
+        await cache.fetch("4")
+    assert on_disk(cache) == {"0", "2"}
+    assert len(files_of(first)["model.bin"]) == len(files_of(second)["model.bin"]) == _MIB
+    assert cache.cache.used_bytes == first.size_bytes + second.size_bytes
+    cache.cache.release(first)
+    await cache.fetch("4")
+    assert on_disk(cache) == {"2", "4"}
+
+
+async def test_an_artifact_that_two_have_fetched_is_in_use_until_both_release_it(
+    models, open_cache
+):
+    cache = await open_cache(models, limit_bytes=int(1.5 * _MIB))
+    first, _ = await cache.fetch("0")
+    await cache.fetch("0")
+    cache.cache.release(first)
+    with pytest.raises(NoRoom):
+        await cache.fetch("2")
+    cache.cache.release(first)
+    await cache.fetch("2")
+
+
+async def test_a_version_that_was_replaced_leaves_first(models, open_cache):
+    cache = await open_cache(models, limit_bytes=int(3.5 * _MIB))
+    await cache.fetch_and_release("2")
+    await cache.fetch_and_release("0")
+    (models / "0/model.bin").write_bytes(os.urandom(_MIB))
+    await cache.fetch_and_release("0")
+    await cache.fetch_and_release("4")
+    assert await cache.fetch_and_release("2") is CacheUse.DISK
+
+
+async def test_an_archive_counts_as_packed_and_as_unpacked_while_it_is_unpacked(models, open_cache):
+    cache = await open_cache(models, limit_bytes=int(1.5 * _MIB))
+    with pytest.raises(InvalidModel, match=r"cache_limit is 1\.5 MiB"):
+        await cache.fetch("1")
+    assert cache.cache.used_bytes == 0
+    cache = await open_cache(models, limit_bytes=int(2.5 * _MIB), at=models.parent / "other")
+    await cache.fetch("1")
+    assert _MIB < cache.cache.used_bytes < 1.1 * _MIB
+
+
+async def test_room_for_a_large_archive_is_made_in_steps_while_it_unpacks(folder, open_cache):
+    for number in range(8):
+        (folder / f"small{number}").mkdir()
+        (folder / f"small{number}/model.bin").write_bytes(bytes(5 * _MIB))
+    # packs 100 to 1, so that its size says nothing of what it takes
+    (folder / "large.tar.gz").write_bytes(archive({"model.bin": bytes(30 * _MIB)}))
+    cache = await open_cache(folder, limit_bytes=56 * _MIB)
+    for number in range(8):
+        await cache.fetch_and_release(f"small{number}")
+    await cache.fetch("large.tar.gz")
+    assert on_disk(cache) == {"large.tar.gz", "small4", "small5", "small6", "small7"}
+    assert cache.cache.used_bytes <= 56 * _MIB
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+async def test_what_never_fits_is_refused_before_anything_leaves_and_until_it_changes(
+    folder, open_cache, kind, caplog
+):
+    caplog.set_level("INFO")
+    for number in range(3):
+        (folder / f"small{number}").mkdir()
+        (folder / f"small{number}/model.bin").write_bytes(bytes(5 * _MIB))
+    large = folder / f"large.{kind}"
+    pack = archive if kind == "tar.gz" else zipped
+    large.write_bytes(pack({"model.bin": bytes(60 * _MIB)}))
+    cache = await open_cache(folder, limit_bytes=20 * _MIB)
+    for number in range(3):
+        await cache.fetch_and_release(f"small{number}")
+    for _ in range(2):
+        with pytest.raises(InvalidModel) as refused:
+            await cache.fetch(large.name)
+        said = str(refused.value)
+        assert said.count("(") == 1, "one sentence, that names the place once"
+        assert "more on disk, and cache_limit is 20.0 MiB" in said
+    assert on_disk(cache) == {"small0", "small1", "small2"}
+    begun = [each for each in caplog.records if each.message == "artifact.fetch_begun"]
+    assert [each.key for each in begun].count(large.name) == 1
+    large.write_bytes(pack({"model.bin": bytes(_MIB)}))
+    await cache.fetch(large.name)
+
+
+async def test_beside_what_never_leaves_nothing_is_evicted_in_vain(models, open_cache):
+    class Pinned:
+        may_unload = False
+
+        async def unload_least_used(self) -> bool:
+            return False
+
+        def bytes_that_stay(self) -> int:
+            return 2 * _MIB
+
+    cache = await open_cache(models, limit_bytes=int(2.5 * _MIB))
+    await cache.fetch_and_release("0")
+    cache.cache.ask_for_room(Pinned())
+    with pytest.raises(NoRoom, match=r"2\.0 MiB never leave"):
+        await cache.fetch("2")
+    assert on_disk(cache) == {"0"}
+
+
+async def test_an_archive_that_runs_out_of_room_while_it_unpacks_leaves_nothing(folder, open_cache):
+    (folder / "small").mkdir()
+    (folder / "small/model.bin").write_bytes(bytes(15 * _MIB))
+    (folder / "large.tar.gz").write_bytes(archive({"model.bin": bytes(30 * _MIB)}))
+    cache = await open_cache(folder, limit_bytes=40 * _MIB)
+    small, _ = await cache.fetch("small")
+    with pytest.raises(NoRoom):
+        await cache.fetch("large.tar.gz")
+    assert cache.cache.used_bytes == small.size_bytes
+    assert not names(cache.cache.root / "work")
+
+
+async def test_many_at_once_never_take_more_than_the_limit(models, open_cache):
+    cache = await open_cache(models, limit_bytes=int(4.5 * _MIB), concurrency=3)
+    most = 0
+
+    async def use(number):
+        nonlocal most
+        for turn in range(12):
+            try:
+                await cache.fetch_and_release(str((number * 5 + turn * (number + 1)) % 6))
+            except NoRoom:
+                continue
+            finally:
+                most = max(most, cache.cache.used_bytes)
+
+    await asyncio.gather(*(use(number) for number in range(4)))
+    assert most <= 4.5 * _MIB
+    taken = sum(kept.note.size_bytes for kept in cache.cache._disk._kept.values())
+    assert cache.cache.used_bytes == taken
+    assert len(names(cache.cache.root / "artifacts")) == len(on_disk(cache))
+
+
+# -- the disk itself ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path):
+    folder = CacheFolder(tmp_path / "cache")
+    folder.open()
+    yield folder
+    folder.close()
+
+
+def kept(folder: CacheFolder, disk: Disk, path: str, size_bytes: int) -> None:
+    """Put an artifact there that says that it is so large, and that nobody uses."""
+    work = folder.new_work()
+    (work / "files").mkdir(parents=True)
+    (work / "files" / path).write_bytes(b"x")
+    note = Note("/store", path, "1", path, size_bytes, {path: 1})
+    folder.publish(work, note)
+    claim = Claim(path, disk)
+    claim.take(size_bytes)
+    disk.release(disk.add(note, claim).note.id)
+
+
+def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
+    free = RESERVE_BYTES + 10
+    evicted = []
+
+    def on_evicted(each):
+        nonlocal free
+        free += each.kept.note.size_bytes
+        evicted.append((each.kept.note.path, each.reason))
+
+    disk = Disk(cache_folder, 2**40, on_evicted, free_bytes=lambda: free)
+    kept(cache_folder, disk, "a", 5)
+    kept(cache_folder, disk, "b", 5)
+    Claim("new", disk).take(12)
+    assert evicted == [("a", "disk")]
+    with pytest.raises(NoRoom, match=r"1\.0 GiB are kept"):
+        Claim("more", disk).take(100)
+    assert evicted == [("a", "disk"), ("b", "disk")]
+
+
+def test_who_asks_for_room_waits_for_what_is_leaving(cache_folder):
+    disk = Disk(cache_folder, 10, lambda _: None)
+    kept(cache_folder, disk, "a", 10)
+    begun, go_on = threading.Event(), threading.Event()
+    remove = cache_folder.remove
+
+    def slow(id_):
+        begun.set()
+        assert go_on.wait(60)
+        remove(id_)
+
+    cache_folder.remove = slow
+    first, second = Claim("first", disk), Claim("second", disk)
+    threads = [threading.Thread(target=first.take, args=(5,))]
+    threads[0].start()
+    assert begun.wait(60)
+    threads.append(threading.Thread(target=second.take, args=(5,)))
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert (first.size_bytes, second.size_bytes, disk.used_bytes) == (5, 5, 10)

@@ -1,0 +1,202 @@
+"""A folder as a store, and what holds for every store."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from adapter.core.artifacts import ArtifactKey, CacheUse, FetchProgress
+from adapter.errors import (
+    ArtifactNotFound,
+    InvalidModel,
+    InvalidRequest,
+    StoreUnavailable,
+)
+from tests.store.conftest import archive, files_of, modified, names
+
+_FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
+
+
+async def test_an_archive_is_unpacked_into_the_cache(folder, open_cache):
+    (folder / "team").mkdir()
+    (folder / "team/digits.tar.gz").write_bytes(archive(_FILES))
+    cache = await open_cache(folder)
+    progress = FetchProgress()
+    artifact, use = await cache.fetch("team/digits.tar.gz", progress)
+    assert use is CacheUse.MISS
+    assert files_of(artifact) == _FILES
+    assert Path(artifact.folder).is_relative_to(cache.cache.root)
+    size = (folder / "team/digits.tar.gz").stat().st_size
+    assert (progress.done_bytes, progress.total_bytes) == (size, size)
+    assert cache.cache.used_bytes == artifact.size_bytes
+
+
+async def test_a_folder_is_fetched_file_by_file_and_keeps_its_times(folder, open_cache):
+    for name, content in _FILES.items():
+        (folder / "digits" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "digits" / name).write_bytes(content)
+    os.utime(folder / "digits/1/model.py", (1e9, 1e9))
+    artifact, _ = await (await open_cache(folder)).fetch("digits")
+    assert files_of(artifact) == _FILES
+    assert modified(f"{artifact.folder}/1/model.py") == 1e9
+
+
+async def test_a_lone_file_is_a_package_under_its_own_name(folder, open_cache):
+    (folder / "net.onnx").write_bytes(b"onnx")
+    artifact, _ = await (await open_cache(folder)).fetch("net.onnx")
+    assert Path(artifact.folder).name == "net.onnx"
+    assert files_of(artifact) == {"": b"onnx"}
+
+
+async def test_what_is_on_disk_is_not_fetched_again(folder, open_cache):
+    (folder / "a.tar.gz").write_bytes(archive(_FILES))
+    cache = await open_cache(folder)
+    first, _ = await cache.fetch("a.tar.gz")
+    cache.cache.release(first)
+    assert await cache.fetch("a.tar.gz") == (first, CacheUse.DISK)
+
+
+async def test_another_version_in_the_store_is_fetched_beside_the_one_in_use(folder, open_cache):
+    (folder / "a.tar.gz").write_bytes(archive(_FILES))
+    cache = await open_cache(folder)
+    first, _ = await cache.fetch("a.tar.gz")
+    assert await cache.cache.is_current(first)
+    (folder / "a.tar.gz").write_bytes(archive({"config.pbtxt": b"other"}))
+    assert not await cache.cache.is_current(first)
+    second, use = await cache.fetch("a.tar.gz")
+    assert use is CacheUse.MISS
+    assert files_of(second) == {"config.pbtxt": b"other"}
+    assert files_of(first) == _FILES
+
+
+async def test_a_folder_with_one_changed_file_is_another_version(folder, open_cache):
+    (folder / "a/1").mkdir(parents=True)
+    (folder / "a/1/model.py").write_bytes(b"1")
+    (folder / "a/config.pbtxt").write_bytes(b"c")
+    cache = await open_cache(folder)
+    first, _ = await cache.fetch("a")
+    assert await cache.cache.is_current(first)
+    (folder / "a/1/model.py").write_bytes(b"22")
+    assert not await cache.cache.is_current(first)
+    (folder / "a/1/model.py").unlink()
+    assert not await cache.cache.is_current(first)
+
+
+async def test_a_key_that_is_not_there_is_named_and_no_path_of_the_machine(folder, open_cache):
+    cache = await open_cache(folder)
+    with pytest.raises(ArtifactNotFound) as missing:
+        await cache.fetch("nope.tar.gz")
+    expected = "Failed to download model data (key: nope.tar.gz): "
+    assert str(missing.value) == f"{expected}there is no such key"
+
+
+async def test_a_key_below_a_file_is_not_there(folder, open_cache):
+    (folder / "a").write_bytes(b"x")
+    with pytest.raises(ArtifactNotFound):
+        await (await open_cache(folder)).fetch("a/b")
+
+
+@pytest.mark.parametrize("link", ["file", "folder", "inside a folder"])
+async def test_a_link_out_of_the_store_is_refused(folder, open_cache, tmp_path, link):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/model.py").write_bytes(b"secret")
+    if link == "file":
+        (folder / "a").symlink_to(tmp_path / "secret/model.py")
+    elif link == "folder":
+        (folder / "a").symlink_to(tmp_path / "secret")
+    else:
+        (folder / "a").mkdir()
+        (folder / "a/model.py").symlink_to("../../secret/model.py")
+    cache = await open_cache(folder)
+    with pytest.raises(InvalidRequest, match="leads out of the store"):
+        await cache.fetch("a")
+    assert cache.cache.used_bytes == 0
+
+
+async def test_a_link_within_the_store_is_followed(folder, open_cache):
+    (folder / "real").mkdir()
+    (folder / "real/config.pbtxt").write_bytes(b"c")
+    (folder / "a").symlink_to("real")
+    artifact, _ = await (await open_cache(folder)).fetch("a")
+    assert files_of(artifact) == {"config.pbtxt": b"c"}
+
+
+async def test_a_store_whose_folder_is_not_mounted_is_unavailable_not_empty(tmp_path, open_cache):
+    cache = await open_cache(tmp_path / "not-mounted")
+    with pytest.raises(StoreUnavailable, match="the folder is not there"):
+        await cache.fetch("a")
+    assert "the folder is not there" in cache.cache.why_unreachable()
+    (tmp_path / "not-mounted").mkdir()
+    (tmp_path / "not-mounted/a").write_bytes(b"x")
+    await cache.fetch("a")
+    assert cache.cache.why_unreachable() is None
+
+
+async def test_an_archive_that_escapes_is_refused_by_the_words_of_unpacking(folder, open_cache):
+    (folder / "a.tar.gz").write_bytes(archive({"../evil": b"x"}))
+    cache = await open_cache(folder)
+    with pytest.raises(InvalidModel, match=r'key: a\.tar\.gz\).*holds "\.\."'):
+        await cache.fetch("a.tar.gz")
+    assert cache.cache.used_bytes == 0
+    assert not names(cache.cache.root / "work")
+
+
+async def test_what_unpacks_to_more_than_the_limit_is_refused(folder, open_cache):
+    (folder / "a.tar.gz").write_bytes(archive({"model.bin": bytes(3 * 2**20)}))
+    (folder / "b").mkdir()
+    (folder / "b/model.bin").write_bytes(bytes(3 * 2**20))
+    cache = await open_cache(folder, max_unpacked_bytes=2**20)
+    with pytest.raises(InvalidModel, match="max_unpacked_bytes"):
+        await cache.fetch("a.tar.gz")
+    with pytest.raises(InvalidModel, match="max_unpacked_bytes"):
+        await cache.fetch("b")
+
+
+async def test_a_damaged_archive_is_named_by_its_key_not_by_where_it_was_put(folder, open_cache):
+    (folder / "a.tar.gz").write_bytes(archive(_FILES)[:-20])
+    cache = await open_cache(folder)
+    with pytest.raises(InvalidModel, match="damaged") as refused:
+        await cache.fetch("a.tar.gz")
+    assert str(cache.cache.root) not in str(refused.value)
+
+
+async def test_callers_of_one_key_fetch_it_once(folder, open_cache, caplog):
+    caplog.set_level("INFO")
+    (folder / "a.tar.gz").write_bytes(archive({"model.bin": os.urandom(2**20)}))
+    cache = await open_cache(folder)
+    found = await asyncio.gather(*(cache.fetch("a.tar.gz") for _ in range(8)))
+    assert sorted(use.value for _, use in found) == ["disk"] * 7 + ["miss"]
+    events = [record.message for record in caplog.records]
+    assert events.count("artifact.fetch_begun") == events.count("artifact.fetched") == 1
+
+
+async def test_a_fetch_that_is_cancelled_leaves_nothing_and_the_next_one_succeeds(
+    folder, open_cache
+):
+    (folder / "a.tar.gz").write_bytes(archive({"model.bin": os.urandom(30 * 2**20)}))
+    cache = await open_cache(folder)
+    for pauses in (0, 1, 3, 10, 30, 100):
+        progress = FetchProgress()
+        task = asyncio.create_task(cache.fetch("a.tar.gz", progress))
+        for _ in range(pauses):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            cache.cache.release(task.result()[0])
+    artifact, _ = await cache.fetch("a.tar.gz")
+    assert files_of(artifact).keys() == {"model.bin"}
+    assert cache.cache.used_bytes == artifact.size_bytes
+    assert not names(cache.cache.root / "work")
+
+
+async def test_a_name_is_found_with_the_suffix_of_an_archive(folder, open_cache):
+    (folder / "a.tgz").write_bytes(archive(_FILES))
+    (folder / "b").mkdir()
+    (folder / "b/config.pbtxt").write_bytes(b"c")
+    (folder / "b.tar.gz").write_bytes(archive(_FILES))
+    cache = (await open_cache(folder)).cache
+    assert await cache.find(ArtifactKey("", "a")) == ArtifactKey("", "a.tgz")
+    assert await cache.find(ArtifactKey("", "b")) == ArtifactKey("", "b")
+    assert await cache.find(ArtifactKey("", "c")) is None

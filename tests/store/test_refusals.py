@@ -1,0 +1,44 @@
+"""What a store surely does not have is not asked for again for a few seconds, and nothing else."""
+
+import pytest
+
+from adapter.errors import ArtifactNotFound, StoreDenied, StoreUnavailable
+from adapter.store.refusals import MAX_REMEMBERED, Refusals
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"), [(ArtifactNotFound("gone"), 5), (StoreDenied("no"), 1)]
+)
+def test_a_refusal_is_remembered_for_its_time_and_then_forgotten(error, seconds):
+    clock = Clock()
+    refusals = Refusals(clock)
+    refusals.remember(("a",), error)
+    clock.now = seconds - 0.01
+    with pytest.raises(type(error), match=str(error)):
+        refusals.raise_known(("a",))
+    refusals.raise_known(("b",))
+    clock.now = seconds
+    refusals.raise_known(("a",))
+    assert not len(refusals)
+
+
+def test_what_may_be_otherwise_in_a_moment_is_never_remembered():
+    refusals = Refusals()
+    refusals.remember(("a",), StoreUnavailable("timed out"))
+    assert refusals.known(("a",)) is None
+
+
+def test_only_so_many_are_remembered_and_the_oldest_go():
+    refusals = Refusals()
+    for number in range(MAX_REMEMBERED + 10):
+        refusals.remember((str(number),), ArtifactNotFound("gone"))
+    assert len(refusals) == MAX_REMEMBERED == 1024
+    assert refusals.known(("9",)) is None
+    assert refusals.known(("10",)) is not None

@@ -1,0 +1,126 @@
+"""Fetches that lack room on disk wait for each other, and none waits for ever."""
+
+import asyncio
+import itertools
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from adapter.core.artifacts import ArtifactKey, FetchProgress
+from adapter.errors import NoRoom
+from tests.store.conftest import TryCache, archive, names
+
+_KIB = 2**10
+_LIMIT = 600 * _KIB
+_numbers = itertools.count()
+
+
+def put(folder: Path, key: str, size_bytes: int, *, packed: bool) -> None:
+    """A package; an archive of it is as large, and so takes twice that while it is unpacked."""
+    content = os.urandom(size_bytes)
+    if packed:
+        (folder / key).write_bytes(archive({"model.bin": content}))
+    else:
+        (folder / key).mkdir()
+        (folder / key / "model.bin").write_bytes(content)
+
+
+class Callers:
+    """Models that somebody calls now: each will go, and none does so for others."""
+
+    may_unload = True
+
+    async def unload_least_used(self) -> bool:
+        return False
+
+    def bytes_that_stay(self) -> int:
+        return 0
+
+
+def is_empty(cache: TryCache) -> bool:
+    """Whether nothing is reserved, and nothing is left of what was not fetched whole."""
+    taken = sum(kept.note.size_bytes for kept in cache.cache._disk._kept.values())
+    return cache.cache.used_bytes == taken and not names(cache.cache.root / "work")
+
+
+async def test_fetches_that_fit_one_by_one_all_succeed_when_they_begin_at_once(folder, open_cache):
+    for number in range(6):
+        put(folder, f"{number}.tar.gz", 280 * _KIB, packed=True)
+    cache = await open_cache(folder, limit_bytes=_LIMIT, concurrency=6, room_seconds=3600)
+    await asyncio.gather(*(cache.fetch_and_release(f"{number}.tar.gz") for number in range(6)))
+    assert is_empty(cache)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 280), st.booleans()), min_size=2, max_size=8),
+    concurrency=st.integers(2, 8),
+    seed=st.integers(0, 2**32),
+)
+async def test_no_set_of_fetches_that_fit_one_by_one_is_refused(
+    folder, open_cache, sizes, concurrency, seed
+):
+    random, mark = Random(seed), next(_numbers)
+    keys = [f"{mark}-{number}" for number in range(len(sizes))]
+    for key, (kibs, packed) in zip(keys, sizes, strict=True):
+        put(folder, key, kibs * _KIB, packed=packed)
+    at = folder.parent / f"cache{mark}"
+    cache = await open_cache(
+        folder, limit_bytes=_LIMIT, concurrency=concurrency, room_seconds=3600, at=at
+    )
+    cache.cache.ask_for_room(Callers())
+
+    async def use(key: str) -> None:
+        for _ in range(random.choice([0, 1, 10])):
+            await asyncio.sleep(0)
+        artifact, _ = await cache.fetch(key)
+        assert cache.cache.used_bytes <= _LIMIT
+        for _ in range(random.choice([0, 1, 10])):
+            await asyncio.sleep(0)
+        cache.cache.release(artifact)
+
+    await asyncio.gather(*map(use, keys))
+    assert is_empty(cache)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_of_fetches_whose_artifacts_stay_in_use_as_many_succeed_as_fit(
+    folder, open_cache, packed
+):
+    for number in range(6):
+        put(folder, str(number), 280 * _KIB, packed=packed)
+    cache = await open_cache(folder, limit_bytes=_LIMIT, concurrency=6, room_seconds=3600)
+    fetches = (cache.fetch(str(number)) for number in range(6))
+    found = await asyncio.gather(*fetches, return_exceptions=True)
+    refused = [each for each in found if isinstance(each, NoRoom)]
+    # an archive has to fit beside what comes out of it
+    assert len(found) - len(refused) == (1 if packed else 2)
+    assert is_empty(cache)
+
+
+class Loaded(Callers):
+    """Models that would go for others."""
+
+    async def unload_least_used(self) -> bool:
+        raise AssertionError("a model was asked to go")
+
+
+async def test_a_fetch_that_may_unload_nothing_is_refused_at_once_and_no_model_is_asked_to_go(
+    folder, open_cache
+):
+    for number in range(2):
+        put(folder, str(number), 400 * _KIB, packed=False)
+    cache = await open_cache(folder, limit_bytes=_LIMIT, room_seconds=3600)
+    cache.cache.ask_for_room(Loaded())
+    await cache.fetch("0")
+    with pytest.raises(NoRoom):
+        await cache.cache.fetch(ArtifactKey("", "1"), FetchProgress(), unloads=False)
+    assert is_empty(cache)

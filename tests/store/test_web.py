@@ -1,0 +1,248 @@
+"""A web server as a store: cuts, lies, and what is said of them."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+
+from adapter.core.artifacts import CacheUse, FetchProgress
+from adapter.errors import ArtifactNotFound, InvalidModel, StoreDenied, StoreUnavailable
+from tests.store.conftest import archive, files_of
+from tests.store.web import (
+    Page,
+    cut_after,
+    says_more,
+    silence,
+    status,
+    well,
+    whole_instead_of_a_part,
+)
+
+_MODEL = {"model.bin": os.urandom(5 * 2**20)}
+_ARCHIVE = archive(_MODEL)
+
+
+@pytest.fixture
+async def cache(website, open_cache):
+    website.pages["/models/a.tar.gz"] = Page(_ARCHIVE)
+    cache = await open_cache(f"{website.url}/models/")
+    website.asked.clear()
+    return cache
+
+
+@pytest.fixture
+async def hasty(website, open_cache):
+    """Gives up after a second."""
+    website.pages["/models/a.tar.gz"] = Page(_ARCHIVE)
+    return await open_cache(f"{website.url}/models/", timeout_seconds=1)
+
+
+def gets(website):
+    """Range and If-Match of each GET."""
+    return [(start, match) for method, _, start, match in website.asked if method == "GET"]
+
+
+async def test_an_archive_comes_from_below_the_url(website, cache):
+    progress = FetchProgress()
+    artifact, use = await cache.fetch("a.tar.gz", progress)
+    assert (files_of(artifact), use) == (_MODEL, CacheUse.MISS)
+    assert progress.done_bytes == progress.total_bytes == len(_ARCHIVE)
+    assert gets(website) == [(None, '"1"')]
+
+
+async def test_a_cut_download_goes_on_where_it_was(website, cache):
+    website.script = [cut_after(3 * 2**20)]
+    artifact, _ = await cache.fetch("a.tar.gz")
+    assert files_of(artifact) == _MODEL
+    (_, first), (start, _) = gets(website)
+    assert first == '"1"'
+    assert int(start.removeprefix("bytes=").partition("-")[0]) >= 2 * 2**20
+
+
+async def test_a_download_that_is_given_up_by_obstore_goes_on_with_if_match(website, cache):
+    # that a part is refused ends obstore's own attempts
+    website.script = [cut_after(3 * 2**20), whole_instead_of_a_part, well]
+    artifact, _ = await cache.fetch("a.tar.gz")
+    assert files_of(artifact) == _MODEL
+    start, match = gets(website)[2]
+    assert start.endswith("-")  # obstore's own would name the end
+    assert int(start[len("bytes=") : -1]) >= 2 * 2**20
+    assert match == '"1"'
+
+
+async def test_many_cuts_with_progress_in_between_end_well(website, cache):
+    website.script = [cut_after(2**19) for _ in range(8)]
+    artifact, _ = await cache.fetch("a.tar.gz")
+    assert files_of(artifact) == _MODEL
+
+
+async def test_progress_never_exceeds_the_whole(website, cache):
+    website.script = [cut_after(3 * 2**20), whole_instead_of_a_part]
+    progress = FetchProgress()
+    await cache.fetch("a.tar.gz", progress)
+    assert progress.done_bytes == progress.total_bytes == len(_ARCHIVE)
+
+
+async def test_a_changed_etag_in_mid_download_starts_over(website, cache):
+    other = {"model.bin": os.urandom(5 * 2**20)}
+
+    async def change_and_cut(answer):
+        response = await cut_after(3 * 2**20)(answer)
+        website.pages["/models/a.tar.gz"] = Page(archive(other), '"2"')
+        return response
+
+    website.script = [change_and_cut]
+    artifact, _ = await cache.fetch("a.tar.gz")
+    assert (files_of(artifact), artifact.etag) == (other, '"2"')
+
+
+async def test_an_object_that_changes_all_the_time_is_given_up(website, cache):
+    async def change_and_cut(answer):
+        response = await cut_after(3 * 2**20)(answer)
+        website.pages["/models/a.tar.gz"] = Page(_ARCHIVE, f'"{len(website.asked)}"')
+        return response
+
+    website.script = [change_and_cut, *([change_and_cut] * 30)]
+    with pytest.raises(StoreUnavailable, match="changed 5 times"):
+        await cache.fetch("a.tar.gz")
+    assert cache.cache.used_bytes == 0
+
+
+async def test_without_an_etag_a_cut_download_begins_anew(website, cache):
+    website.pages["/models/a.tar.gz"] = Page(_ARCHIVE, None)
+    website.script = [cut_after(3 * 2**20)]
+    progress = FetchProgress()
+    artifact, _ = await cache.fetch("a.tar.gz", progress)
+    assert files_of(artifact) == _MODEL
+    assert gets(website) == [(None, None), (None, None)]
+    assert progress.done_bytes == len(_ARCHIVE)
+
+
+async def test_a_server_that_takes_no_ranges_and_cuts_again_is_an_error(website, hasty):
+    async def cut_the_whole(answer):
+        answer.offset = 0
+        return await cut_after(3 * 2**20)(answer)
+
+    website.script = [cut_the_whole] * 30
+    with pytest.raises(StoreUnavailable, match=r"key: a\.tar\.gz\)"):
+        await hasty.fetch("a.tar.gz")
+    assert hasty.cache.used_bytes == 0
+
+
+async def test_fewer_bytes_than_were_announced_are_an_error(website, hasty):
+    page = website.pages["/models/a.tar.gz"]
+    website.script = [says_more(1000)] * 30
+    with pytest.raises(StoreUnavailable):
+        await hasty.fetch("a.tar.gz")
+    assert page.body == _ARCHIVE
+    assert hasty.cache.used_bytes == 0
+    assert not list((hasty.cache.root / "work").iterdir())
+
+
+async def test_another_length_than_the_head_said_is_another_version(website, cache):
+    page = website.pages["/models/a.tar.gz"]
+
+    async def shorter(answer):
+        answer.page = Page(page.body[:-10], page.etag)
+        return await well(answer)
+
+    website.script = [shorter] * 30
+    with pytest.raises(StoreUnavailable, match="changed 5 times"):
+        await cache.fetch("a.tar.gz")
+
+
+async def test_a_store_that_falls_silent_is_given_up_after_the_timeout(website, hasty):
+    website.script = [silence] * 30
+    with pytest.raises(StoreUnavailable, match="did not answer in time"):
+        await hasty.fetch("a.tar.gz")
+
+
+async def test_a_busy_store_is_asked_again(website, cache):
+    website.script = [status(503), status(500), status(429)]
+    artifact, _ = await cache.fetch("a.tar.gz")
+    assert files_of(artifact) == _MODEL
+
+
+async def test_an_answer_of_the_store_is_not_repeated_but_for_its_status(website, hasty):
+    website.script = [status(500, "secret: token")] * 30
+    with pytest.raises(StoreUnavailable, match="500 Internal Server Error") as failed:
+        await hasty.fetch("a.tar.gz")
+    assert "secret" not in str(failed.value)
+    place = f"(URL: {website.url}/models, key: a.tar.gz)"
+    assert str(failed.value).startswith(f"Failed to download model data {place}: ")
+
+
+@pytest.mark.parametrize("code", [401, 403])
+async def test_a_refusal_of_the_store_is_an_error_of_its_own(website, cache, code):
+    website.script = [status(code)]
+    with pytest.raises(StoreDenied, match=str(code)):
+        await cache.fetch("a.tar.gz")
+
+
+async def test_a_missing_key_is_asked_for_once_in_five_seconds(website, cache):
+    for _ in range(3):
+        with pytest.raises(ArtifactNotFound):
+            await cache.fetch("b.tar.gz")
+    assert len(website.asked) == 1
+    website.pages["/models/b.tar.gz"] = Page(_ARCHIVE)
+    key = (await cache.fetch("a.tar.gz"))[0].key
+    asked = await cache.cache.fetch(
+        replace(key, path="b.tar.gz"), FetchProgress(), is_asked_anew=True
+    )
+    assert files_of(asked[0]) == _MODEL
+
+
+async def test_what_failed_for_the_moment_is_asked_for_again_at_once(website, hasty):
+    website.script = [status(500)] * 30
+    with pytest.raises(StoreUnavailable):
+        await hasty.fetch("a.tar.gz")
+    website.script.clear()
+    assert (await hasty.fetch("a.tar.gz"))[1] is CacheUse.MISS
+
+
+async def test_what_is_on_disk_is_served_while_the_store_is_away(website, open_cache, caplog):
+    website.pages["/models/a.tar.gz"] = Page(_ARCHIVE)
+    cache = await open_cache(f"{website.url}/models", timeout_seconds=1)
+    assert await cache.fetch_and_release("a.tar.gz") is CacheUse.MISS
+    website.is_away = True
+    assert await cache.fetch_and_release("a.tar.gz") is CacheUse.DISK
+    assert "artifact.not_checked" in [record.message for record in caplog.records]
+    assert website.url in cache.cache.why_unreachable()
+
+
+async def test_a_store_that_nobody_listens_for_is_unreachable_with_a_reason(open_cache, caplog):
+    cache = await open_cache("http://127.0.0.1:1/models", timeout_seconds=1)
+    assert "Connection refused".lower() in cache.cache.why_unreachable()
+    assert "artifact.store_unreachable" in [record.message for record in caplog.records]
+
+
+async def test_only_so_many_artifacts_are_fetched_at_once(website, open_cache):
+    at_once = most = 0
+    everyone = asyncio.Event()
+
+    async def counted(answer):
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        if at_once == 2:
+            everyone.set()
+        await everyone.wait()
+        response = await well(answer)
+        at_once -= 1
+        return response
+
+    for number in range(6):
+        website.pages[f"/{number}.tar.gz"] = Page(archive({"x": bytes([number])}))
+    website.script = [counted] * 6
+    cache = await open_cache(website.url, concurrency=2)
+    await asyncio.gather(*(cache.fetch(f"{number}.tar.gz") for number in range(6)))
+    assert most == 2
+
+
+async def test_what_can_never_fit_is_refused_before_a_byte_comes(website, open_cache):
+    website.pages["/a.tar.gz"] = Page(_ARCHIVE)
+    cache = await open_cache(website.url, limit_bytes=2**20)
+    with pytest.raises(InvalidModel, match=r"cache_limit is 1\.0 MiB"):
+        await cache.fetch("a.tar.gz")
+    assert gets(website) == []

@@ -1,0 +1,137 @@
+"""`make test TRITON=...` runs on another tritonserver, and says which."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.another_triton import EMBEDDED, SERVER, VERSION
+from tests.docs.pages import ROOT
+from tests.journeys.modelmesh.tritons import write_tritonserver
+
+# Of each kind: the client to Triton, Triton as a process, and the adapter held against it.
+SUBSET = (
+    "tests/contract/test_triton.py::test_a_loaded_model_is_ready_and_an_unloaded_one_is_gone",
+    "tests/contract/test_embedded.py::test_a_started_server_answers_at_the_chosen_addresses",
+    "tests/journeys/v2/test_parity.py::test_an_entry_of_the_index",
+)
+OF_251 = """
+import pytest
+
+@pytest.mark.of_triton("2.51", "its words")
+def test_of_it_alone():
+    pass
+
+def test_of_all():
+    pass
+"""
+
+
+def run_tests(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in {SERVER, VERSION}}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env=kept | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+
+
+@pytest.mark.triton
+@pytest.mark.timeout(300)
+def test_tests_run_on_the_tritonserver_that_is_named_and_say_its_version(tmp_path):
+    program = write_tritonserver(tmp_path)
+    started = tmp_path / "started"
+    text = program.read_text()
+    program.write_text(text.replace("\n", f"\necho x >> {shlex.quote(str(started))}\n", 1))
+
+    done = run_tests(*SUBSET, TRITON_SERVER=str(program))
+
+    assert done.returncode == 0, done.stdout
+    assert f"tritonserver: {program}, version {EMBEDDED}\n" in done.stdout
+    assert re.search(r"\b\d+ passed", done.stdout)
+    # its --help, its version, and one for each kind of test at least
+    assert len(started.read_text().split()) >= 5
+
+
+def test_without_one_the_embedded_one_is_named():
+    done = run_tests("--collect-only", "tests/test_outcomes.py")
+
+    assert re.search(
+        rf"^tritonserver: {EMBEDDED}, of nvidia-pytriton [\d.]+$", done.stdout, re.MULTILINE
+    )
+
+
+def script(path: Path, text: str, mode: int = 0o755) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (None, 0, "there is no file "),
+        ("true", 0o644, "is not executable"),
+        ("echo other 1.2", 0o755, "is no tritonserver: --version says 'other 1.2', --help says "),
+    ],
+    ids=["missing", "not executable", "something else"],
+)
+def test_what_is_no_tritonserver_is_refused_with_what_it_is(tmp_path, text, mode, said):
+    path = tmp_path / "tritonserver"
+    if text is not None:
+        script(path, text, mode)
+
+    done = run_tests("tests/test_outcomes.py", TRITON_SERVER=str(path))
+
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"{SERVER}: " in done.stderr
+    assert said in done.stderr
+    assert str(path) in done.stderr
+
+
+@pytest.mark.slow
+def test_one_that_does_not_start_is_refused_with_its_words(tmp_path):
+    path = script(
+        tmp_path / "tritonserver",
+        '[ "$1" = --help ] && echo "  --model-control-mode" && exit\necho "no licence" >&2; exit 3',
+    )
+
+    done = run_tests("tests/test_outcomes.py", TRITON_SERVER=str(path))
+
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "does not start" in done.stderr
+    assert "no licence" in done.stderr
+
+
+@pytest.mark.parametrize(("found", "skipped"), [("2.51.0", 0), ("2.75.0", 1), ("2.5.0", 1)])
+def test_what_is_bound_to_one_version_is_skipped_on_another_with_the_reason(
+    tmp_path, found, skipped
+):
+    (tmp_path / "test_bound.py").write_text(OF_251)
+
+    done = run_tests(
+        *("-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", "-p", "tests.another_triton"),
+        tmp_path / "test_bound.py",
+        TRITON_SERVER_VERSION=found,
+    )
+
+    assert f"{2 - skipped} passed" in done.stdout, done.stdout + done.stderr
+    reason = f"of Triton 2.51 alone, here is {found}: its words"
+    assert (reason in done.stdout) == bool(skipped)
+
+
+def test_make_runs_what_needs_a_triton_on_the_one_that_is_named():
+    def said(*arguments: str) -> str:
+        command = ["make", "--dry-run", "--no-print-directory", "test", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "tests/contract tests/journeys" in said("TRITON=/x/tritonserver")
+    assert "tests/contract" not in said()

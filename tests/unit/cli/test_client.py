@@ -1,0 +1,45 @@
+"""What the client commands make of answers that no adapter of this version gives."""
+
+import json
+
+import pytest
+
+from adapter.cli.client.models import _news
+from adapter.cli.connection import Target
+from tests.unit.cli.conftest import admin
+
+
+class TestClient:
+    @pytest.mark.parametrize("command", ["ps", "memory"])
+    def test_an_adapter_of_another_version_is_told_from_a_bug(self, run, sidecar, command):
+        server = sidecar(200)
+        server.body = b'{"version": "0.0.1"}'
+        code, _, err = run(command, environ=admin(server))
+        assert code == 1
+        assert f"http://127.0.0.1:{server.server_port} is not an adapter of this version" in err
+
+    @pytest.mark.parametrize(
+        ("command", "state", "news"),
+        [
+            ("load", {"models": [{"waits_for": "memory"}]}, "waiting for memory"),
+            ("load", {"models": [{"waits_for": None}]}, ""),
+            ("load", {"models": []}, ""),
+            ("unload", {"models": []}, "waiting for its memory to be free"),
+            ("unload", {"version": "0.0.1"}, ""),
+        ],
+    )
+    def test_news_of_an_operation_are_what_the_admin_listener_tells(
+        self, sidecar, command, state, news
+    ):
+        server = sidecar(200)
+        server.body = json.dumps(state).encode()
+        assert _news(Target("127.0.0.1", server.server_port), "a/b", command) == news
+        assert server.asked == ["/debug/state?model_id=a%2Fb"]
+
+    def test_of_what_no_adapter_says_the_beginning_is_told(self, run, sidecar):
+        server = sidecar(502)
+        server.body = b"<html>\n" + b"x" * 10_000
+        code, _, err = run("ps", environ=admin(server))
+        assert code == 1
+        assert err.startswith("triton-adapter: 502: <html>\n  xxx")
+        assert len(err) < 500

@@ -1,0 +1,86 @@
+"""What shells propose, by the scripts that `triton-adapter completion` prints."""
+
+import subprocess
+import sys
+
+import pytest
+
+from adapter.cli.commands import COMMANDS
+
+
+@pytest.fixture(scope="module")
+def script():
+    """What completes the command in bash."""
+    argv = [sys.executable, "-m", "adapter", "completion", "bash"]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+class TestCompletion:
+    @pytest.fixture
+    def complete(self, script, tmp_path):
+        """What bash proposes for the last of the words."""
+
+        def complete(*words):
+            asked = " ".join(f"'{word}'" for word in words)
+            lines = (
+                script,
+                f"COMP_WORDS=({asked}); COMP_CWORD={len(words) - 1}; COMP_LINE='{' '.join(words)}'",
+                'COMP_POINT=${#COMP_LINE}; _triton_adapter; printf "%s\n" "${COMPREPLY[@]}"',
+            )
+            done = subprocess.run(
+                ["bash", "-c", "\n".join(lines), "bash", *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+                cwd=tmp_path,
+            )
+            return set(done.stdout.split())
+
+        return complete
+
+    def test_commands_are_completed(self, complete):
+        assert complete("triton-adapter", "") >= set(COMMANDS)
+        assert complete("triton-adapter", "un") == {"unload"}
+
+    def test_flags_are_completed(self, complete):
+        assert complete("triton-adapter", "ps", "--w") == {"--watch"}
+        assert complete("triton-adapter", "serve", "--memory-l") == {"--memory-limit"}
+
+    def test_the_values_of_a_setting_with_a_choice_are_completed(self, complete):
+        assert complete("triton-adapter", "serve", "--triton", "e") == {"external", "embedded"}
+
+    @pytest.mark.parametrize(
+        ("words", "values"),
+        [
+            (("--triton", "="), {"external", "embedded"}),
+            (("--triton", "=", "em"), {"embedded"}),
+            (("--log-format=json", "--triton", "=", "ex"), {"external"}),
+            (("--triton=em",), {"--triton=embedded"}),
+        ],
+    )
+    def test_a_value_behind_an_equals_sign_is_completed(self, complete, words, values):
+        """Bash makes words of their own of `=`, unless COMP_WORDBREAKS lacks it."""
+        assert complete("triton-adapter", "serve", *words) == values
+
+    def test_flags_are_completed_behind_a_flag_with_an_equals_sign(self, complete):
+        words = ("serve", "--triton", "=", "embedded", "--memory-l")
+        assert complete("triton-adapter", *words) == {"--memory-limit"}
+
+    def test_help_is_completed_by_the_commands(self, complete):
+        assert complete("triton-adapter", "help", "un") == {"unload"}
+
+    def test_files_are_completed_where_a_file_is_wanted(self, complete, tmp_path):
+        (tmp_path / "adapter.yaml").touch()
+        assert complete("triton-adapter", "serve", "--config", "ad") == {"adapter.yaml"}
+
+    @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+    def test_other_shells_have_a_script_too(self, run, shell):
+        code, out, err = run("completion", shell)
+        assert (code, err) == (0, "")
+        assert "unload" in out
+
+    def test_a_shell_that_is_not_known_is_a_usage_error(self, run):
+        code, _, err = run("completion", "cmd.exe")
+        assert code == 2
+        assert "'bash', 'zsh', 'tcsh'" in err

@@ -1,0 +1,275 @@
+"""What the command says when something is wrong: one clear line, and what to do."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.unit.cli.conftest import admin
+
+NOBODY = "127.0.0.1:1"
+
+
+def spawned(line: str) -> subprocess.CompletedProcess[str]:
+    """Run the command by a shell, whose redirections are what is asked about."""
+    script = line.replace("triton-adapter", f"{sys.executable} -m adapter")
+    return subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class TestOutputThatCannotBeWritten:
+    @pytest.mark.parametrize("command", ["ps", "version", "healthcheck"])
+    def test_a_closed_stdout_is_said(self, command):
+        done = spawned(f"triton-adapter {command} >&-")
+        assert (done.returncode, done.stderr) == (1, "triton-adapter: stdout is closed\n")
+
+    @pytest.mark.parametrize("flags", ["", "-u "])
+    def test_a_full_device_is_said(self, flags):
+        done = spawned(f"{sys.executable} {flags}-m adapter version >/dev/full")
+        assert done.returncode == 1
+        assert done.stderr == (
+            "triton-adapter: the output could not be written: No space left on device\n"
+        )
+
+
+class TestWrongAddresses:
+    @pytest.mark.parametrize(
+        ("argv", "flag"),
+        [
+            (["ps"], "admin"),
+            (["memory"], "admin"),
+            (["healthcheck"], "admin"),
+            (["drain", "--timeout=1"], "admin"),
+            (["load", "a", "/a"], "http"),
+            (["unload", "a"], "http"),
+            (["invoke", "a", "/dev/null"], "http"),
+        ],
+    )
+    def test_the_hint_has_the_flags_of_the_command_alone(self, run, argv, flag):
+        code, out, err = run(*argv, f"--{flag}={NOBODY}")
+        said = (out + err).splitlines()
+        assert code == 1
+        assert said == [
+            f"triton-adapter: http://{NOBODY}: Connection refused",
+            f"  is an adapter running there? --config, --{flag} or --url say where it is",
+        ]
+
+    @pytest.mark.parametrize("argv", [["load", "a", "/a"], ["unload", "a"]])
+    def test_the_admin_listener_is_told_from_a_stranger(self, run, sidecar, argv):
+        server = sidecar(404, 200)
+        server.body = b'{"models": [], "on_demand": null, "failures": [], "memory": {}}'
+        at = f"127.0.0.1:{server.server_port}"
+        code, _, err = run(*argv, f"--http={at}", "--admin=off")
+        assert code == 1
+        assert f"http://{at} is an adapter's admin listener" in err
+        assert "--http or --url say where `http` is" in err
+
+    def test_a_listener_of_grpc_is_told_from_one_of_http(self, run):
+        """It answers with the SETTINGS frame of HTTP/2."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+
+            def answer() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(bytes.fromhex("000006040000000000000400100000"))
+
+            answering = threading.Thread(target=answer)
+            answering.start()
+            code, _, err = run("ps", f"--url=http://127.0.0.1:{port}")
+            answering.join()
+        assert code == 1
+        assert err.splitlines()[0] == (
+            f"triton-adapter: http://127.0.0.1:{port}: no listener of HTTP/1.1; "
+            "it speaks HTTP/2, as those of gRPC do"
+        )
+
+
+class TestWords:
+    def test_a_probe_says_the_reason_and_not_the_json_around_it(self, run, sidecar):
+        server = sidecar(503)
+        server.body = b'{"error": "3 requests are left", "code": "Draining"}'
+        code, _, err = run("drain", "--timeout=18", environ=admin(server))
+        assert code == 1
+        at = f"http://127.0.0.1:{server.server_port}"
+        assert err == f"triton-adapter: {at}/drain: 503 3 requests are left\n"
+
+    def test_a_file_that_is_missing_has_the_prefix_of_other_errors(self, run):
+        code, _, err = run("invoke", "a", "/nowhere")
+        assert (code, err) == (2, "triton-adapter: FILE '/nowhere': No such file or directory\n")
+
+    def test_a_setting_that_is_to_be_a_list_is_said_in_words(self, run, tmp_path):
+        (file := tmp_path / "a.yaml").write_text("model_roots: 5\n")
+        code, _, err = run("check-config", "--config", str(file))
+        assert (code, err) == (
+            2,
+            f"triton-adapter: file {file}, key model_roots: 5: write a list\n",
+        )
+
+    @pytest.mark.parametrize("word", ["x", "0", "inf"])
+    def test_a_duration_that_is_none_is_said_in_words(self, run, word):
+        code, _, err = run("ps", f"--watch={word}")
+        assert code == 2
+        assert f"{word} is no number of seconds above 0" in err
+
+    @pytest.mark.parametrize(
+        ("word", "meant"),
+        [
+            ("list", "ps"),
+            ("ls", "ps"),
+            ("status", "ps"),
+            ("run", "load or invoke"),
+            ("start", "serve"),
+            ("stop", "unload"),
+            ("rm", "unload"),
+            ("infer", "invoke"),
+        ],
+    )
+    def test_words_of_other_tools_are_translated(self, run, word, meant):
+        code, _, err = run(word)
+        assert code == 2
+        assert f"there is no command {word!r}; did you mean {meant}?" in err
+
+    def test_who_asks_for_logs_is_told_where_they_are(self, run):
+        code, _, err = run("logs")
+        assert code == 2
+        assert "there is no command 'logs': the log is what `serve` writes to stdout" in err
+
+
+def _model(name: str) -> dict[str, object]:
+    return {
+        "model_id": name,
+        "state": "READY",
+        "state_seconds": 1.0,
+        "bytes": {"host": 1},
+        "basis": "disk",
+        "in_flight": 0,
+        "idle_seconds": None,
+        "waits_for": None,
+        "served": 0,
+    }
+
+
+def _failure(name: str, age_seconds: float) -> dict[str, object]:
+    time = datetime.now(UTC) - timedelta(seconds=age_seconds)
+    said = {"operation": "load", "code": "InvalidModel", "reason": "no"}
+    return {"model_id": name, "time": time.isoformat(), **said}
+
+
+class TestSeveralModels:
+    @pytest.fixture
+    def ps(self, run, sidecar):
+        """`ps` of an adapter with the models `one`, `two` and `three`."""
+
+        def ps(*argv, failures=()):
+            server = sidecar(200)
+            models = [_model(name) for name in ("one", "two", "three")]
+            server.body = json.dumps(
+                {"models": models, "on_demand": None, "failures": failures}
+            ).encode()
+            return run("ps", *argv, environ=admin(server))
+
+        return ps
+
+    def test_ps_lists_those_that_are_named(self, ps):
+        code, out, _ = ps("one", "three")
+        assert code == 0
+        assert [line.split()[0] for line in out.splitlines()] == ["NAME", "one", "three"]
+
+    def test_ps_of_none_that_is_loaded_is_1(self, ps):
+        assert ps("four") == (1, "", "triton-adapter: no model 'four' is loaded\n")
+
+    def test_old_failures_stay_in_the_json_alone(self, ps):
+        failures = [_failure("late", 5), _failure("early", 700)]
+        _, out, _ = ps(failures=failures)
+        assert "late" in out
+        assert "early" not in out
+        assert json.loads(ps("--json", failures=failures)[1])["failures"] == failures
+        assert "failed" not in ps(failures=failures[1:])[1]
+
+    def test_the_newest_lack_of_memory_is_listed_whatever_failed_since(self, ps):
+        lacks = [
+            _failure(name, age) | {"code": "OutOfMemory"} for name, age in [("x", 6), ("y", 7)]
+        ]
+        _, out, _ = ps(failures=[*(_failure(f"m{n}", n) for n in range(6)), *lacks])
+        rows = [line.split()[3] for line in out.partition("that failed:\n")[2].splitlines()]
+        assert rows == ["m0", "m1", "m2", "m3", "x"]
+
+    def test_a_failure_that_came_again_says_how_often(self, ps):
+        _, out, _ = ps(failures=[_failure("m", 5) | {"count": 3}, _failure("n", 5)])
+        often, once = out.splitlines()[-2:]
+        assert often.endswith("(3 times)")
+        assert "times" not in once
+
+    def test_several_models_are_unloaded_though_one_of_them_is_not_there(self, run, sidecar):
+        server = sidecar(404, 200)
+        server.body = b"{}"
+        at = f"--http=127.0.0.1:{server.server_port}"
+        code, out, _ = run("unload", "a", "b", at, "--admin=off")
+        assert (code, server.asked[0], server.asked[-1]) == (
+            1,
+            "DELETE /models/a",
+            "DELETE /models/b",
+        )
+        assert out.startswith("b is unloaded after")
+
+    def test_the_flag_of_watch_has_one_letter(self, run):
+        assert "-w [SECONDS]" in run("ps", "--help")[1]
+
+
+class TestHints:
+    @pytest.mark.parametrize(
+        ("reason", "hint"),
+        [
+            ("url /a lies outside the model roots", "--model-roots"),
+            ('a holds several models: name it as "entry" in the load request', "--entry=MODEL"),
+        ],
+    )
+    def test_a_refusal_names_the_flag_that_helps(self, run, sidecar, reason, hint):
+        server = sidecar(400)
+        server.body = json.dumps({"error": reason, "code": "InvalidRequest"}).encode()
+        at = f"--http=127.0.0.1:{server.server_port}"
+        _, _, err = run("load", "a", "/a", at, "--admin=off")
+        assert hint in err.splitlines()[1]
+
+    @pytest.mark.parametrize(("source", "is_here"), [("none", False), (".", True)])
+    def test_a_refused_path_that_is_not_here_either_is_said(self, run, sidecar, source, is_here):
+        server = sidecar(400)
+        server.body = b'{"error": "url /x lies outside the model roots", "code": "InvalidRequest"}'
+        at = f"--http=127.0.0.1:{server.server_port}"
+        _, _, err = run("load", "a", source, at, "--admin=off")
+        hint = err.splitlines()[1]
+        assert ("is not on this machine either; " not in hint) is is_here
+        assert "--model-roots" in hint
+
+    def test_invoke_tells_how_a_key_of_the_store_is_called(self, run, sidecar):
+        server = sidecar(404)
+        server.body = b'{"error": "model a is not loaded", "code": "ModelNotFound"}'
+        _, _, err = run("invoke", "a", "/dev/null", f"--http=127.0.0.1:{server.server_port}")
+        assert "/endpoints/ENDPOINT/invocations" in err.splitlines()[1]
+
+
+class TestJson:
+    def test_an_error_of_the_command_is_one_line_of_json_on_stderr(self, run):
+        code, out, err = run("ps", "--json", f"--admin={NOBODY}")
+        assert (code, out) == (1, "")
+        assert json.loads(err) == {
+            "error": f"http://{NOBODY}: Connection refused",
+            "hint": "is an adapter running there? --config, --admin or --url say where it is",
+        }
+
+    def test_what_no_adapter_says_is_json_too(self, run, sidecar):
+        code, out, err = run("ps", "--json", environ=admin(sidecar(502)))
+        assert (code, out) == (1, "")
+        assert json.loads(err)["error"] == "502: status is 502"
+
+    def test_bad_arguments_are_json_too(self, run):
+        code, _, err = run("ps", "--json", "--url=nowhere")
+        assert code == 2
+        assert json.loads(err)["error"].startswith("flag --url: 'nowhere'")

@@ -1,0 +1,55 @@
+"""Who goes when room is needed."""
+
+import pytest
+
+from adapter.core.ledger import UNSEEN
+from adapter.core.memory import HOST, Device
+from adapter.core.model import ModelId
+from adapter.core.residency.victims import Candidate, choose
+from adapter.errors import MemoryFigures
+
+GPU = Device("GPU-1")
+
+
+def models(**held: dict[Device, int]) -> list[Candidate]:
+    """Those that were used longest ago are first, and last in this list."""
+    found = [Candidate(ModelId(name), at, has) for at, (name, has) in enumerate(held.items())]
+    return found[::-1]
+
+
+def chosen(figures: MemoryFigures, **held: dict[Device, int]) -> str:
+    return "".join(each.model_id for each in choose(models(**held), figures))
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "who"),
+    [(10, 0, "a"), (11, 0, "ab"), (11, 1, "a"), (20, 0, "ab"), (21, 0, "abc"), (99, 0, "abc")],
+)
+def test_as_many_go_as_are_needed_and_who_was_used_longest_ago_is_first(needed, free, who):
+    figures = MemoryFigures(needed, free, 100, HOST)
+    assert chosen(figures, a={HOST: 10}, b={HOST: 10}, c={HOST: 10}) == who
+
+
+@pytest.mark.parametrize("figures", [MemoryFigures(), MemoryFigures(5), MemoryFigures(None, 5)])
+def test_where_nobody_knows_how_much_is_missing_one_goes_and_that_is_tried(figures):
+    assert chosen(figures, a={}, b={HOST: 10}) == "a"
+
+
+def test_of_another_device_nobody_goes():
+    figures = MemoryFigures(10, 0, 100, GPU)
+    assert chosen(figures, a={HOST: 10}, b={HOST: 90, GPU: 10}, c={GPU: 10}) == "b"
+
+
+@pytest.mark.parametrize("device", [None, UNSEEN])
+def test_where_no_device_is_told_all_that_a_model_holds_counts(device):
+    figures = MemoryFigures(10, 0, 100, device)
+    assert chosen(figures, a={HOST: 4, GPU: 6}, b={HOST: 10}) == "a"
+
+
+def test_a_model_of_which_nothing_is_known_may_go_too():
+    figures = MemoryFigures(10, 0, 100, GPU)
+    assert chosen(figures, a={}, b={GPU: 10}, c={GPU: 10}) == "ab"
+
+
+def test_where_nobody_can_go_nobody_does():
+    assert choose([], MemoryFigures(10, 0, 100, HOST)) == []

@@ -1,0 +1,167 @@
+"""What a body is by its Content-Type, and what its answer is to be by Accept."""
+
+import pytest
+
+from adapter.errors import InvalidRequest, NotAcceptable, NotJson, UnsupportedMediaType
+from adapter.frontends.http import binary
+from adapter.frontends.http.content_types import (
+    Kind,
+    answer_type,
+    explained,
+    is_typed,
+    kind_of,
+    refuse_bytes,
+)
+from adapter.protocols.content_types import content_types
+from adapter.protocols.tensors import Tensor
+
+JSON, NPY, CSV, RAW = (
+    *("application/json", "application/x-npy", "text/csv", "application/octet-stream"),
+)
+NUMBERS = content_types(
+    "application/x-npy, text/csv",
+    (Tensor("IN", "FP32", (-1,)),),
+    (Tensor("OUT", "FP32", (-1,)),),
+    is_batched=True,
+)
+IMAGES = content_types(
+    "image/*, application/octet-stream",
+    (Tensor("IN", "BYTES", (1,)),),
+    (Tensor("OUT", "BYTES", (1,)), Tensor("MORE", "FP32", (1,))),
+    is_batched=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "types", "kind"),
+    [
+        ("", NUMBERS, Kind.V2),
+        ("Application/JSON; charset=utf-8", NUMBERS, Kind.V2),
+        (f"{binary.MEDIA_TYPE};json-header-size=3", NUMBERS, Kind.V2),
+        ("application/octet-stream", NUMBERS, Kind.PERHAPS_JSON),
+        ("application/octet-stream", IMAGES, Kind.PERHAPS_JSON),
+        ("application/x-npy", NUMBERS, Kind.NPY),
+        ("Text/CSV; charset=utf-8", NUMBERS, Kind.CSV),
+        ("image/jpeg", IMAGES, Kind.RAW),
+    ],
+)
+def test_a_body_is_what_its_type_says(given, types, kind):
+    assert kind_of(given, types, is_packed=False) is kind
+
+
+@pytest.mark.parametrize(
+    "given", ["image/png", "text/plain", "application/jsonlines", "application/x-npz", "nonsense"]
+)
+def test_a_type_that_the_model_lacks_is_refused_with_those_that_it_takes(given):
+    with pytest.raises(UnsupportedMediaType) as raised:
+        kind_of(given, NUMBERS, is_packed=False)
+    assert raised.value.accepted == f"{JSON}, {binary.MEDIA_TYPE}, {NPY}, {CSV}"
+    assert str(raised.value).endswith(raised.value.accepted)
+
+
+def test_bytes_that_are_no_json_are_refused_unless_the_model_takes_bytes():
+    refuse_bytes(IMAGES)
+    with pytest.raises(UnsupportedMediaType):
+        refuse_bytes(NUMBERS)
+
+
+def test_compressed_bodies_are_json_or_refused():
+    assert kind_of(RAW, IMAGES, is_packed=True) is Kind.V2
+    assert kind_of(JSON, IMAGES, is_packed=True) is Kind.V2
+    with pytest.raises(UnsupportedMediaType, match="compressed"):
+        kind_of("image/png", IMAGES, is_packed=True)
+
+
+@pytest.mark.parametrize(
+    ("accept", "told"),
+    [
+        ("", JSON),
+        ("*/*", JSON),
+        ("application/*", JSON),
+        ("text/*", CSV),
+        (NPY, NPY),
+        ("Application/X-NPY", NPY),
+        (f"{CSV}, {NPY}", CSV),
+        (f"{CSV};q=0.5, {NPY}", NPY),
+        (f"{CSV};q=0.5, {NPY};q=0.4, text/html", CSV),
+        (f"*/*, {JSON};q=0", binary.MEDIA_TYPE),
+        (f"text/html, {RAW};q=0.1", RAW),
+        ("text/html, application/xhtml+xml, */*;q=0.8", JSON),
+        (f"{binary.MEDIA_TYPE};json-header-size=1", binary.MEDIA_TYPE),
+        (f"nonsense, {NPY};q=nonsense, {CSV};q=0.001", CSV),
+    ],
+)
+def test_the_best_of_the_types_that_the_caller_accepts_is_told(accept, told):
+    assert answer_type(accept, NUMBERS, is_choosing=False) == told
+
+
+@pytest.mark.parametrize("accept", ["text/html", f"{JSON};q=0", "*/*;q=0", "nonsense", ","])
+def test_a_caller_who_accepts_none_of_them_is_refused(accept):
+    with pytest.raises(NotAcceptable, match="application/json"):
+        answer_type(accept, NUMBERS, is_choosing=False)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "dims", "is_batched", "also"),
+    [
+        ("FP32", (), True, {NPY, RAW, CSV}),
+        ("FP32", (-1,), True, {NPY, RAW, CSV}),
+        ("FP32", (4, -1), True, {NPY, RAW}),  # rows, columns and something else
+        ("INT64", (4, -1), False, {NPY, RAW, CSV}),
+        ("BF16", (4, -1), False, {RAW}),
+        ("BYTES", (1,), True, {RAW}),
+        ("BYTES", (2,), False, set()),
+    ],
+)
+def test_only_what_the_output_can_be_is_offered(datatype, dims, is_batched, also):
+    given, output = Tensor("IN", "FP32", (-1,)), Tensor("OUT", datatype, dims)
+    types = content_types(NPY, (given,), (output,), is_batched=is_batched)
+    for media_type in (NPY, RAW, CSV):
+        accept = f"{media_type}, {JSON};q=0.5"
+        expected = media_type if media_type in also else JSON
+        assert answer_type(accept, types, is_choosing=False) == expected
+    with pytest.raises(NotAcceptable) as raised:
+        answer_type("text/html", types, is_choosing=False)
+    named = str(raised.value).rpartition(": ")[2].split(", ")
+    assert set(named) == also | {JSON, binary.MEDIA_TYPE}
+
+
+BROKEN = NotJson("failed to parse", model_id="m")
+
+
+@pytest.mark.parametrize("given", [NPY, CSV, RAW, "image/jpeg; x=1", "Text/Plain"])
+def test_a_body_that_is_no_json_says_what_its_type_would_have_needed(given):
+    found = explained(BROKEN, {"Content-Type": given}, None)
+    assert type(found) is NotJson
+    assert found.model_id == "m"
+    wanted = given.partition(";")[0].lower()
+    assert f"to take '{wanted}' the model needs the parameter adapter_content_types" in str(found)
+
+
+@pytest.mark.parametrize("given", ["", JSON, "application/x-www-form-urlencoded", "text/html"])
+def test_a_body_that_is_no_json_though_nothing_else_could_have_been_meant_says_no_more(given):
+    assert explained(BROKEN, {"Content-Type": given}, None) is BROKEN
+    other = InvalidRequest("expected 1 inputs")
+    assert explained(other, {"Content-Type": CSV}, None) is other
+
+
+def test_a_compressed_body_of_bytes_that_is_no_json_is_an_unsupported_type():
+    found = explained(BROKEN, {"Content-Type": RAW}, IMAGES)
+    assert isinstance(found, UnsupportedMediaType)
+    assert found.accepted == f"{JSON}, {binary.MEDIA_TYPE}, image/*, {RAW}"
+
+
+def test_several_outputs_are_v2_alone_unless_the_request_may_choose_one():
+    with pytest.raises(NotAcceptable):
+        answer_type(NPY, IMAGES, is_choosing=False)
+    assert answer_type(NPY, IMAGES, is_choosing=True) == NPY
+
+
+@pytest.mark.parametrize(
+    ("content_type", "accept"),
+    [("", ""), (JSON, "*/*"), ("application/json;charset=utf-8", JSON), (binary.MEDIA_TYPE, "")],
+)
+def test_v2_for_who_accepts_anything_is_nothing_special(content_type, accept):
+    assert not is_typed(content_type, accept)
+    assert is_typed("text/csv", accept)
+    assert is_typed(content_type, "text/csv")

@@ -1,0 +1,44 @@
+"""Which errors say that another machine may be asked: those of which Triton had nothing."""
+
+import pytest
+
+from adapter import errors
+from adapter.errors import AdapterError, BackendUnavailable, was_not_started
+from adapter.frontends.status import AWS, HTTP, MODEL_ERROR, aws_status, lookup
+from tests.unit.frontends.test_status import an, tree
+
+NOT_STARTED = {
+    errors.NoRoom,
+    errors.NotStarted,
+    errors.StoreUnavailable,
+    errors.TooManyConnections,
+    errors.TooManyWaiting,
+}
+OF_TRITON = (errors.BackendUnavailable, errors.Overloaded, errors.TooManyAbandoned)
+
+
+def by_name(kinds: set[type[AdapterError]]) -> list[type[AdapterError]]:
+    return sorted(kinds, key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", by_name(tree(AdapterError) - NOT_STARTED))
+def test_an_error_of_which_triton_may_have_had_the_request_does_not_say_so(kind):
+    assert not was_not_started(an(kind))
+
+
+@pytest.mark.parametrize("kind", by_name(NOT_STARTED))
+def test_an_error_of_which_nothing_was_begun_says_so_and_is_503_everywhere(kind):
+    assert was_not_started(an(kind))
+    assert (lookup(HTTP, an(kind))[0], lookup(AWS, an(kind))[0]) == (503, 503)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [*zip(OF_TRITON, (True, True, False), strict=True)])
+def test_a_call_that_was_not_delivered_says_so_unless_the_model_hangs(kind, expected):
+    assert was_not_started(kind("text", delivered=False)) is expected
+
+
+def test_a_request_during_which_triton_ended_is_its_model_s_error_at_the_endpoint():
+    assert aws_status(BackendUnavailable("text", delivered=True)) == MODEL_ERROR
+    assert aws_status(BackendUnavailable("text", delivered=False)) == (503, "ServiceUnavailable")
+    full = errors.Overloaded("a queue of Triton's is full", delivered=True)
+    assert aws_status(full) == (503, "ServiceUnavailable")

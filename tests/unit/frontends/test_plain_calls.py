@@ -1,0 +1,100 @@
+"""Which calls of the endpoint are plain, and what of their heads is the same in each."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from adapter.frontends.http.endpoint.fast_path import EndpointInference
+from adapter.frontends.http.endpoint.names import Endpoints
+from adapter.frontends.http.endpoint.plain import PlainCalls
+from adapter.frontends.http.head import without_differing
+
+HEAD = (
+    b"POST /endpoints/any/invocations HTTP/1.1\r\nHost: a\r\n%b"
+    b"X-Amzn-SageMaker-Target-Model: m\r\nContent-Length: 2\r\n\r\n"
+)
+SIGNED = (
+    b"X-Amz-Date: 20261122T025859Z\r\n"
+    b"Authorization: AWS4-HMAC-SHA256 Credential=A/20261122/e/sagemaker/aws4_request\r\n"
+    b"amz-sdk-invocation-id: 5f0c7f1d\r\namz-sdk-request: attempt=1; max=3\r\n"
+)
+
+
+@pytest.mark.parametrize("lines", [SIGNED, SIGNED.lower(), b"X-Amzn-Trace-Id: Root=1-2\r\n"])
+def test_what_differs_from_call_to_call_is_left_out(lines: bytes) -> None:
+    assert without_differing(HEAD % lines) == (HEAD % b"", [])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"X-Amz-Date: a\r\n Transfer-Encoding: chunked\r\n",
+        b"X-Amz-Date: a\r\n\tb\r\n",
+        b"Authorization: a\nTransfer-Encoding: chunked\r\n",
+        b"Authorization: a\rb\r\n",
+        b"Authorization: \x00\r\n",
+        b"Authorization: \xff\r\n",
+        b"X-Amz-Dates: a\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+    ],
+)
+def test_a_line_that_might_be_read_differently_stays(lines: bytes) -> None:
+    assert without_differing(HEAD % lines) == (HEAD % lines, [])
+
+
+def test_each_of_such_lines_is_left_out_and_one_that_goes_on_is_not() -> None:
+    apart = b"X-Amz-Date: a\r\nAccept: b\r\nAuthorization: c\r\namz-sdk-request: d\r\n"
+    assert without_differing(HEAD % apart)[0] == HEAD % b"Accept: b\r\n"
+    folded = b"Authorization: b\r\n Transfer-Encoding: chunked\r\n"
+    assert without_differing(HEAD % (b"X-Amz-Date: a\r\n" + folded))[0] == HEAD % folded
+
+
+def call(target: bytes = b"/endpoints/any/invocations", **headers: bytes) -> object:
+    fields = {name.replace("_", "-").encode(): value for name, value in headers.items()}
+    return PlainCalls(Endpoints(["named"], takes_all=True)).read(target, fields)
+
+
+def test_a_model_is_known_to_triton_by_a_safe_name() -> None:
+    found = call(x_amzn_sagemaker_target_model=b"team-a/m.tar.gz")
+    assert (found.model_id, found.name, found.is_renamed) == (
+        *("team-a/m.tar.gz", "ta.u.team-a_2fm_2etar_2egz", True),
+    )
+    assert not call(x_amzn_sagemaker_target_model=b"m.tar.gz").is_renamed
+
+
+def test_a_named_endpoint_has_models_of_its_own() -> None:
+    found = call(b"/endpoints/named/invocations", x_amzn_sagemaker_target_model=b"m")
+    assert found.model_id == "named/m"
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        (b"/endpoints/any/invocations-response-stream", {}),
+        (b"/endpoints/any/invocations?a=b", {}),
+        (b"/endpoints/a%20b/invocations", {}),
+        (b"/endpoints/-a/invocations", {}),
+        (b"/endpoints/any/invocations", {"x_amzn_sagemaker_target_model": b""}),
+        (b"/endpoints/any/invocations", {"x_amzn_sagemaker_target_model": b"../a"}),
+        (b"/endpoints/any/invocations", {"x_amzn_sagemaker_session_id": b"NEW_SESSION"}),
+        (b"/endpoints/any/invocations", {"accept": b"\xff"}),
+    ],
+)
+def test_what_needs_a_word_is_not_plain(target: bytes, headers: dict[str, bytes]) -> None:
+    assert call(target, **{"x_amzn_sagemaker_target_model": b"m", **headers}) is None
+
+
+class Watched(EndpointInference):
+    seen: Exception | None = None
+
+    def bug(self, error: Exception) -> None:
+        self.seen = error
+
+
+def test_a_bug_in_naming_an_answer_is_not_raised_to_the_connection() -> None:
+    nothing: Any = None
+    inference = Watched(nothing, nothing, nothing)
+    inference._plain = SimpleNamespace(call=SimpleNamespace(is_renamed=True))  # type: ignore[assignment]
+    inference.answered_whole(b"{}")
+    assert isinstance(inference.seen, AssertionError)

@@ -1,0 +1,98 @@
+"""Limits on what comes out of an archive."""
+
+import gzip
+import shutil
+import tracemalloc
+
+import pytest
+
+from adapter.errors import BackendError
+from adapter.packages.source import unpacking
+from adapter.packages.source.archives import unpack
+from adapter.packages.source.unpacking import Limits
+from tests.unit.packages.archives.making import (
+    LIMITS,
+    contents,
+    entry,
+    tar_bytes,
+    write,
+    zip_bytes,
+    zip_entry,
+)
+
+PACKERS = {
+    "m.tar": lambda names, size: tar_bytes(*(entry(name, bytes(size)) for name in names)),
+    "m.tgz": lambda names, size: gzip.compress(PACKERS["m.tar"](names, size)),
+    "m.zip": lambda names, size: zip_bytes(*(zip_entry(name, bytes(size)) for name in names)),
+}
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_no_more_bytes_are_written_than_allowed(refused, name):
+    text = refused(PACKERS[name](["a", "b"], 600), name, Limits(max_unpacked_bytes=1000))
+    assert "'b': the archive unpacks to more than 1000 bytes; the limit is max_unpacked" in text
+
+
+def test_as_many_bytes_as_allowed_are_written(tmp_path, target):
+    data = PACKERS["m.zip"](["a", "b"], 500)
+    unpack(write(tmp_path / "m.zip", data), target, Limits(max_unpacked_bytes=1000))
+    assert len(contents(target)) == 2
+
+
+def test_what_follows_the_end_of_a_tar_counts_as_well(refused):
+    data = gzip.compress(tar_bytes(entry("a")) + bytes(2**22))
+    assert "more than 100000 bytes" in refused(data, "m.tgz", Limits(max_unpacked_bytes=100_000))
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_entries_are_counted_with_the_folders_that_paths_name(refused, name):
+    text = refused(PACKERS[name](["a", "b/c/d", "e"], 0), name, Limits(max_entries=4))
+    assert "'e': the archive holds more than 4 entries" in text
+
+
+def test_a_zip_of_too_many_entries_is_refused_from_its_directory(refused):
+    data = PACKERS["m.zip"]([f"a{number}" for number in range(5)], 10_000)
+    limits = Limits(max_entries=4, max_unpacked_bytes=10)  # nothing of it is unpacked
+    text = refused(data, "m.zip", limits)
+    assert text.endswith("m.zip: the archive holds more than 4 entries")
+
+
+@pytest.mark.parametrize("name", ["m.tgz", "m.zip"])
+def test_a_bomb_is_refused_by_its_ratio(refused, name, monkeypatch):
+    data = PACKERS[name](["a"], 3_000_000)
+    monkeypatch.setattr(unpacking, "_RATIO_FLOOR_BYTES", 2_000_000)
+    text = refused(data, name, Limits(max_ratio=10))
+    assert "unpacks to more than 2000000 bytes; the limit is 1 GiB, or 10 times its own" in text
+
+
+def test_below_the_floor_the_ratio_does_not_matter(tmp_path, target):
+    data = PACKERS["m.zip"](["a"], 3_000_000)
+    unpack(write(tmp_path / "m.zip", data), target, Limits(max_ratio=1))
+    assert (target / "a").stat().st_size == 3_000_000
+
+
+def test_the_last_gib_of_the_disk_is_left_alone(refused, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=2**30 + 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert "disk" in refused(PACKERS["m.tar"](["a"], 1001), error=BackendError)
+
+
+def test_a_target_that_is_there_already_is_left_alone(tmp_path, target):
+    target.mkdir()
+    (target / "mine").touch()
+    archive = write(tmp_path / "m.tar", tar_bytes(entry("a")))
+    with pytest.raises(BackendError, match="exists"):
+        unpack(archive, target, LIMITS)
+    assert contents(target) == {"mine": b""}
+
+
+@pytest.mark.parametrize("name", ["m.tgz", "m.zip"])
+@pytest.mark.slow
+def test_memory_does_not_grow_with_a_member(tmp_path, target, name):
+    archive = write(tmp_path / name, PACKERS[name](["a"], 64 * 2**20))
+    tracemalloc.start()
+    try:
+        unpack(archive, target, LIMITS)
+        assert tracemalloc.get_traced_memory()[1] < 12 * 2**20
+    finally:
+        tracemalloc.stop()

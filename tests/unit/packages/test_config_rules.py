@@ -1,0 +1,74 @@
+"""Values of a config.pbtxt that no Triton takes; tests/packages/test_inspect_agrees.py asks one."""
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from adapter.errors import InvalidModel
+from adapter.packages.config.rules import refuse_impossible, served_versions
+
+PATH = Path("m/config.pbtxt")
+
+
+def config(text: str) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig())
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('input { name: "a" dims: [1, 0] }', "input 'a': dims [1, 0]: each must be 1 or more"),
+        ('output { name: "a" dims: [-2] }', "output 'a': dims [-2]: each must be 1 or more"),
+        ('output { name: "a" reshape { shape: [0] } }', "output 'a': reshape [0]: each must"),
+        ('input { name: "a" dims: [6] reshape { shape: [2, 2] } }', "dims [6] and reshape [2, 2]"),
+        ("input { dims: [1] }", "an input has no name"),
+        ("max_batch_size: -3", "max_batch_size is -3; it must be 0"),
+        ("dynamic_batching { preferred_batch_size: 2 }", "preferred_batch_size 2 is not between"),
+        ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }", "size 0 is not between"),
+        ("instance_group { kind: KIND_CPU gpus: [0, 1] }", "KIND_CPU names GPUs: 0, 1"),
+        (f'input {{ name: "a" dims: [{", ".join(["0"] * 50)}] }}', "0, 0, ...]: each must"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_its_field(text, fault):
+    with pytest.raises(InvalidModel) as caught:
+        refuse_impossible(config(text), PATH)
+    assert str(caught.value).startswith("m/config.pbtxt: ")
+    assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'input { name: "a" }',  # a backend may complete it
+        'input { name: "a" dims: [-1, 3] reshape { shape: [-1] } }',
+        'input { name: "a" dims: [6] reshape { shape: [2, 3] } }',
+        "max_batch_size: 4 dynamic_batching { preferred_batch_size: [1, 4] }",
+        "instance_group { kind: KIND_GPU gpus: [7] }",
+        "instance_group { gpus: [7] }",
+    ],
+)
+def test_what_some_triton_may_take_is_let_through(text):
+    refuse_impossible(config(text), PATH)
+
+
+@pytest.mark.parametrize(
+    ("policy", "served"),
+    [
+        ("", ["10"]),
+        ("version_policy { latest { num_versions: 2 } }", ["9", "10"]),
+        ("version_policy { latest { num_versions: 9 } }", ["2", "9", "10"]),
+        ("version_policy { all { } }", ["2", "9", "10"]),
+        ("version_policy { specific { versions: [9, 3] } }", ["9"]),
+    ],
+)
+def test_versions_are_served_by_the_policy_and_else_the_latest_number(policy, served):
+    assert served_versions(config(policy), ["10", "2", "9"]) == served
+
+
+@pytest.mark.parametrize("policy", ["latest { num_versions: 0 }", "specific { versions: [3] }"])
+def test_a_policy_for_no_version_that_is_there_says_so(policy):
+    with pytest.raises(ValueError, match="there is 2, 9, 10"):
+        served_versions(config(f"version_policy {{ {policy} }}"), ["10", "2", "9"])

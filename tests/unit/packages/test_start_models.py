@@ -1,0 +1,39 @@
+"""What `load_at_start` means."""
+
+from pathlib import Path
+
+import pytest
+
+from adapter.errors import InvalidRequest, SourceMissing
+from adapter.packages.source.location import start_models
+
+
+@pytest.mark.parametrize(
+    ("entries", "wanted"),
+    [
+        ([], {}),
+        (["a"], {"a": "/r/a"}),
+        (["/else/where/b.tar.gz"], {"b.tar.gz": "/else/where/b.tar.gz"}),
+        (["x y=teams/a"], {"x y": "/r/teams/a"}),
+        (["n=/e/a", "teams/a=b"], {"n": "/e/a", "a=b": "/r/teams/a=b"}),
+    ],
+)
+def test_an_entry_is_a_path_below_the_first_root_with_a_name_or_without(entries, wanted):
+    found = start_models(entries, Path("/r"))
+
+    assert {name: source.url for name, source in found.items()} == wanted
+
+
+def test_a_star_is_each_package_in_a_folder(tmp_path):
+    for name in ("b", "a", ".hidden", "_triton_models", "lost+found"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+
+    assert list(start_models(["models/*"], tmp_path)) == ["a", "b"]
+    assert list(start_models([f"{tmp_path}/models/*"], Path("/r"))) == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_listed_and_a_name_that_comes_twice_are_refused(tmp_path):
+    with pytest.raises(SourceMissing, match="load_at_start"):
+        start_models(["none/*"], tmp_path)
+    with pytest.raises(InvalidRequest, match="'a' twice"):
+        start_models(["x/a", "y/a"], tmp_path)

@@ -1,0 +1,123 @@
+"""The states of a connection beneath HTTP/2, and what its end is told in each."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from adapter.protocols.http2.frames import Code, ConnectionFault
+from adapter.protocols.http2.transport import FrameTransport, Heard, State
+
+
+@dataclass
+class Wire(asyncio.Transport):
+    written: list[bytes] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    unsent: int = 0
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def write(self, data):
+        self.written.append(data)
+
+    def get_write_buffer_size(self):
+        return self.unsent
+
+    def close(self):
+        self.ends.append("close")
+
+    def abort(self):
+        self.ends.append("abort")
+
+
+class RecordingEnd:
+    def __init__(self) -> None:
+        self.transport = FrameTransport(self)
+        self.told: list[str] = []
+        self.fails: Exception | None = None
+
+    def received(self, data: bytes) -> None:
+        self.told.append(f"received {data!r}")
+        if self.fails is not None:
+            raise self.fails
+
+    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        self.told.append(f"close {Code(code).name}")
+        self.transport.close(code)
+
+    def flush_all(self) -> None:
+        pass
+
+    def __getattr__(self, name: str):
+        return lambda: self.told.append(name)
+
+
+@pytest.fixture
+def end():
+    return RecordingEnd()
+
+
+async def test_a_connection_goes_from_connecting_to_closed(end):
+    transport, wire = end.transport, Wire()
+    assert (transport.state, transport.was_open) == (State.CONNECTING, False)
+    transport.connection_made(wire)
+    assert (transport.state, transport.was_open) == (State.OPEN, True)
+    transport.close(Code.NO_ERROR)
+    assert (transport.state, wire.ends) == (State.CLOSING, ["close"])
+    transport.connection_lost(None)
+    assert transport.state is State.CLOSED
+    assert end.told == ["connected", "lost", "gone"]
+
+
+async def test_its_end_is_told_once_that_it_is_lost(end):
+    end.transport.connection_made(Wire())
+    end.transport.close(Code.NO_ERROR)
+    end.transport.close(Code.NO_ERROR)
+    end.transport.connection_lost(None)
+    assert end.told.count("lost") == 1
+
+
+async def test_only_an_open_connection_writes_and_reads(end):
+    transport, wire = end.transport, Wire()
+    transport.write([b"too early"])
+    transport.connection_made(wire)
+    transport.write([b"a", b"b"])
+    transport.data_received(b"in")
+    transport.close(Code.NO_ERROR)
+    transport.write([b"too late"])
+    transport.data_received(b"too late")
+    transport.connection_lost(None)
+    assert wire.written == [b"ab"]
+    assert [told for told in end.told if "received" in told] == ["received b'in'"]
+
+
+async def test_one_that_is_given_up_before_it_is_made_is_closed_at_once(end):
+    end.transport.close(Code.NO_ERROR)
+    assert (end.transport.state, end.told) == (State.CLOSED, ["lost", "gone"])
+    wire = Wire()
+    end.transport.connection_made(wire)
+    assert wire.ends == ["abort"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConnectionFault(Code.PROTOCOL_ERROR, "odd"), "PROTOCOL_ERROR"),
+        (KeyError(), "INTERNAL_ERROR"),
+    ],
+)
+async def test_what_its_end_cannot_read_closes_it(end, error, code):
+    end.transport.connection_made(Wire())
+    end.fails = error
+    end.transport.data_received(b"in")
+    assert end.told[-2:] == [f"close {code}", "lost"]
+    end.transport.connection_lost(None)
+
+
+async def test_bytes_after_a_ping_are_heard(end):
+    transport = end.transport
+    transport.connection_made(Wire())
+    transport.heard = Heard.NOTHING_SINCE_PING
+    transport.data_received(b"in")
+    assert transport.heard is Heard.SOMETHING

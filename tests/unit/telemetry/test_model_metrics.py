@@ -1,0 +1,165 @@
+"""Series of single models: there while a model is, and while there are few."""
+
+import json
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as plain
+
+from adapter.core.ledger import Ledger
+from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
+from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.state import ModelEvent
+from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.model_metrics import ModelCollector
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class World:
+    """Some models at 1000 s of the clock, and at most `most` that have series."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.registry = Registry()
+        self.ledger = Ledger(None, lambda _: 0)
+        self.ledger.open(MemoryReading({HOST: DeviceReading(10_000, 0)}))
+        self.collector = ModelCollector(self.registry, self.ledger.of, most, lambda: 1000.0)
+
+    def begin(self, name: str, size: int = 100) -> ModelRecord:
+        self.ledger.reserve(ModelId(name), {HOST: size})
+        return self.registry.begin_load(ModelId(name), TritonName(name), ModelSource("/"))
+
+    def load(self, name: str, size: int = 100) -> ModelRecord:
+        record = self.begin(name, size)
+        self.ledger.settle(record.id, None)
+        self.registry.apply(record, ModelEvent.LOADED)
+        record.used_at = 990.0
+        return record
+
+    def unload(self, record: ModelRecord) -> None:
+        self.registry.begin_unload(record.id)
+        self.registry.apply(record, ModelEvent.UNLOADED)
+        self.ledger.release(record.id)
+
+    def series(self) -> dict[str, dict[Labels, float]]:
+        return {
+            family.name.removeprefix("triton_adapter_"): {
+                tuple(sample.labels.items()): sample.value for sample in family.samples
+            }
+            for family in self.collector.collect()
+        }
+
+
+def of(name: str) -> Labels:
+    return (("model", name),)
+
+
+def test_a_loaded_model_has_its_bytes_its_age_and_its_requests():
+    world = World()
+    record = world.load("m", 300)
+    record.served = 7
+
+    assert world.series() == {
+        "models_without_series": {(): 0},
+        "model_bytes": {(("model", "m"), ("device", "host"), ("state", "READY")): 300},
+        "model_last_used_seconds": {of("m"): 10.0},
+        "model_requests": {of("m"): 7},
+    }
+
+
+def test_the_bytes_of_each_device_are_told():
+    world = World()
+    record = world.load("m")
+    world.ledger.hold(record.id, {Device("GPU-1"): 5, Device("GPU-2"): 6})
+
+    found = world.series()["model_bytes"]
+    assert {labels[1][1]: count for labels, count in found.items()} == {"GPU-1": 5, "GPU-2": 6}
+
+
+def test_a_model_that_is_being_loaded_has_its_reservation_and_was_never_used():
+    world = World()
+    world.begin("m", 300)
+    found = world.series()
+
+    assert found["model_bytes"] == {(("model", "m"), ("device", "host"), ("state", "LOADING")): 300}
+    assert found["model_last_used_seconds"] == found["model_requests"] == {}
+
+
+def test_a_model_with_a_request_in_flight_is_in_use_now():
+    world = World()
+    world.load("m").in_flight = 1
+    assert world.series()["model_last_used_seconds"] == {of("m"): 0.0}
+
+
+def test_the_series_of_a_model_end_with_its_unload():
+    world = World()
+    world.unload(world.load("m"))
+
+    found = world.series()
+    assert found.pop("models_without_series") == {(): 0}
+    assert found == {"model_bytes": {}, "model_last_used_seconds": {}, "model_requests": {}}
+
+
+def test_of_too_many_models_none_has_series_and_a_gauge_says_so():
+    world = World(most=2)
+    records = [world.load(name) for name in ("a", "b", "c")]
+    found = world.series()
+    assert found.pop("models_without_series") == {(): 3}
+    assert not any(found.values())
+
+    world.unload(records[0])
+    found = world.series()
+    assert found["models_without_series"] == {(): 0}
+    assert found["model_requests"].keys() == {of("b"), of("c")}
+
+
+def test_with_zero_no_model_is_ever_named():
+    world = World(most=0)
+    world.load("secret")
+    assert "secret" not in json.dumps({str(key): str(each) for key, each in world.series().items()})
+
+
+HOSTILE = [
+    *(
+        '"',
+        "\\",
+        "\n",
+        "\r",
+        "\t",
+        " ",
+        "#",
+        "{}",
+        ",",
+        "=",
+        "\x7f",
+        "\x01",
+        "\x85",
+        "\ufeff",
+        "\u2028",
+    ),
+    *('a" 1\n# TYPE x counter\nx{evil="', 'm"} 1\n', "\\n", '\\"', "\\\\", '"\\', "日本", "🜁", "̈"),
+    *("__name__", "le", "NaN", "+Inf", "{{ .Value }}", "$labels", "# EOF", " # {a='b'} 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("accept", "parse"), [("", plain), ("application/openmetrics-text", open_metrics)]
+)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_label_is_the_models_name_whatever_it_is_made_of(name, accept, parse):
+    world, metrics = World(), Metrics()
+    world.load(name)
+    metrics.registry = CollectorRegistry()
+    metrics.registry.register(world.collector)
+    body, _ = metrics.page(accept)
+
+    families = list(parse(body.decode()))
+    assert {family.name for family in families if "model_" in family.name} == {
+        "triton_adapter_model_bytes",
+        "triton_adapter_model_last_used_seconds",
+        "triton_adapter_model_requests",
+    }
+    named = [sample for family in families for sample in family.samples if sample.labels]
+    assert [sample.labels["model"] for sample in named] == [name] * 3
