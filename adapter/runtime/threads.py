@@ -29,7 +29,8 @@ class Threads:
         self._name = name
         self._most = most
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._count = self._free = 0
+        self._count = 0  # of threads
+        self._unfinished = 0  # pieces of work, queued and under way
         self._lock = threading.Lock()
 
     async def run(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -63,14 +64,17 @@ class Threads:
         return await asyncio.wrap_future(done)
 
     def _provide(self) -> None:
+        """A thread for one more piece of work, if all that there are have some already."""
         with self._lock:
-            if self._free > self._work.qsize() or self._count == self._most:
+            self._unfinished += 1
+            if self._unfinished <= self._count or self._count == self._most:
                 return
             name = f"{self._name}-{self._count}"
             try:
                 threading.Thread(target=self._serve, name=name, daemon=True).start()
             except RuntimeError as error:
                 if not self._count:
+                    self._unfinished -= 1
                     raise BackendUnavailable(
                         f"no thread is to be had: {error}", delivered=False
                     ) from error
@@ -79,17 +83,18 @@ class Threads:
 
     def _serve(self) -> None:
         while True:
-            with self._lock:
-                self._free += 1
             done, act = self._work.get()
-            with self._lock:
-                self._free -= 1
+            settle: Callable[[], None] | None = None
             if done.set_running_or_notify_cancel():
                 try:
-                    done.set_result(act())
+                    settle = partial(done.set_result, act())
                 except BaseException as error:  # noqa: BLE001 - passed to the caller
-                    done.set_exception(error)
-            del done, act  # release what they refer to while waiting
+                    settle = partial(done.set_exception, error)
+            with self._lock:  # first, so that whoever asks again at once finds this thread free
+                self._unfinished -= 1
+            if settle is not None:
+                settle()
+            del done, act, settle  # release what they refer to while waiting
 
 
 LOOKUPS = Threads("lookups", 8)  # paths in the model roots, on any kind of disk

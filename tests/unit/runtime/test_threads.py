@@ -39,6 +39,14 @@ async def test_so_many_run_at_a_time_and_the_others_wait_their_turn():
     assert begun[3:] == [3, 4, 5, 6, 7, 8]
 
 
+async def test_none_waits_for_another_while_a_thread_could_be_started():
+    """Whatever the threads are doing as work comes in; each round begins with other threads."""
+    for _ in range(200):
+        threads, all_in = Threads("test", 4), threading.Barrier(4)
+        tasks = [asyncio.create_task(threads.run(all_in.wait, 10)) for _ in range(4)]
+        assert sorted(await asyncio.gather(*tasks)) == [0, 1, 2, 3]
+
+
 async def test_a_cancelled_call_ends_when_what_has_begun_has_and_what_has_not_never_does():
     threads, begun, go = Threads("test", 1), threading.Event(), threading.Event()
     ran = []
