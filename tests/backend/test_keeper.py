@@ -98,8 +98,10 @@ async def test_it_is_killed_though_it_stands_still(tmp_path):
 
 
 @pytest.mark.slow
-async def test_it_does_not_outlive_a_keeper_that_somebody_kills(tmp_path):
+async def test_it_does_not_outlive_a_keeper_that_somebody_kills(tmp_path, monkeypatch):
     server = await daemonising(tmp_path / "end")
+    # its daemons live on and hold the pipe of the output: this time is waited in full
+    monkeypatch.setattr("adapter.backend.process._REST_SECONDS", 1.0)
     found = [member.id for member in family(server.keeper)]
     os.kill(server.keeper, signal.SIGKILL)
     try:
