@@ -5,7 +5,7 @@ MINUTES ?= 90
 # `make test TRITON=/opt/tritonserver/bin/tritonserver`: on that one, what needs a Triton
 TRITON := $(or $(TRITON),$(TRITON_SERVER))
 # more than two cores: tests of a real Triton mostly wait, the quick ones less
-WORKERS ?= 5
+WORKERS ?= 7
 unit: WORKERS = 3
 # where the quick tests are; all others need a Triton, or what only a run of everything is worth
 QUICK = tests/unit tests/control tests/backend tests/dataplane tests/frontends \
