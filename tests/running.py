@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,15 @@ def unload_all(adapter: RunningAdapter) -> None:
     with closing(adapter.client()) as client:
         for model in adapter.state()["models"]:
             name = "".join(f"%{byte:02X}" for byte in model["model_id"].encode())
-            assert client.delete(f"/models/{name}").status in {200, 404}
+            path = f"/models/{name}"
+            wait_until(partial(_is_gone, client, path), 60, f"{model['model_id']} is unloaded")
+
+
+def _is_gone(client: Client, path: str) -> bool:
+    """False while Triton comes back after a test that ended it: 503 until its models are known."""
+    status = client.delete(path).status
+    assert status in {200, 404, 503}
+    return status != 503
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
