@@ -51,8 +51,9 @@ class Claim:
     yet asked for by what writes. `staying_bytes` of the cache are known never to leave for it.
 
     `unloads`: idle models may be unloaded for it. `wait` is called in a thread where so many bytes
-    lack, with the error, and returns for another try or raises; `waited_seconds` is for it. Nothing
-    more is taken once `is_given_up`.
+    lack, with the error, and returns for another try or raises; `waited_seconds` is for it, and
+    `lacked_at` says when that was, in the disk's `freed_count`. Nothing more is taken once
+    `is_given_up`. `is_kept`: it is an artifact now, which the fetch has yet to hand over.
     """
 
     what: str
@@ -63,7 +64,9 @@ class Claim:
     ahead_bytes: int = 0
     waited_seconds: float = 0.0
     staying_bytes: int = 0
+    lacked_at: int = 0
     is_given_up: bool = False
+    is_kept: bool = False
 
     def take(self, count: int) -> None:
         """Reserve so many more bytes for what is written next, out of those ahead as far as they
@@ -101,7 +104,8 @@ class Claim:
 
 class Disk:
     """The index of the cache. `limit_bytes` holds for artifacts and claims together. `on_freed` is
-    called when there is more room, or an artifact may leave; in any thread.
+    called when there is more room, or an artifact may leave, in any thread; `freed_count` says how
+    often that was.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class Disk:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.on_freed: Callable[[], object] = lambda: None
+        self.freed_count = 0
         self._ahead_bytes = 0  # of all claims
         self._folder = folder
         self._on_evicted = on_evicted
@@ -162,6 +167,7 @@ class Disk:
         with self._changed:
             kept.is_lost = True
             kept.pins -= 1
+            self.freed_count += 1
         self.on_freed()
 
     def add(self, note: Note, claim: Claim) -> Kept:
@@ -177,6 +183,7 @@ class Disk:
                 older.is_replaced = True
             self.used_bytes -= claim.size_bytes
             claim.size_bytes = 0
+            claim.is_kept = True
             kept = Kept(note, time.time(), pins=lost.pins + 1 if lost else 1)
             self._add(kept)
             return kept
@@ -188,6 +195,7 @@ class Disk:
             if kept is not None and kept.pins:
                 kept.pins -= 1
                 kept.last_used = time.time()
+            self.freed_count += 1
         self.on_freed()
         return kept
 
@@ -217,6 +225,7 @@ class Disk:
                 with self._changed:
                     self._leaving -= 1
                     self.used_bytes -= leaving.kept.note.size_bytes
+                    self.freed_count += 1
                     self._changed.notify_all()
                 self.on_freed()
             leaving.seconds = time.monotonic() - begun
@@ -234,6 +243,7 @@ class Disk:
         with self._changed:
             claim.size_bytes -= count
             self.used_bytes -= count
+            self.freed_count += 1
             self._changed.notify_all()
         self.on_freed()
 
@@ -249,6 +259,7 @@ class Disk:
                     self._leaving += 1
                     return Evicted(kept, "limit" if lacks_limit else "disk")
                 if not self._leaving:
+                    claim.lacked_at = self.freed_count
                     raise NoRoom(self._why_none(claim, count, lacks_limit=lacks_limit))
                 self._changed.wait()
 

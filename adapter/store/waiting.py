@@ -83,7 +83,7 @@ class RoomForFetches:
         known, claim.staying_bytes = claim.staying_bytes, self._staying_bytes()
         if claim.is_given_up or not self._may_fit(claim, count):
             raise lack
-        if claim.staying_bytes < known:
+        if claim.staying_bytes < known or claim.lacked_at < self._disk.freed_count:
             return
         if claim.unloads and await self._has_unloaded():
             return
@@ -114,7 +114,9 @@ class RoomForFetches:
         return any(each.size_bytes for each in earlier)
 
     def _may_come(self, claim: Claim) -> bool:
-        if any(each.size_bytes for each in self._claims if each is not claim):
+        others = (each for each in self._claims if each is not claim)
+        # Whether what is kept stays in use is known once it is handed over.
+        if any(each.size_bytes or each.is_kept for each in others):
             return True
         return claim.unloads and self.models is not None and self.models.may_unload
 
