@@ -257,6 +257,12 @@ class ModelControl:
         since = record.begun_at or time.time()
         return await self._packages.has_changed(record.source, record.package_key, since)
 
+    async def catch_up(self) -> None:
+        """Forget the models of a Triton that has ended, before anything is said of them. Raises
+        BackendUnavailable where the next one does not answer yet.
+        """
+        await self._reconciler.catch_up()
+
     def why_stuck(self) -> str | None:
         """Return why no load can succeed until Triton is restarted; None while loads can."""
         return self._reconciler.why_stuck()

@@ -85,6 +85,7 @@ class Residency:
             seconds=options.revalidate_seconds,
         )
         self._control = control
+        self._presence = control.presence
         self._artifacts = artifacts
         self._metrics = metrics
         self._stores = stores
@@ -96,13 +97,14 @@ class Residency:
     # -- what frontends ask -----------------------------------------------------------------
 
     def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None:
-        """Return a lease if the model is loaded, by whomever; None when `lease` must be awaited.
+        """Return a lease if the model is loaded, by whomever; None when `lease` must be awaited,
+        also where Triton has ended since.
 
         It is for the fast path: a look-up, no IO. Raises TooManyAbandoned, and ArtifactNotFound if
         the name is that of a model which was loaded from another key than `key`.
         """
         record = self._control.registry.get(model_id)  # as `_ready` does, without a call more
-        if record is None or record.state is not _READY:
+        if record is None or record.state is not _READY or self._presence.has_lost_all:
             return None
         if key is not None:
             self._refuse_another(model_id, key)
@@ -120,6 +122,7 @@ class Residency:
         if (lease := self.resident(model_id, key)) is not None:
             return lease, CacheUse.HIT
         self._control.refuse_unless_open()  # before anything is fetched for nothing
+        await self._control.catch_up()
         self._refuse_another(model_id, key)
         self.entries.refuse_known(model_id)
         leave_out()
@@ -188,6 +191,7 @@ class Residency:
             return lease
         if (entry := self.entries.get(model_id)) is not None:
             return (await self.lease(model_id, entry.key))[0]
+        await self._control.catch_up()
         try:
             return await self._control.serving(model_id, wait_seconds)
         except ModelNotFound as error:

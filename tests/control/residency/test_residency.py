@@ -400,6 +400,39 @@ async def test_after_a_restart_of_triton_the_next_call_loads_anew(loads_again):
     await residence.close()
 
 
+def end_triton(residence: Residence) -> None:
+    """The next one runs, and nobody has looked at its models yet."""
+    residence.house.triton.models.clear()
+    residence.house.triton.lives += 1
+    residence.house.server.pid = 2
+
+
+async def test_no_call_gets_a_model_of_a_triton_that_has_ended(residence):
+    await residence.call("a")
+    end_triton(residence)
+    assert residence.residency.resident(ModelId("a")) is None
+    assert await residence.call("a") is CacheUse.DISK
+    residence.check("a")
+
+
+async def test_no_call_by_name_gets_what_others_loaded_into_a_triton_that_has_ended(residence):
+    await residence.house.load("a")
+    end_triton(residence)
+    with await residence.residency.serving(ModelId("a"), 1) as record:
+        assert record.is_on_demand
+    residence.check("a")
+
+
+async def test_while_the_next_triton_does_not_answer_another_machine_may_be_asked(residence):
+    await residence.call("a")
+    end_triton(residence)
+    residence.steps.fail("ready", BackendUnavailable("no connection", delivered=False))
+    with pytest.raises(BackendUnavailable) as raised:
+        await residence.call("a")
+    assert was_not_started(raised.value)
+    assert await residence.call("a") is CacheUse.DISK
+
+
 async def test_a_load_that_the_end_of_triton_broke_off_is_tried_once_more(residence):
     residence.steps.fail("load a", BackendUnavailable("broke", delivered=True))
     assert await residence.call("a") is CacheUse.MISS

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -133,6 +134,44 @@ def test_after_the_end_of_triton_the_next_call_finds_the_files_on_disk(start, st
     wait_until(lambda: _answers(caller, "a.tar.gz"), 60, "the model answers again")
     assert caller.loaded() == ["a.tar.gz"]
     assert caller.count('triton_adapter_endpoint_requests_total{cache="disk"}') >= 1
+
+
+def test_no_call_is_sent_to_a_triton_that_lacks_the_model_and_ready_means_that_it_has_it(
+    start, store
+):
+    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
+        store.put(name, number)
+    caller = start(*ROOM_FOR_TWO)
+    is_over, told = threading.Event(), list[tuple[float, int, str]]()
+
+    def ask_on(name: str) -> None:
+        with closing(Caller(caller.adapter)) as own:
+            while not is_over.is_set():
+                begun = time.monotonic()
+                reply = own.http.post(
+                    "/endpoints/any/invocations",
+                    infer_body(0.0),
+                    headers={"X-Amzn-SageMaker-Target-Model": name},
+                )
+                told.append((begun, reply.status, reply.body.decode()))
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask_on, name) for name in 2 * ["a.tar.gz", "b.tar.gz"]]
+        try:
+            for name in "a.tar.gz", "b.tar.gz":
+                wait_until(lambda name=name: _answers(caller, name), 60, f"{name} answers")
+            caller.end_triton()
+            caller.adapter.wait_for("triton.restarted")
+            wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "it is ready")
+            ready = time.monotonic()
+            for name in "a.tar.gz", "b.tar.gz":
+                wait_until(lambda name=name: _answers(caller, name), 60, f"{name} answers")
+        finally:
+            is_over.set()
+    for each in asking:
+        each.result()
+    assert [text for _, _, text in told if "does not have the model" in text] == []
+    assert [each for each in told if each[0] > ready and each[1] != 200] == []
 
 
 def _end_process_of(caller: Caller, name: str) -> None:
