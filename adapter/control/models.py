@@ -90,8 +90,7 @@ class ModelControl:
         self.diagnosis = Diagnosis(self.memory)
         self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages, self._limits = packages, limits
-        self.operations = Operations(metrics)
-        self._load_limit = LoadLimit(limits.load)
+        self.operations, self._load_limit = Operations(metrics), LoadLimit(limits.load)
         self._unloader = Unloader(registry, triton, server, limits, left, lose_requests=self._lose)
         self._loader = self._make_loader(triton, server, metrics)
         self.presence = Presence(triton, server, loads_again=loads_again)
@@ -99,6 +98,7 @@ class ModelControl:
         self._terms: dict[ModelId, Terms] = {}  # of the same loads
         self._returns = self._make_returns(load_threads)
         self._reconciler = self._make_reconciler(triton, server, load_threads)
+        self.why_stuck, self.catch_up = self._reconciler.why_stuck, self._reconciler.catch_up
         self.leases = Leases(max_abandoned, self._reconciler.call_failed)
         parts = (registry, self.memory, left, packages, self._reconciler)
         self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
@@ -182,7 +182,7 @@ class ModelControl:
         self.refuse_unless_open()
         terms = terms or Terms()
         if model_id in self.registry:
-            await self._reconciler.catch_up()
+            await self.catch_up()
         known = self.registry.get(model_id)
         there = "being loaded" if model_id in self._loading else None
         if doing := there or (known and _THERE.get(known.state)):
@@ -256,16 +256,6 @@ class ModelControl:
         """
         since = record.begun_at or time.time()
         return await self._packages.has_changed(record.source, record.package_key, since)
-
-    async def catch_up(self) -> None:
-        """Forget the models of a Triton that has ended, before anything is said of them. Raises
-        BackendUnavailable where the next one does not answer yet.
-        """
-        await self._reconciler.catch_up()
-
-    def why_stuck(self) -> str | None:
-        """Return why no load can succeed until Triton is restarted; None while loads can."""
-        return self._reconciler.why_stuck()
 
     # -- start, housekeeping and stop ---------------------------------------------------------
 

@@ -168,7 +168,9 @@ class Reconciler:
         return self._reconciling
 
     async def catch_up(self) -> None:
-        """Forget the models of a Triton that has ended, before anything is said of them."""
+        """Forget the models of a Triton that has ended, before anything is said of them. Raises
+        BackendUnavailable where the next one does not answer yet.
+        """
         if self._presence.has_lost_all:
             await asyncio.shield(self._begin_reconcile())
 

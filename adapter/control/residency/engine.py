@@ -85,7 +85,6 @@ class Residency:
             seconds=options.revalidate_seconds,
         )
         self._control = control
-        self._presence = control.presence
         self._artifacts = artifacts
         self._metrics = metrics
         self._stores = stores
@@ -104,7 +103,7 @@ class Residency:
         the name is that of a model which was loaded from another key than `key`.
         """
         record = self._control.registry.get(model_id)  # as `_ready` does, without a call more
-        if record is None or record.state is not _READY or self._presence.has_lost_all:
+        if record is None or record.state is not _READY or self._control.presence.has_lost_all:
             return None
         if key is not None:
             self._refuse_another(model_id, key)

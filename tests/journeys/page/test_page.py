@@ -154,7 +154,7 @@ def test_triton_that_is_killed_is_told_and_so_is_its_return(opened: Scene, page:
     page.until(lambda: any("Triton is back" in each for each in page.events()), "Triton is back")
     page.until(lambda: page.text("#state") == "ready", "the adapter is ready")
     (down,) = [each for each in page.events() if "Triton down" in each]
-    assert "signal 9" in down or "SIGKILL" in down
+    assert "SIGKILL" in down
     page.until(lambda: any("models lost" in each for each in page.events()), "what was lost")
     (lost,) = [each for each in page.events() if "models lost" in each]
     assert f"loaded again by the next call: {ARRIVES};" in lost
@@ -164,6 +164,20 @@ def test_triton_that_is_killed_is_told_and_so_is_its_return(opened: Scene, page:
         one.children[1].getBoundingClientRect().right
           < one.children[2].getBoundingClientRect().left)"""
     assert page.run(inside)
+
+
+def test_why_triton_ended_is_told_in_place_of_its_silence(opened: Scene, page: Browser) -> None:
+    def downs() -> list[str]:
+        return [each for each in page.events() if "Triton down" in each]
+
+    before = len(downs())
+    os.kill(pid := tritonserver(opened.adapter), signal.SIGSTOP)
+    page.until(lambda: len(downs()) > before, "Triton is down")
+    assert "does not answer" in downs()[0]
+    os.kill(pid, signal.SIGKILL)
+    page.until(lambda: "SIGKILL" in downs()[0], "why it is down")
+    assert len(downs()) == before + 1
+    page.until(lambda: page.text("#state") == "ready", "the adapter is ready")
 
 
 def test_a_name_that_is_markup_shows_as_text(opened: Scene, page: Browser) -> None:
