@@ -17,7 +17,7 @@ from adapter.app.shared import Shared
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
-from adapter.control.presence import LOOKED_FOR
+from adapter.control.presence import MODELS_LOOKED_FOR
 from adapter.control.residency import Residency
 from adapter.control.wanted import WantedModels
 from adapter.core.faults import Faults
@@ -133,7 +133,7 @@ class Adapter:
         def why_triton() -> str | None:
             if not self._triton.live:
                 return "Triton does not answer"
-            return LOOKED_FOR if self._control.presence.has_lost_all else None
+            return MODELS_LOOKED_FOR if self._control.presence.has_lost_all else None
 
         def why_drained() -> str | None:
             return "draining" if self._drain.is_on else None

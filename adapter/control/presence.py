@@ -8,7 +8,7 @@ from adapter.control.ports import Server, Triton
 from adapter.core.model import ModelId
 from adapter.errors import BackendUnavailable, ModelNotFound
 
-LOOKED_FOR = "Triton has been restarted; its models are looked for"
+MODELS_LOOKED_FOR = "Triton has been restarted; its models are looked for"
 _POLL_SECONDS = 0.05
 # From the first closed connection of a process to its end: it frees gigabytes of GPU memory.
 _END_SECONDS = 5.0

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal, NoReturn
 
 from adapter.control.models import ModelControl
-from adapter.control.presence import LOOKED_FOR
+from adapter.control.presence import MODELS_LOOKED_FOR
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId, ModelSource
 from adapter.core.residency.wanted import Want, WantedModel, WantEvent
@@ -105,7 +105,7 @@ class WantedModels:
         missing = [each for each in wanted if not each.is_settled]
         if not missing:
             is_up = self._control.presence.is_up
-            return None if is_up else LOOKED_FOR
+            return None if is_up else MODELS_LOOKED_FOR
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         named = ", ".join(map(str, missing[:_SHOWN]))
         return f"{len(missing)} of {len(wanted)} models are to be loaded: {named}{more}"

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from adapter.core.artifacts import ArtifactKey, FetchProgress
 from adapter.errors import NoRoom
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import Disk
+from adapter.store.disk import Claim, Disk
 from adapter.store.waiting import RoomForFetches
 from tests.store.conftest import TryCache, archive, names
 
@@ -132,56 +133,58 @@ async def test_a_fetch_that_may_unload_nothing_is_refused_at_once_and_no_model_i
 _NOTE = Note("", "first", "1", "", _LIMIT, {})
 
 
-def disk_in(folder: Path) -> Disk:
-    made = CacheFolder(folder)
-    made.open()
-    return Disk(made, _LIMIT, lambda _: None)
+class ReleasingDisk(Disk):
+    """An artifact on it is released while a lack of room is told."""
+
+    def take(self, claim: Claim, count: int, *, is_ahead: bool = False) -> None:
+        try:
+            super().take(claim, count, is_ahead=is_ahead)
+        except NoRoom:
+            self.release(_NOTE.id)
+            raise
 
 
-async def test_room_that_came_free_while_its_lack_was_told_is_taken(tmp_path, monkeypatch):
-    disk = disk_in(tmp_path)
-    room, take = RoomForFetches(disk, 3600), disk.take
+def opened(made: type[Disk], folder: Path) -> Disk:
+    at = CacheFolder(folder)
+    at.open()
+    return made(at, _LIMIT, lambda _: None)
+
+
+async def test_room_that_came_free_while_its_lack_was_told_is_taken(tmp_path):
+    disk = opened(ReleasingDisk, tmp_path)
+    room = RoomForFetches(disk, 3600)
     with room.claim("the first") as first:
         await room.reserve(first, _LIMIT)
         disk.add(_NOTE, first)
-
-    def take_and_release(*args, **kwargs) -> None:
-        try:
-            take(*args, **kwargs)
-        finally:
-            disk.release(_NOTE.id)
-
-    monkeypatch.setattr(disk, "take", take_and_release)
     with room.claim("the second") as second:
         await room.reserve(second, _LIMIT)
     assert not len(disk)
 
 
-async def test_a_fetch_waits_for_what_another_has_on_disk_and_not_handed_over(tmp_path):
-    disk = disk_in(tmp_path)
+@pytest.fixture
+async def waiting(tmp_path: Path) -> AsyncIterator[tuple[Disk, asyncio.Future[None]]]:
+    """A fetch that has waited for one whose artifact was on disk, which has just handed it over."""
+    disk = opened(Disk, tmp_path)
     room = RoomForFetches(disk, 3600)
     with room.claim("the second") as second:
         with room.claim("the first") as first:
             await room.reserve(first, _LIMIT)
             disk.add(_NOTE, first)
-            waiting = asyncio.ensure_future(room.reserve(second, _LIMIT))
+            reserved = asyncio.ensure_future(room.reserve(second, _LIMIT))
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(waiting), 0.1)
-        disk.release(_NOTE.id)
-        await waiting
+                await asyncio.wait_for(asyncio.shield(reserved), 0.1)
+        yield disk, reserved
+
+
+async def test_what_is_released_once_it_is_handed_over_makes_room_for_who_waits(waiting):
+    disk, reserved = waiting
+    disk.release(_NOTE.id)
+    await reserved
     assert not len(disk)
 
 
-async def test_what_stays_in_use_once_it_is_handed_over_refuses_those_that_wait(tmp_path):
-    disk = disk_in(tmp_path)
-    room = RoomForFetches(disk, 3600)
-    with room.claim("the second") as second:
-        with room.claim("the first") as first:
-            await room.reserve(first, _LIMIT)
-            disk.add(_NOTE, first)
-            waiting = asyncio.ensure_future(room.reserve(second, _LIMIT))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(waiting), 0.1)
-        with pytest.raises(NoRoom):
-            await waiting
+async def test_what_stays_in_use_once_it_is_handed_over_refuses_who_waits(waiting):
+    disk, reserved = waiting
+    with pytest.raises(NoRoom):
+        await reserved
     assert disk.used_bytes == _LIMIT
