@@ -48,8 +48,7 @@ done
 mkdir -p "$1/root/models" "$1/root/mm-sock"
 mount --bind "$1/models" "$1/root/models"
 mount --bind "$1/mm-sock" "$1/root/mm-sock"
-echo made
-exec chroot "$1/root" cat
+exec chroot "$1/root" sh -c 'echo made; exec cat'
 """
 
 
