@@ -209,7 +209,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "try again; if it lasts, give it more memory or disk, or pin less",
     ),
     errors.TooManyWaiting: (
-        "256 callers wait for models that are being fetched and loaded, or 32 for this one",
+        "256 callers wait for models that are being fetched, 32 for one, or 256 MiB of bodies",
         "try again in a while",
     ),
     errors.SourceMissing: (

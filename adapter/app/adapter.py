@@ -32,8 +32,8 @@ from adapter.frontends.debug_state import DebugState
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc.fast_path import FRONTEND
 from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.http.bodies import HeldBodies
 from adapter.frontends.http.connections import bearable_connections
-from adapter.frontends.http.endpoint.bodies import HeldBodies
 from adapter.frontends.listeners import Listeners
 from adapter.frontends.model_repository import LoadOfStore, Repository, no_store
 from adapter.frontends.openapi import OpenApiPage
@@ -163,6 +163,7 @@ class Adapter:
             single_model=self._single,
             residency=self._build_residency(),
             bodies=HeldBodies(),
+            load_bodies=HeldBodies(),
         )
 
     def _build_on_demand(self, cache: ArtifactCache | None) -> OnDemand | None:

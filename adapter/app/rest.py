@@ -172,6 +172,7 @@ def _build_v2(
         repository,
         access=access,
         load_wait_seconds=settings.load_wait_seconds,
+        load_bodies=shared.load_bodies,
         max_body_bytes=settings.gathered_bytes,
         max_control_body_bytes=settings.max_control_body_bytes,
         passthrough=frozenset(() if access.infers_only else settings.passthrough),

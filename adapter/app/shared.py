@@ -12,7 +12,7 @@ from adapter.core.model import ModelId
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.frontends.access import Access
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.endpoint.bodies import HeldBodies
+from adapter.frontends.http.bodies import HeldBodies
 from adapter.settings import Address, Settings
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
@@ -21,7 +21,7 @@ from adapter.telemetry.tracing import Tracing
 @dataclass(frozen=True, slots=True)
 class Shared:
     """`max_connections`: of each listener. `single_model`: the one that /invocations is about.
-    `residency`: None without a store.
+    `residency`: None without a store. `bodies`: of the endpoint; `load_bodies`: of loads over V2.
     """
 
     settings: Settings
@@ -37,6 +37,7 @@ class Shared:
     single_model: ModelId | None
     residency: Residency | None
     bodies: HeldBodies
+    load_bodies: HeldBodies
 
     @property
     def serving(self) -> Serving | None:

@@ -19,7 +19,7 @@ from adapter.cli.text import DIM, coloured
 from adapter.runtime.threads import Threads
 from adapter.settings import examples_folder, load_settings
 
-LACKING = "moto and boto3 are not installed: pip install 'triton-adapter[demo]'"
+LACKING = "moto and boto3 are not installed: in a clone pip install '.[demo]'"
 
 _BUCKET, _PREFIX = "demo", "models/"
 _MODELS = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen")

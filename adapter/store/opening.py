@@ -39,7 +39,7 @@ def open_store(name: str, location: StoreLocation, timeout_seconds: float) -> St
         return FolderStore(location)
     if find_spec("obstore") is None:
         raise InvalidSettings(
-            [f"{name}: {location} needs the extra store: pip install 'triton-adapter[store]'"]
+            [f"{name}: {location} needs the extra store: in a clone pip install '.[store]'"]
         )
     from adapter.store.remote import RemoteStore  # noqa: PLC0415 - obstore is an extra
 

@@ -22,7 +22,7 @@ def test_without_obstore_it_is_said_what_to_install(without_obstore):
     with pytest.raises(InvalidSettings) as refused:
         open_store("model_store", parse_location("s3://models"), 1)
     assert refused.value.problems == [
-        "model_store: s3://models needs the extra store: pip install 'triton-adapter[store]'"
+        "model_store: s3://models needs the extra store: in a clone pip install '.[store]'"
     ]
 
 

@@ -5,7 +5,7 @@ Everything else is passed on to Triton as it is.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
@@ -22,6 +22,7 @@ from adapter.errors import BackendUnavailable, InvalidRequest, NotPassedThrough
 from adapter.frontends.access import Access
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.extensions import Extensions
+from adapter.frontends.http.bodies import HeldBodies
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.middleware import Route, Serve, answer, ids_of, whole_body
 from adapter.frontends.http.observer import call_headers, path_segments
@@ -31,7 +32,8 @@ from adapter.frontends.model_repository import Repository
 
 class V2:
     """`passthrough` opens calls that reach beyond one model: `shared_memory`, `trace` and `log`.
-    `load_wait_seconds`: how long a call waits for the end of its model's load.
+    `load_wait_seconds`: how long a call waits for the end of its model's load. `load_bodies` bounds
+    the sum of the bodies of loads, which may bring files.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class V2:
         *,
         access: Access,
         load_wait_seconds: float,
+        load_bodies: HeldBodies,
         max_body_bytes: int,
         max_control_body_bytes: int,
         passthrough: frozenset[str] = frozenset(),
@@ -64,6 +67,7 @@ class V2:
         )
         self._repository = repository
         self._max_body = max_body_bytes
+        self._load_bodies = load_bodies
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         _, *path = path_segments(request.raw_path)
@@ -140,8 +144,10 @@ class V2:
         return answer([asdict(entry) for entry in entries])
 
     async def _load(self, request: web.BaseRequest) -> web.Response:
-        given = _parameters(await _body(request, self._max_body))
-        await self._repository.load(request["model_id"], given, **ids_of(request))
+        # until the end, as the files stay in memory until they are in place
+        with self._load_bodies.hold(request.content_length or 0) as take:
+            given = _parameters(await _body(request, self._max_body, take))
+            await self._repository.load(request["model_id"], given, **ids_of(request))
         return answer({})
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
@@ -150,9 +156,11 @@ class V2:
         return answer({})
 
 
-async def _body(request: web.BaseRequest, limit: int) -> dict[str, Any]:
-    """An empty body means what an empty object does."""
-    raw = await whole_body(request, limit)
+async def _body(
+    request: web.BaseRequest, limit: int, take: Callable[[int], object] = lambda _: None
+) -> dict[str, Any]:
+    """An empty body means what an empty object does. `take`: see whole_body."""
+    raw = await whole_body(request, limit, take)
     return json_object(raw, "the body") if raw else {}
 
 

@@ -1,5 +1,6 @@
 """One end of an HTTP/2 connection: frames judged by RFC 9113 sections 4 to 6."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from adapter.protocols.http2 import frames
@@ -92,43 +93,45 @@ class Endpoint(FlowControl[Owner]):
         """Handle that the connection is made."""
         self.flush()
 
+    @abstractmethod
     def flush_all(self) -> None:
         """Flush every connection to which received data may have been forwarded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self) -> None:
         """Handle that the connection is unusable. Called once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gone(self) -> None:
         """Handle that the connection is closed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last_stream(self) -> int:
-        raise NotImplementedError
+        """Return the largest id of the peer's streams that was seen."""
 
+    @abstractmethod
     def data(self, stream: Stream[Owner], piece: Piece, *, end: bool) -> None:
         """Handle DATA. Call `credit` for it once it is forwarded, or not needed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
         """Handle a frame of a stream that is not open; ConnectionFault where that is an error."""
-        raise NotImplementedError
 
+    @abstractmethod
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
-        raise NotImplementedError
+        """Handle a header block."""
 
+    @abstractmethod
     def was_reset(self, stream: Stream[Owner], code: int) -> None:
         """Handle RST_STREAM; the stream is forgotten already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def goaway_received(self, last_stream_id: int) -> None:
         """Handle GOAWAY."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stream_fault(self, stream: Stream[Owner], code: Code) -> None:
         """Handle a stream error (section 5.4.2)."""
-        raise NotImplementedError
 
     def ping_acknowledged(self, payload: bytes) -> None:
         """Handle a PING with ACK."""

@@ -5,6 +5,7 @@ once, unless too much is buffered: no stream blocks another, and memory is bound
 sent when most of a window has been used, or a part of it and there is something else to write.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -87,7 +88,7 @@ class Stream(Generic[Owner]):
         return self.state is _HALF_CLOSED_REMOTE or self.state is _CLOSED
 
 
-class FlowControl(Generic[Owner]):
+class FlowControl(ABC, Generic[Owner]):
     """`out` is what `flush` writes, as soon as the connection is made. `buffered` counts bytes that
     were received here and not forwarded yet. `is_paused`: the peer does not read.
     """
@@ -112,17 +113,17 @@ class FlowControl(Generic[Owner]):
 
     # -- for subclasses ---------------------------------------------------------------------
 
+    @abstractmethod
     def sent(self, stream: Stream[Owner], size: int) -> None:
         """`size` bytes of DATA of that stream have been written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finished(self, stream: Stream[Owner]) -> None:
         """END_STREAM, or what ends the stream, has been written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receiver_of(self, stream: Stream[Owner]) -> Receiver | None:
         """Return the connection on which the stream's DATA was received."""
-        raise NotImplementedError
 
     # -- receiving --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.access import Access
 from adapter.frontends.drain import Drain
+from adapter.frontends.http.bodies import HeldBodies
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
@@ -58,6 +59,7 @@ class Listener:
     house: House
     caller: aiohttp.ClientSession
     dataplane: HttpDataPlane
+    load_bodies: HeldBodies
 
 
 async def opened(stack: AsyncExitStack, server: web.Server) -> str:
@@ -79,7 +81,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10)
     dataplane.connect(await opened(stack, web.Server(upstream.handle)))
     stack.push_async_callback(dataplane.close)
-    inflight = InflightBytes(2**30)
+    inflight, load_bodies = InflightBytes(2**30), HeldBodies(limit=MIB)
     inferences = Inferences(
         house.control,
         dataplane,
@@ -95,6 +97,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         Repository(house.control, no_versions, []),
         access=Access("http"),
         load_wait_seconds=0.01,
+        load_bodies=load_bodies,
         max_body_bytes=2 * MIB,
         max_control_body_bytes=100,
         passthrough=frozenset(passthrough),
@@ -115,7 +118,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     stack.push_async_callback(server.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
     await stack.enter_async_context(caller)
-    return Listener(upstream, house, caller, dataplane)
+    return Listener(upstream, house, caller, dataplane, load_bodies)
 
 
 @pytest_asyncio.fixture
@@ -342,3 +345,23 @@ async def test_without_triton_it_is_503(closed, path):
     async with closed.caller.get(path) as reply:
         body = await reply.json()
     assert (reply.status, body["code"]) == (503, "BackendUnavailable")
+
+
+_LOAD = "/v2/repository/models/m/load"
+
+
+async def test_loads_hold_their_bodies_within_one_bound(closed):
+    with closed.load_bodies.hold(0) as take:
+        take(MIB - 10)
+        async with closed.caller.post(_LOAD, data=b" " * 11) as reply:
+            assert (reply.status, (await reply.json())["code"]) == (503, "TooManyWaiting")
+        async with closed.caller.post(_LOAD, data=pieces(b" " * 11)) as reply:
+            assert (reply.status, (await reply.json())["code"]) == (503, "TooManyWaiting")
+        async with closed.caller.post(_LOAD, data=b"{}") as reply:
+            assert (reply.status, (await reply.json())["code"]) == (404, "SourceMissing")
+    assert closed.load_bodies.held == 0
+
+
+async def pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A body whose length nobody announces."""
+    yield body

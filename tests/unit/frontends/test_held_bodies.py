@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.errors import TooManyWaiting
-from adapter.frontends.http.endpoint.bodies import HeldBodies
+from adapter.frontends.http.bodies import HeldBodies
 
 
 def test_bodies_are_held_up_to_the_limit_and_no_further() -> None:
@@ -12,9 +12,9 @@ def test_bodies_are_held_up_to_the_limit_and_no_further() -> None:
         take(6)
         with bodies.hold(4) as take_more:
             take_more(4)
-            with pytest.raises(TooManyWaiting, match="10 bytes of bodies wait"):
+            with pytest.raises(TooManyWaiting, match="10 bytes of bodies are held"):
                 bodies.hold(1).__enter__()
-            with pytest.raises(TooManyWaiting, match="10 bytes of bodies wait"):
+            with pytest.raises(TooManyWaiting, match="10 bytes of bodies are held"):
                 take_more(1)
         assert bodies.held == 6
     assert bodies.held == 0

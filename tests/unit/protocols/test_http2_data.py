@@ -40,6 +40,9 @@ class Peer(Endpoint):
         raise ConnectionFault(Code.PROTOCOL_ERROR, "no such stream")
 
 
+Peer.__abstractmethods__ = frozenset()  # what DATA does not lead to is not here
+
+
 def frame(payload: bytes, padding: int | None = None, flags: int = frames.END_STREAM) -> bytes:
     if padding is not None:
         payload, flags = bytes([padding]) + payload + bytes(padding), flags | frames.PADDED

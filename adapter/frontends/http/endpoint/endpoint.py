@@ -23,7 +23,7 @@ from adapter.errors import (
     PayloadTooLarge,
     UnknownOperation,
 )
-from adapter.frontends.http.endpoint.bodies import WHOLE_BYTES, HeldBodies
+from adapter.frontends.http.bodies import HeldBodies
 from adapter.frontends.http.endpoint.callers import Caller, Callers
 from adapter.frontends.http.endpoint.errors import (
     Refusal,
@@ -51,6 +51,8 @@ _OPERATIONS = (
 )
 _REASONS = {424: "Failed Dependency", 530: "Internal Dependency"}
 
+# AWS's own limit of a body. Up to this it is read whole, so that it can be sent to Triton twice.
+_WHOLE_BYTES = 6_291_456
 # Bodies for streams are read by us.
 _STREAM_BYTES = 64 * 2**20
 
@@ -182,7 +184,7 @@ class Endpoint:
         must_be_whole = is_stream or self._callers is not None
         if length is None and must_be_whole:
             raise InvalidCall("a body that is signed, or for a stream, needs a Content-Length")
-        if length is None or (length > WHOLE_BYTES and not must_be_whole):
+        if length is None or (length > _WHOLE_BYTES and not must_be_whole):
             return None
         most = min(self._max_body, _STREAM_BYTES) if is_stream else self._max_body
         if length > most:

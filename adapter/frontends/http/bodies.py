@@ -1,12 +1,12 @@
-"""Bodies of the endpoint that are held while their models are fetched, loaded and asked."""
+"""Bodies that are held: for the endpoint while their models are fetched, loaded and asked, and of
+loads over V2 that bring files.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from adapter.errors import TooManyWaiting
 
-# AWS's own limit of a body. Up to this it is read whole, so that it can be sent to Triton twice.
-WHOLE_BYTES = 6_291_456
 _ALL_BYTES = 256 * 2**20
 
 
@@ -43,6 +43,6 @@ class HeldBodies:
     def _refuse_beyond(self, size: int) -> None:
         if self.held + size > self.limit:
             raise TooManyWaiting(
-                f"{self.held} bytes of bodies wait for models; with {size} more these would be "
-                f"above the limit of {self.limit}"
+                f"{self.held} bytes of bodies are held; with {size} more these would be above the "
+                f"limit of {self.limit}"
             )
