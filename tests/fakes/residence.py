@@ -13,6 +13,8 @@ from tests.fakes.house import House
 
 MIB = 2**20
 
+QUICK = Options(model_wait_seconds=2)
+
 
 class Residence:
     """`house` with a store of models that declare what they take. Room for `room` models of 100
@@ -80,3 +82,11 @@ class Residence:
         kept = {folder.strip("/").split("@")[0] for folder in +self.artifacts.pins}
         assert kept == resident
         assert self.residency.entries.waiting == 0
+
+
+async def at_once(residence: Residence, *names: str) -> list[object]:
+    """Have a caller each ask for these models; return their outcomes."""
+    async with asyncio.timeout(30):
+        return await asyncio.gather(
+            *(residence.call(name) for name in names), return_exceptions=True
+        )

@@ -15,34 +15,16 @@ from adapter.errors import (
     ArtifactNotFound,
     BackendUnavailable,
     InsufficientMemory,
-    InvalidModel,
-    LoadFailed,
     ModelNotFound,
     ModelNotReady,
     NoRoom,
     OutOfMemory,
-    StoreUnavailable,
     TooManyWaiting,
     was_not_started,
 )
-from tests.fakes.residence import Residence
+from tests.fakes.residence import QUICK, Residence, at_once
 
 pytestmark = pytest.mark.filterwarnings("error")
-QUICK = Options(model_wait_seconds=2)
-
-
-@pytest.fixture
-async def residence():
-    residence = await Residence(2, QUICK).open("a", "b", "c")
-    yield residence
-    await residence.close()
-
-
-async def at_once(residence: Residence, *names: str) -> list[object]:
-    async with asyncio.timeout(30):
-        return await asyncio.gather(
-            *(residence.call(name) for name in names), return_exceptions=True
-        )
 
 
 # -- one load for all who ask --------------------------------------------------------------------
@@ -335,123 +317,6 @@ async def test_the_files_of_a_model_that_somebody_unloaded_may_leave_the_disk(re
     await residence.residency._upkeep.notice_losses()
     residence.check()
     assert residence.state("a") is ResidencyState.ABSENT
-
-
-# -- failures ----------------------------------------------------------------------------------
-
-
-async def test_a_key_that_the_store_lacks_is_not_found(residence):
-    with pytest.raises(ArtifactNotFound):
-        await residence.call("z")
-    residence.check()
-
-
-@pytest.mark.parametrize("error", [InvalidModel("no config"), LoadFailed("no weights")])
-async def test_a_model_that_cannot_be_served_is_not_tried_for_each_caller(residence, error):
-    residence.steps.fail("prepare /a" if isinstance(error, InvalidModel) else "load a", error)
-    outcomes = await at_once(residence, *["a"] * 10)
-    outcomes += await at_once(residence, *["a"] * 10)
-    assert {type(outcome) for outcome in outcomes} == {type(error)}
-    assert residence.artifacts.asked == ["a"]
-    residence.check()
-
-
-async def test_a_model_that_could_not_be_served_is_tried_again_soon(residence, monkeypatch):
-    monkeypatch.setattr("adapter.control.residency.entries._REFUSED_SECONDS", 0.0)
-    residence.steps.fail("load a", LoadFailed("no weights"))
-    with pytest.raises(LoadFailed):
-        await residence.call("a")
-    assert await residence.call("a") is CacheUse.DISK
-
-
-async def test_a_store_that_fails_is_asked_again_by_the_next_call(residence):
-    residence.steps.fail("fetch a", StoreUnavailable("timed out"))
-    with pytest.raises(StoreUnavailable):
-        await residence.call("a")
-    assert residence.count("endpoint_store_failures_total", error="StoreUnavailable") == 1
-    assert await residence.call("a") is CacheUse.MISS
-
-
-async def test_a_model_that_died_is_loaded_anew_by_the_next_call(residence):
-    await residence.call("a")
-    residence.control.registry.died(residence.control.registry.get(ModelId("a")))
-    assert await residence.call("a") is CacheUse.DISK
-    residence.check("a")
-
-
-async def test_what_is_left_of_a_model_that_died_is_unloaded(residence):
-    await residence.call("a")
-    residence.control.registry.died(residence.control.registry.get(ModelId("a")))
-    await residence.residency._upkeep.notice_losses()
-    residence.check()
-
-
-@pytest.mark.parametrize("loads_again", [False, True])
-async def test_after_a_restart_of_triton_the_next_call_loads_anew(loads_again):
-    residence = await Residence(2, QUICK, loads_again=loads_again).open("a", "b")
-    await residence.call("a")
-    triton = residence.house.triton
-    triton.models.clear()
-    triton.lives += 1
-    await residence.control.triton_restarted()
-    assert residence.house.listed() == []
-    assert await residence.call("a") is CacheUse.DISK
-    residence.check("a")
-    await residence.close()
-
-
-def end_triton(residence: Residence) -> None:
-    """The next one runs, and nobody has looked at its models yet."""
-    residence.house.triton.models.clear()
-    residence.house.triton.lives += 1
-    residence.house.server.pid = 2
-
-
-async def test_no_call_gets_a_model_of_a_triton_that_has_ended(residence):
-    await residence.call("a")
-    end_triton(residence)
-    assert residence.residency.resident(ModelId("a")) is None
-    assert await residence.call("a") is CacheUse.DISK
-    residence.check("a")
-
-
-async def test_no_call_by_name_gets_what_others_loaded_into_a_triton_that_has_ended(residence):
-    await residence.house.load("a")
-    end_triton(residence)
-    with await residence.residency.serving(ModelId("a"), 1) as record:
-        assert record.is_on_demand
-    residence.check("a")
-
-
-async def test_while_the_next_triton_does_not_answer_another_machine_may_be_asked(residence):
-    await residence.call("a")
-    end_triton(residence)
-    residence.steps.fail("ready", BackendUnavailable("no connection", delivered=False))
-    with pytest.raises(BackendUnavailable) as raised:
-        await residence.call("a")
-    assert was_not_started(raised.value)
-    assert await residence.call("a") is CacheUse.DISK
-
-
-async def test_a_load_that_the_end_of_triton_broke_off_is_tried_once_more(residence):
-    residence.steps.fail("load a", BackendUnavailable("broke", delivered=True))
-    assert await residence.call("a") is CacheUse.MISS
-    residence.check("a")
-
-
-async def test_a_load_that_ended_triton_is_for_no_other_machine_when_triton_stays_away(residence):
-    broke = BackendUnavailable("broke", delivered=True)
-    away = BackendUnavailable("Triton did not come back in time", delivered=False)
-    gate = residence.steps.hold("load a")
-    call = residence.house.begin(residence.call("a"))
-    await gate.reached.wait()
-    residence.steps.fail("load a", broke)
-    gate.open()
-    residence.steps.hold("prepare /a").open()
-    residence.steps.fail("prepare /a", away)
-    with pytest.raises(BackendUnavailable, match="did not come back") as raised:
-        await call
-    assert not was_not_started(raised.value)
 
 
 # -- idle ----------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import pytest
 
 from tests.journeys.modelmesh.leaving import Object, keys, leave, run, service
 
+pytestmark = pytest.mark.slow  # each run of it imports boto3
+
 SCHEMA = "serving.kserve.io/schemaPath"
 PYTHON = {"a/config.pbtxt": b"a", "a/1/model.py": b"a1"}
 

@@ -21,6 +21,8 @@ from tests.journeys.modelmesh.leaving import ROOT, THEIRS, Object, keys, leave, 
 from tests.running import Client, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
 
+pytestmark = pytest.mark.slow  # each run of what is copied imports boto3
+
 PAGE = ROOT / "docs" / "fleet.md"
 
 

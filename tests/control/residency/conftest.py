@@ -1,0 +1,14 @@
+"""Models of a store before a memory that has room for two of them."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.fakes.residence import QUICK, Residence
+
+
+@pytest.fixture
+async def residence() -> AsyncIterator[Residence]:
+    residence = await Residence(2, QUICK).open("a", "b", "c")
+    yield residence
+    await residence.close()
