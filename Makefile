@@ -10,9 +10,13 @@ unit: WORKERS = 3
 # where the quick tests are; all others need a Triton, or what only a run of everything is worth
 QUICK = tests/unit tests/control tests/backend tests/dataplane tests/frontends \
   tests/contract/test_doubles.py tests/journeys/modelmesh tests/test_architecture.py tests/test_docs.py
-HTTP ?= 127.0.0.1:8080
-ADMIN ?= 127.0.0.1:8081
-GRPC ?= 127.0.0.1:8085
+# where `make run` listens: also of the environment, as for every command
+ADAPTER_HTTP ?= 127.0.0.1:8080
+ADAPTER_ADMIN ?= 127.0.0.1:8081
+ADAPTER_GRPC ?= 127.0.0.1:8085
+HTTP ?= $(ADAPTER_HTTP)
+ADMIN ?= $(ADAPTER_ADMIN)
+GRPC ?= $(ADAPTER_GRPC)
 
 # Compiled code is kept: to compile tests and adapter anew takes each process seconds.
 test unit nightly: export PYTHONDONTWRITEBYTECODE =
@@ -29,7 +33,7 @@ setup:  ## make .venv with what development needs (done by every other target)
 setup-run:
 	@scripts/setup.sh run
 
-run: setup-run  ## serve on a Triton of our own, with the example models; prints lines to paste
+run: setup-run  ## serve on a Triton of our own, with the example models; prints lines to paste; HTTP=127.0.0.1:9080, ADMIN=, GRPC=: at other ports
 	@exec .venv/bin/triton-adapter serve --triton=embedded --examples --http=$(HTTP) --admin=$(ADMIN) \
 	  --grpc=$(GRPC) \
 	  --triton-http=127.0.0.1:0 --triton-grpc=127.0.0.1:0 --triton-metrics=127.0.0.1:0 --log-format=text

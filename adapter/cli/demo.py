@@ -28,7 +28,7 @@ from adapter.cli.tour_endpoint import LACKING, EndpointTour, bucket, lacks_bucke
 from adapter.cli.tour_memory import State, bar, shown_meanwhile
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError
-from adapter.settings import examples_folder, load_settings
+from adapter.settings import Settings, examples_folder, load_settings, variable_of
 from adapter.telemetry.log import setup_logging
 
 _LACKING = (
@@ -315,6 +315,7 @@ def welcome(adapter: Adapter) -> None:
         for name, at in adapter.addresses.items()
     )
     note = f"\nBut {_LACKING}\n" if lacks_onnxruntime() else ""
+    note += _elsewhere(adapter.addresses)
     admin = adapter.addresses.get("admin", "/")
     page = "" if "/" in admin else f"\nWatch it in a browser: http://{admin}/\n"
     load = json.dumps({"model_name": "digits", "url": str(folder / "digits")})
@@ -325,6 +326,19 @@ def welcome(adapter: Adapter) -> None:
         f" --data @{folder / 'digits/sample.json'}\n"
         f"  curl -s -X DELETE {base}/models/digits\n{page}{note}\nCtrl-C stops everything.\n\n"
     )
+
+
+def _elsewhere(addresses: Mapping[str, str]) -> str:
+    """Return what tells the other commands of listeners that are not where these look for them."""
+    told = {
+        variable_of(name): addresses[name]
+        for name in ("http", "admin", "grpc")
+        if name in addresses and addresses[name] != str(Settings.model_fields[name].default)
+    }
+    if not told:
+        return ""
+    words = " ".join(f"{variable}={address}" for variable, address in told.items())
+    return f"\nFor `triton-adapter ps` and the other commands there:\n\n  export {words}\n"
 
 
 def _show_figures(body: dict[str, Any]) -> None:

@@ -35,7 +35,10 @@ class Parser(argparse.ArgumentParser):
         words = [self.prog, "[OPTIONS]"]
         for action in self._get_positional_actions():
             name = str(action.metavar or action.dest.upper())
-            words.append(_FORMS.get(action.nargs or "", "{}").format(name))
+            nargs = action.nargs
+            if nargs == argparse.SUPPRESS:  # amid parse_known_intermixed_args
+                nargs = getattr(action, "save_nargs", nargs)
+            words.append(_FORMS.get(nargs or "", "{}").format(name))
         return f"usage: {' '.join(words)}\n"
 
     def format_help(self) -> str:

@@ -430,7 +430,7 @@ class ModelControl:
         if package.warnings:
             fields = {"model_id": record.id, "warnings": package.warnings}
             log.warning("model.package_odd", extra=fields)
-        record.package_key = package.content_key
+        record.package_key, record.warnings = package.content_key, package.warnings
         record.can_be_doubled = can_be_doubled(package)
         record.content_types = package.content_types
         record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes

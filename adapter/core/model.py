@@ -110,7 +110,7 @@ class Package:
     `size_bytes` is what the files take on disk, `declared_bytes` what the package says it takes in
     memory (None when silent). `content_key` is equal for the same files: learned sizes are kept
     under it. `backends` are Triton's, as far as they can be told; of `own_backends` the package
-    brings the library. `warnings` are for the log: what is odd but no fault. `gpus` are the CUDA
+    brings the library. `warnings`: what is odd but no fault. `gpus` are the CUDA
     numbers of the GPUs that the package's instance groups name, None when Triton is free to choose,
     empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
     """

@@ -55,7 +55,7 @@ def refusal(
     where = "" if device == HOST else f" on {device}"
     took = f"took {format_size(needed)}"
     if not is_over:
-        took = f"had taken {format_size(needed)} and was still being loaded when it was ended"
+        took = f"needs more than {format_size(needed)}, which it had when its load was ended"
     had = f"{format_size(free)} of {format_size(booked.limit_bytes)} were free{where}"
     if is_alone(book):
         return ModelTooLarge(

@@ -45,6 +45,7 @@ class ModelRecord:
     name that answers carry: another than `id` only for one of two versions that are there at once.
     `can_be_doubled`: another version of it may be loaded beside it. `is_renamed`: it has another
     name in Triton than `asked_for`. `content_types`: those that it opted into, None without any.
+    `warnings`: what of its package is odd but no fault.
     """
 
     id: ModelId
@@ -72,6 +73,7 @@ class ModelRecord:
     can_be_doubled: bool = False
     instances: frozenset[str] = frozenset()
     content_types: ContentTypes | None = None
+    warnings: tuple[str, ...] = ()
     is_renamed: bool = field(init=False)
 
     def __post_init__(self) -> None:

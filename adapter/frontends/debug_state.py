@@ -168,6 +168,7 @@ class DebugState:
             "basis": basis,
             "is_measured": is_measured,
             "is_pinned": self._is_pinned(record),
+            "warnings": [*record.warnings],
         }
 
     def _is_pinned(self, record: ModelRecord) -> bool:

@@ -16,7 +16,9 @@ def script(makefile: str, target: str, environment: dict[str, str]) -> str:
     if found is None:
         raise SystemExit(f"no rule to make target {target!r}")
     recipe = re.sub(r"^\t@?", "", found[1], flags=re.MULTILINE)
-    return re.sub(r"\$\((\w+)\)", lambda name: (defaults | environment)[name[1]], recipe)
+    while "$(" in recipe:  # a variable may have another in it
+        recipe = re.sub(r"\$\((\w+)\)", lambda name: (defaults | environment)[name[1]], recipe)
+    return recipe
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def test_blocks_are_found_by_their_fences() -> None:
 
 
 def test_the_stand_in_for_make_takes_recipe_and_variables_of_the_makefile() -> None:
-    makefile = "A ?= one\nB ?= two\n\nrun: setup  ## runs\n\t@exec run $(A) \\\n\t  $(B)\n\ntest:\n"
+    variables = "Z ?= one\nA ?= $(Z)\nB ?= two\n"
+    makefile = f"{variables}\nrun: setup  ## runs\n\t@exec run $(A) \\\n\t  $(B)\n\ntest:\n"
 
     assert script(makefile, "run", {"B": "2"}).split() == ["exec", "run", "one", "2"]

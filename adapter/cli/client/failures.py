@@ -30,7 +30,9 @@ _HINTS = {
     "Unauthenticated": TOKEN_HINT,
 }
 OUTSIDE_ROOTS = "outside the model roots"
-ROOTS_HINT = "`serve` reads these folders alone: its --model-roots names more"
+ROOTS_HINT = (
+    "`serve` loads from its model roots alone: --model-roots (ADAPTER_MODEL_ROOTS) names them"
+)
 # By words of the reason, where the code alone does not say it.
 _HINTS_BY_WORDS = {
     OUTSIDE_ROOTS: ROOTS_HINT,
@@ -71,7 +73,7 @@ def _lines(answer: Answer, body: dict[str, Any], target: Target, hint: str) -> l
     head = coloured(f"{PROG}: {answer.status} {code}".rstrip(), RED, sys.stderr)
     lines = [f"{head}: {_several(str(said).strip() or 'no reason given')}"]
     if "needed_bytes" in body:
-        lines += columns([_figure(name, body.get(name)) for name in _FIGURES])
+        lines += columns([_figure(n, body[n]) for n in _FIGURES if body.get(n) is not None])
     by_words = [each for words, each in _HINTS_BY_WORDS.items() if words in str(said)]
     if hint := hint or next(iter(by_words), _HINTS.get(code, "")):
         lines += [f"  {hint}"]
@@ -107,8 +109,6 @@ def _several(text: str) -> str:
 
 def _figure(name: str, value: object) -> list[str]:
     title = f"  {name.removesuffix('_bytes')}"
-    if value is None:
-        return [title, "not known"]
     if isinstance(value, int):
         return [title, f"{format_size(value)} ({value})"]
     return [title, str(value)]

@@ -18,11 +18,12 @@ from adapter.cli.text import printable, width
 from adapter.errors import AdapterError, InvalidSettings
 
 _NOT_LOADED = (
-    f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it; a key of model_store "
-    "is called at POST /endpoints/ENDPOINT/invocations, which loads it too"
+    f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it; a model of model_store "
+    "is called by its name where on_demand is on, else at POST /endpoints/ENDPOINT/invocations"
 )
-# how the contract says where raw tensors begin behind the JSON
+# how SageMaker's contract and V2 say where raw tensors begin behind the JSON
 _JSON_SIZE = re.compile(r"json-header-size=(\d+)")
+_JSON_SIZE_OF_V2 = "Inference-Header-Content-Length"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +45,12 @@ def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         body = _for_output(body, args.output)
     # an inference wants the token where the endpoint has keys
     headers = {"Content-Type": "application/json", **control_headers(args, environ)}
-    path = f"/models/{quote(args.name, safe='')}/invoke"
-    answer = ask(target, "POST", path, body, headers=headers)
+    name = quote(args.name, safe="")
+    answer = ask(target, "POST", f"/models/{name}/invoke", body, headers=headers)
+    if _is_not_there(answer):  # V2 loads a model of a store, with on_demand
+        answer = ask(target, "POST", f"/v2/models/{name}/infer", body, headers=headers)
     if not answer.is_good:
-        hint = _NOT_LOADED if b"ModelNotFound" in answer.body else ""
+        hint = _NOT_LOADED if _is_not_there(answer) else ""
         return show_failure(answer, target, as_json=args.json, hint=hint)
     if args.json or args.output is not None or sys.stdout.isatty():
         _show(answer, args)
@@ -56,6 +59,10 @@ def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if _json_size(answer) == len(answer.body) and not answer.body.endswith(b"\n"):
             _write(b"\n")
     return 0
+
+
+def _is_not_there(answer: Answer) -> bool:
+    return not answer.is_good and b"ModelNotFound" in answer.body
 
 
 def _request(file: str) -> bytes:
@@ -107,7 +114,8 @@ def _plain(tensor: Tensor) -> dict[str, Any]:
 
 def _json_size(answer: Answer) -> int:
     found = _JSON_SIZE.search(answer.headers.get("Content-Type", ""))
-    return len(answer.body) if found is None else int(found[1])
+    size = answer.headers.get(_JSON_SIZE_OF_V2) if found is None else found[1]
+    return len(answer.body) if size is None else int(size)
 
 
 def _parsed(answer: Answer) -> tuple[dict[str, Any], list[Tensor]]:

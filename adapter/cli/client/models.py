@@ -216,7 +216,7 @@ def _aside(on_demand: Mapping[str, Any] | None) -> list[str]:
     if kept["models"]:
         lines.append(f"on disk alone: {kept['models']}, {format_size(kept['bytes'])}")
     if evictions := on_demand["evictions"]:
-        counts = ", ".join(f"{count} {why}" for why, count in sorted(evictions.items()))
+        counts = ", ".join(f"{count} ({why})" for why, count in sorted(evictions.items()))
         lines.append(f"evicted from memory since the start: {counts}")
     return ["", *lines] if lines else []
 
@@ -338,20 +338,20 @@ def _operate(
         raise
     if not answer.is_good:
         return show_failure(answer, target, as_json=args.json, hint=_missing_here(args, answer))
+    seconds = time.monotonic() - begun
+    found = _models(admin, args.name) if args.command == "load" else None
+    for warning in found[0].get("warnings", ()) if found else ():
+        print(f"{coloured('warning', YELLOW, sys.stderr)}: {printable(warning)}", file=sys.stderr)
     if args.json:
         print(json.dumps(answer.json()))
         return 0
-    done = f"{args.name} is {args.command}ed after {time.monotonic() - begun:.1f} s"
-    print(columns([[done + _size(admin, args)]])[0])
+    takes = f" and takes {_size(found[0])}" if found else ""
+    print(columns([[f"{args.name} is {args.command}ed after {seconds:.1f} s{takes}"]])[0])
     return 0
 
 
-def _size(admin: Target | None, args: argparse.Namespace) -> str:
-    models = _models(admin, args.name) if args.command == "load" else None
-    if not models:
-        return ""
-    [model] = models
-    return f" and takes {format_size(sum(model['bytes'].values()))} ({model['basis']})"
+def _size(model: Mapping[str, Any]) -> str:
+    return f"{format_size(sum(model['bytes'].values()))} ({model['basis']})"
 
 
 def _admin(args: argparse.Namespace, environ: Mapping[str, str]) -> Target | None:

@@ -25,7 +25,8 @@ def _local_path(url: str) -> str:
     if "\0" in path:
         raise InvalidRequest("url holds a NUL")
     if not path.startswith("/"):
-        raise InvalidRequest(f"url {url!r} is neither an absolute path nor a file:/// URL")
+        hint = "; models of a bucket: the setting model_store" if "://" in url else ""
+        raise InvalidRequest(f"url {url!r} is neither an absolute path nor a file:/// URL{hint}")
     return path
 
 

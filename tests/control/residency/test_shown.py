@@ -47,7 +47,7 @@ async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
     ]
     assert lines[-2:] == [
         "on disk alone: 1, 10 bytes",
-        "evicted from memory since the start: 1 room",
+        "evicted from memory since the start: 1 (room)",
     ]
     gate.open()
     await call

@@ -10,7 +10,7 @@ import pytest
 from tests.journeys.client.conftest import LIMIT
 from tests.journeys.client.terminal import COMMAND, ESCAPE, run
 from tests.running import EXAMPLES, embedded_adapter
-from tests.trees import infer_body
+from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 BODY = json.dumps(infer_body(1, 2, 4)).encode()
@@ -55,6 +55,27 @@ def test_a_model_is_loaded_listed_invoked_and_unloaded(command, packages):
     assert table(command("ps")[1]) == [head]
 
 
+def test_what_is_odd_in_a_package_is_said_where_it_is_loaded(command, packages):
+    (write_python_model(packages / "odd") / "config.pbtxt").rename(packages / "odd" / "config.pbtx")
+    code, out, err = command("load", "odd", str(packages / "odd"))
+    assert (code, out[:13]) == (0, "odd is loaded")
+    assert err.startswith("warning: ")
+    assert "config.pbtx " in err
+
+
+def test_a_model_of_a_store_is_invoked_by_its_name(tmp_path):
+    write_python_model(tmp_path / "store" / "double")
+    flags = (f"--model-store={tmp_path / 'store'}", f"--cache-dir={tmp_path / 'cache'}")
+    with embedded_adapter(*flags, "--on-demand") as adapter:
+        environ = {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}
+        done = run("invoke", "double", environ=environ, stdin=BODY)
+        assert json.loads(done.stdout)["outputs"][0]["data"] == [1, 2, 4]
+        done = run("invoke", "triple", environ=environ, stdin=BODY)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"404" in done.stderr
+    assert b"in the store there is no such key: triple" in done.stderr
+
+
 def test_a_path_is_meant_from_where_the_command_runs(command, packages):
     assert command("load", "echo", "echo", folder=packages)[0] == 0
     code, _, err = command("load", "other", "missing", folder=packages)
@@ -72,17 +93,17 @@ def test_what_goes_to_a_pipe_is_plain(command, packages):
 # -- failures -----------------------------------------------------------------------------------
 
 
-def test_a_load_without_room_shows_the_five_figures_and_what_to_do(command):
+def test_a_load_without_room_shows_its_figures_and_what_to_do(command):
     assert command("load", "one", str(EXAMPLES / "hungry"))[0] == 0
     code, out, err = command("load", "two", str(EXAMPLES / "hungry"))
     assert (code, out) == (1, "")
     lines = err.splitlines()
     assert lines[0].startswith("triton-adapter: 507 InsufficientMemory: model 'two' needs ")
-    figures = dict(line.split(maxsplit=1) for line in lines[1:6])
-    assert list(figures) == ["needed", "free", "limit", "device", "matched"]
+    figures = dict(line.split(maxsplit=1) for line in lines[1:5])
+    assert list(figures) == ["needed", "free", "limit", "device"]
     assert figures["limit"] == f"1.0 GiB ({LIMIT})"
-    assert (figures["device"], figures["matched"]) == ("host", "not known")
-    assert "triton-adapter unload NAME" in lines[6]
+    assert figures["device"] == "host"
+    assert "triton-adapter unload NAME" in lines[5]
 
     code, out, err = command("load", "two", str(EXAMPLES / "hungry"), "--json")
     assert (code, err) == (1, "")

@@ -110,7 +110,7 @@ def test_a_load_that_passes_the_limit_by_far_is_ended_before_it_is_over(
         body = reply.json()
         assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
         assert 3 * GIB < body["needed_bytes"] < 6 * GIB
-        assert "still being loaded" in body["error"]
+        assert "when its load was ended" in body["error"]
         adapter.wait_for("model.load_ended", model_id="greedy")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
     check_agreement(adapter)
@@ -156,7 +156,7 @@ def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_i
     package = write_eater(root / "early", 1, imports=_GROWS_AT_IMPORT)
     with closing(adapter.client()) as client:
         assert client.load("small", write_eater(root / "tiny", 100)).status == 200
-        for said in ("still being loaded", "it can never fit"):
+        for said in ("when its load was ended", "it can never fit"):
             body = client.load("early", package).json()
             assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
             assert said in body["error"]

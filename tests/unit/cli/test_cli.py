@@ -118,6 +118,17 @@ class TestHelp:
         assert error.startswith(f"triton-adapter {command}: ")
         assert hint == f"see: triton-adapter {command} --help"
 
+    @pytest.mark.parametrize(
+        ("command", "arguments"),
+        [("unload", "NAME..."), ("ps", "[NAME...]"), ("invoke", "NAME [FILE]"), ("memory", "")],
+    )
+    def test_the_usage_says_what_may_be_left_out_and_what_may_come_again(
+        self, run, command, arguments
+    ):
+        usage = f"usage: triton-adapter {command} [OPTIONS] {arguments}".rstrip()
+        for argv in ((command, "--help"), (command, "--no-such-flag")):
+            assert usage in "".join(run(*argv)[1:]).splitlines()
+
     def test_the_settings_stand_in_groups_with_what_each_takes(self, run):
         out = run("serve", "--help")[1]
         titles = [line[:-1] for line in out.splitlines() if line.endswith(":") and line[0] != " "]

@@ -138,7 +138,7 @@ def test_a_name_with_a_line_break_is_escaped(inspect, packages):
 def test_a_url_that_no_load_takes_is_refused_as_a_load_refuses_it(inspect, url):
     code, out, err = inspect(url)
     assert (code, out) == (1, "")
-    assert f"url '{url}' is neither an absolute path nor a file:/// URL" in err
+    assert f"url '{url}' is neither an absolute path nor a file:/// URL; models of a bucket" in err
 
 
 def test_a_file_url_is_taken_as_a_load_takes_it(inspect, packages):
