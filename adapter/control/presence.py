@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from adapter.control.ports import Server, Triton
 from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
 from adapter.errors import BackendUnavailable, ModelNotFound
 
 MODELS_LOOKED_FOR = "Triton has been restarted; its models are looked for"
@@ -59,11 +60,22 @@ class Presence:
         return self.now() == self._confirmed and self._confirmed.connection is not None
 
     @property
-    def has_lost_all(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the embedded server has ended with models that the registry still has."""
-        if self._server is None or self._confirmed is None or self.come_back:
+        if self._server is None or self._confirmed is None:
             return False
         return self._server.pid != self._confirmed.process
+
+    @property
+    def has_lost_all(self) -> bool:
+        """Whether the server has ended, and the adapter does not load its models again."""
+        return self.has_ended and not self.come_back
+
+    def has_lost(self, record: ModelRecord) -> bool:
+        """Whether the server has ended with this model, which the adapter does not load again by
+        itself: one that a call had loaded waits for the next call.
+        """
+        return self.has_ended and not (self.come_back and record.can_load_again)
 
     def refuse_lost(self, model_id: ModelId) -> None:
         """Raise ModelNotFound if Triton has ended, and with it this and all other models."""

@@ -171,7 +171,7 @@ class Reconciler:
         """Forget the models of a Triton that has ended, before anything is said of them. Raises
         BackendUnavailable where the next one does not answer yet.
         """
-        if self._presence.has_lost_all:
+        if self._presence.has_ended:
             await asyncio.shield(self._begin_reconcile())
 
     def _suspect(self, record: ModelRecord) -> None:

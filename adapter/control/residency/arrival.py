@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
@@ -29,17 +28,6 @@ from adapter.telemetry.metrics import Metrics
 
 def source_of(artifact: Artifact) -> ModelSource:
     return ModelSource(artifact.folder, is_cached=True, key=str(artifact.key))
-
-
-@dataclass(frozen=True, slots=True)
-class _Patience:
-    """`until`: how long is waited (time.monotonic)."""
-
-    until: float
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.until
 
 
 class Arrivals:
@@ -149,7 +137,7 @@ class Arrivals:
 
     async def _load(self, entry: Entry) -> None:
         """Load; wait for room while what keeps others keeps them for now only."""
-        patience, was_broken_off = _Patience(time.monotonic() + self._room_seconds), False
+        patience, was_broken_off = self._room_seconds, False
         terms = Terms(is_on_demand=True)
         while True:
             async with self._slots:
@@ -157,7 +145,7 @@ class Arrivals:
                     return await self._try(entry, terms)
                 except CapacityError as error:
                     entry.apply(ResidencyEvent.NO_ROOM)
-                    if patience.is_over or not self._eviction.may_come(entry):
+                    if patience <= 0 or not self._eviction.may_come(entry):
                         self._metrics.endpoint_no_room.inc()
                         raise no_room(entry, error) from error
                     entry.lack = error
@@ -172,7 +160,16 @@ class Arrivals:
                 except BaseException:
                     entry.apply(ResidencyEvent.LOAD_FAILED)
                     raise
-            await self._eviction.changed()
+            patience -= await self._waited(entry)
+
+    async def _waited(self, entry: Entry) -> float:
+        """Wait for a change; return the seconds in which there was nothing to wait for but requests
+        in flight. Loads and unloads bring one for as long as anybody wants the model.
+        """
+        begun = time.monotonic()
+        is_moving = self._control.memory.is_busy and entry.waiting > 0
+        await self._eviction.changed()
+        return 0.0 if is_moving else time.monotonic() - begun
 
     async def _try(self, entry: Entry, terms: Terms) -> None:
         entry.apply(ResidencyEvent.LOAD_BEGUN)

@@ -103,7 +103,7 @@ class Residency:
         the name is that of a model which was loaded from another key than `key`.
         """
         record = self._control.registry.get(model_id)  # as `_ready` does, without a call more
-        if record is None or record.state is not _READY or self._control.presence.has_lost_all:
+        if record is None or record.state is not _READY or self._control.presence.has_lost(record):
             return None
         if key is not None:
             self._refuse_another(model_id, key)

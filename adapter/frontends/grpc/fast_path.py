@@ -80,6 +80,7 @@ class GrpcFastPath:
         self._loads_on_demand = serving is not None
         self._serving = serving or control.serving
         self._load_wait_seconds = load_wait_seconds
+        self._is_lost = control.presence.has_lost
 
     def is_forwarded(self, header: bytes) -> bool:
         """False for ModelMesh's own metadata, and for the deadline, which is kept here."""
@@ -118,7 +119,7 @@ class GrpcFastPath:
             lease = self.control.lease(ModelId(text))
         except (UnicodeDecodeError, AdapterError):  # the fallback server answers with the error
             return None
-        if mesh_id is not None and self.control.presence.has_lost_all:
+        if (mesh_id is not None or self._loads_on_demand) and self._is_lost(lease.record):
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
@@ -140,12 +141,12 @@ class GrpcFastPath:
 
     def error_of(self, name: bytes) -> AdapterError | None:
         try:
-            self.control.lease(ModelId(name.decode()))
+            record = self.control.lease(ModelId(name.decode())).record
         except UnicodeDecodeError:
             return None
         except AdapterError as error:
             return error
-        return None
+        return lost(record.id) if self._loads_on_demand and self._is_lost(record) else None
 
 
 def _trailers(error: AdapterError) -> Headers:

@@ -256,7 +256,9 @@ class Inference:
             return None
         record = lease.record
         is_ours = not (self._plain.is_typed and record.content_types)
-        return None if record.is_renamed or not is_ours else lease
+        if record.is_renamed or not is_ours or self._path.control.presence.has_lost(record):
+            return None
+        return lease
 
     async def _connect(self) -> None:
         try:

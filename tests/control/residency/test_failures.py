@@ -84,12 +84,15 @@ def end_triton(residence: Residence) -> None:
     residence.house.server.pid = 2
 
 
-async def test_no_call_gets_a_model_of_a_triton_that_has_ended(residence):
+@pytest.mark.parametrize("loads_again", [False, True])
+async def test_no_call_gets_a_model_of_a_triton_that_has_ended(loads_again):
+    residence = await Residence(2, QUICK, loads_again=loads_again).open("a", "b")
     await residence.call("a")
     end_triton(residence)
     assert residence.residency.resident(ModelId("a")) is None
     assert await residence.call("a") is CacheUse.DISK
     residence.check("a")
+    await residence.close()
 
 
 async def test_no_call_by_name_gets_what_others_loaded_into_a_triton_that_has_ended(residence):

@@ -192,6 +192,32 @@ async def test_what_is_busy_for_long_is_no_room(residence):
         lease.end()
 
 
+async def test_what_loads_and_unloads_of_others_take_is_no_wait_for_room():
+    """Room for one, and each load takes longer than the wait for room."""
+    residence = await Residence(1, QUICK).open("a", "b", "c")
+    residence.residency._arrivals._room_seconds = 0.05
+    calls = []
+    for name in "abc":
+        gate = residence.steps.hold(f"load {name}")
+        calls.append((residence.house.begin(residence.call(name)), gate))
+    for _ in calls:
+        gate = await first_reached(residence, [gate for _, gate in calls])
+        await asyncio.sleep(0.2)
+        gate.open()
+    assert [await call for call, _ in calls] == [CacheUse.MISS] * 3
+    await residence.close()
+
+
+async def first_reached(residence, gates):
+    """The gate that a step stands before, which is opened once."""
+    async with asyncio.timeout(10):
+        while True:
+            for gate in gates:
+                if gate.reached.is_set() and not gate.opened.is_set():
+                    return gate
+            await residence.house.turns()
+
+
 async def test_a_pinned_model_stays():
     residence = await Residence(2, Options(pin=("team/*", "a"))).open("a", "b", "c")
     for name in "abc":
