@@ -182,7 +182,7 @@ class ModelControl:
         self.refuse_unless_open()
         terms = terms or Terms()
         if model_id in self.registry:
-            await self.catch_up()
+            await self.catch_up(model_id)
         known = self.registry.get(model_id)
         there = "being loaded" if model_id in self._loading else None
         if doing := there or (known and _THERE.get(known.state)):

@@ -167,11 +167,12 @@ class Reconciler:
             self._reconciling = self._start("reconcile", None, self.reconcile())
         return self._reconciling
 
-    async def catch_up(self) -> None:
-        """Forget the models of a Triton that has ended, before anything is said of them. Raises
+    async def catch_up(self, model_id: ModelId) -> None:
+        """Forget the models of a Triton that has ended, before anything is said of this one. Raises
         BackendUnavailable where the next one does not answer yet.
         """
-        if self._presence.has_ended:
+        known = self._registry.get(model_id)
+        if self._presence.has_lost_all or (known is not None and self._presence.has_lost(known)):
             await asyncio.shield(self._begin_reconcile())
 
     def _suspect(self, record: ModelRecord) -> None:

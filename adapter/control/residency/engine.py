@@ -121,7 +121,7 @@ class Residency:
         if (lease := self.resident(model_id, key)) is not None:
             return lease, CacheUse.HIT
         self._control.refuse_unless_open()  # before anything is fetched for nothing
-        await self._control.catch_up()
+        await self._control.catch_up(model_id)
         self._refuse_another(model_id, key)
         self.entries.refuse_known(model_id)
         leave_out()
@@ -190,7 +190,7 @@ class Residency:
             return lease
         if (entry := self.entries.get(model_id)) is not None:
             return (await self.lease(model_id, entry.key))[0]
-        await self._control.catch_up()
+        await self._control.catch_up(model_id)
         try:
             return await self._control.serving(model_id, wait_seconds)
         except ModelNotFound as error:
