@@ -358,6 +358,20 @@ def was_not_started(error: AdapterError) -> bool:
     return isinstance(error, _NOT_STARTED)
 
 
+def let_go(error: BaseException) -> None:
+    """Drop the tracebacks of an error that was answered, and of its causes. Their frames hold what
+    the request has brought, and refer to the error again: what is large would stay until Python's
+    garbage collector looks at all that is old, which it seldom does.
+    """
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        if (one := chain.pop()) is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            chain += one.__cause__, one.__context__
+
+
 _NOT_STARTED = (NotStarted, NoRoom, StoreUnavailable, TooManyConnections, TooManyWaiting)
 
 

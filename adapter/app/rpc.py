@@ -61,6 +61,7 @@ class Rpc:
             load_wait_seconds=shared.settings.load_wait_seconds,
             passthrough=shared.settings.passthrough,
             limits=self._limits,
+            load_bodies=shared.load_bodies,
             serving=shared.serving,
         )
 

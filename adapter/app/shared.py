@@ -11,8 +11,8 @@ from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.frontends.access import Access
+from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.bodies import HeldBodies
 from adapter.settings import Address, Settings
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing

@@ -125,14 +125,14 @@ class Loader:
             if self._limits.warm_up is not None:
                 await self._warm_up(record, estimate, self._limits.warm_up)
         except (InsufficientMemory, ModelTooLarge) as refusal:
-            return refusal
+            return refusal.with_traceback(None)  # it has this frame, which would have it
         except AdapterError as error:
             judged = await self._diagnosis.judged(
                 error, record.id, since=begun, predicted=estimate.needs
             )
             if judged.__cause__ is None:
                 judged.__cause__ = error.__cause__
-            return judged
+            return judged.with_traceback(None)
         return None
 
     def _final_error(self, error: AdapterError, package: Package) -> AdapterError:

@@ -1,15 +1,18 @@
 """The real command with control calls that are made to be slow to read."""
 
+import base64
 import json
+import socket
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.running import Client, RunningAdapter
+from tests.running import Client, RunningAdapter, wait_until
 
 pytestmark = pytest.mark.triton
 
@@ -87,3 +90,53 @@ def slowest_ping(adapter: RunningAdapter) -> float:
             slowest = max(slowest, time.monotonic() - begun)
     widening.join()
     return slowest
+
+
+_FILE = base64.b64encode(bytes(30_000_000)).decode()
+_FAILS = "raise ValueError('no weights')"
+
+
+def load_with(content: str, model: str) -> bytes:
+    source = base64.b64encode(model.encode()).decode()
+    files = {"file:1/model.py": source, "file:1/weights.bin": content}
+    config = json.dumps({"backend": "python"})
+    return json.dumps({"parameters": {"config": config, **files}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "is_cut"),
+    [
+        pytest.param(load_with(_FILE, _FAILS), False, id="fails in Triton"),
+        pytest.param(load_with(_FILE + "====", _FAILS), False, id="is no base64"),
+        pytest.param(load_with(_FILE, _FAILS), True, id="breaks off"),
+    ],
+)
+def test_of_loads_that_go_wrong_no_body_stays(
+    adapter: RunningAdapter, body: bytes, is_cut: bool
+) -> None:
+    """Python's garbage collector does not look at what is old for as long as this takes."""
+    for _ in range(2):
+        send_load(adapter, body, is_cut=is_cut)
+    before = resident(adapter)
+    for _ in range(8):
+        send_load(adapter, body, is_cut=is_cut)
+        wait_until(lambda: resident(adapter) - before < 100 * 1024, 5, "the memory is back")
+
+
+def resident(adapter: RunningAdapter) -> int:
+    """Of the adapter's process, in KiB."""
+    status = Path(f"/proc/{adapter.process.pid}/status").read_text(encoding="utf-8")
+    (row,) = [row for row in status.splitlines() if row.startswith("VmRSS:")]
+    return int(row.split()[1])
+
+
+def send_load(adapter: RunningAdapter, body: bytes, *, is_cut: bool) -> None:
+    path = "/v2/repository/models/zzz/load"
+    if not is_cut:
+        with closing(adapter.client()) as client:
+            assert client.post(path, body).status == 400
+        return
+    host, _, port = adapter.http.rpartition(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(f"POST {path} HTTP/1.1\r\nHost: {host}\r\n".encode())
+        raw.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1000])

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from adapter.core.calls import RPC_NOT_STARTED, RpcMetadata
-from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, was_not_started
+from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, let_go, was_not_started
 from adapter.frontends.access import Access
 from adapter.frontends.status import grpc_status, level_of
 from adapter.telemetry import request_ids
@@ -154,6 +154,7 @@ class GrpcMiddleware:
             raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
             code, text = self.status_of(method, error, ids_of(context))
+            let_go(error)
             return await context.abort(code, text, trailers_of(error))
         finally:
             request.count(code.name, waited.seconds)

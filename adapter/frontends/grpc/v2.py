@@ -27,6 +27,7 @@ from adapter.errors import (
     PayloadTooLarge,
 )
 from adapter.frontends.access import Access
+from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.extensions import Extensions
 from adapter.frontends.grpc.middleware import (
     Context,
@@ -90,6 +91,7 @@ class V2Service(grpc.GenericRpcHandler):
         load_wait_seconds: float,
         passthrough: Collection[str],
         limits: MessageLimits,
+        load_bodies: HeldBodies,
         serving: Serving | None = None,
     ) -> None:
         self._control = control
@@ -102,14 +104,12 @@ class V2Service(grpc.GenericRpcHandler):
         middleware = GrpcMiddleware(metrics, access.name, access=access)
         stream = StreamInfer(control, dataplane, faults, middleware, self._lease_of)
         handlers = {"ModelStreamInfer": middleware.stream("ModelStreamInfer", stream.serve)}
-        most = limits.unary
-        handlers |= {
-            name: middleware.unary(name, act, most) for name, act in self._unary_methods().items()
-        }
+        for name, act in self._unary_methods().items():
+            handlers[name] = middleware.unary(name, act, limits.unary)
         for name, setting in _ON_REQUEST.items():
             handlers[name] = self._on_request(middleware, name, setting, setting in passthrough)
         if repository is not None:
-            calls = GrpcRepository(repository)
+            calls = GrpcRepository(repository, load_bodies)
             handlers["RepositoryIndex"] = middleware.unary("RepositoryIndex", calls.index)
             handlers["RepositoryModelLoad"] = middleware.unary("RepositoryModelLoad", calls.load)
             handlers["RepositoryModelUnload"] = middleware.unary(
@@ -271,10 +271,13 @@ def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> byte
 
 
 class GrpcRepository:
-    """Triton's model repository extension: frontends/model_repository.py in protobuf."""
+    """Triton's model repository extension: frontends/model_repository.py in protobuf. `bodies`
+    bounds the sum of the messages of loads, which may bring files.
+    """
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, bodies: HeldBodies) -> None:
         self._repository = repository
+        self._bodies = bodies
 
     async def index(self, message: bytes, _: Context) -> bytes:
         request = _parsed(pb.RepositoryIndexRequest, message)
@@ -283,9 +286,11 @@ class GrpcRepository:
         return serialised(pb.RepositoryIndexResponse(models=models))
 
     async def load(self, message: bytes, context: Context) -> bytes:
-        request = _parsed(pb.RepositoryModelLoadRequest, message)
-        model_id, parameters = _about(request)
-        await self._repository.load(model_id, parameters, **ids_of(context))
+        with self._bodies.hold(len(message)) as take:
+            take(len(message))
+            request = _parsed(pb.RepositoryModelLoadRequest, message)
+            model_id, parameters = _about(request)
+            await self._repository.load(model_id, parameters, **ids_of(context))
         return serialised(pb.RepositoryModelLoadResponse())
 
     async def unload(self, message: bytes, context: Context) -> bytes:

@@ -64,7 +64,6 @@ class Stage(Enum):
 _HELD = LeaseState.HELD
 _NONE, _GATHERING, _WAITING_ITS_TURN, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING = Stage
 
-
 log = logging.getLogger(__name__)
 
 
@@ -254,11 +253,9 @@ class Inference:
             lease = self._path.control.lease(self._plain.model_id)
         except AdapterError:
             return None
-        record = lease.record
-        is_ours = not (self._plain.is_typed and record.content_types)
-        if record.is_renamed or not is_ours or self._path.control.presence.has_lost(record):
-            return None
-        return lease
+        record, is_typed = lease.record, self._plain.is_typed
+        is_other = record.is_renamed or (is_typed and record.content_types)
+        return None if is_other or self._path.control.presence.has_lost(record) else lease
 
     async def _connect(self) -> None:
         try:

@@ -18,6 +18,7 @@ from adapter.errors import (
     PayloadTooLarge,
     Unauthenticated,
     UnsupportedMediaType,
+    let_go,
     was_not_started,
 )
 from adapter.frontends.http.observer import (
@@ -170,13 +171,15 @@ class HttpMiddleware:
         except AdapterError as error:
             self._note(request, error, dialect.log_fields(request, error))
             response = dialect.refusal(request, error)
+            let_go(error)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
-        except Exception:
+        except Exception as error:
             target, model_id = (request.method, request.raw_path), request.get("model_id")
             fields = self._observer.bug_fields(target, model_id)
             log.exception("request.failed", extra=fields)
             response = dialect.failure()
+            let_go(error)
         if not response.prepared:
             response.headers.update(dialect.headers(request))
         return response

@@ -20,9 +20,9 @@ from adapter.core.calls import V2Call, V2DataPlane
 from adapter.core.model import parse_model_id
 from adapter.errors import BackendUnavailable, InvalidRequest, NotPassedThrough
 from adapter.frontends.access import Access
+from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.extensions import Extensions
-from adapter.frontends.http.bodies import HeldBodies
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.middleware import Route, Serve, answer, ids_of, whole_body
 from adapter.frontends.http.observer import call_headers, path_segments

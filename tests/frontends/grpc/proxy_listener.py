@@ -17,6 +17,7 @@ from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.proxy.context import ProxyContext, connect_to
 from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.frontends.access import Access
+from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.v2 import V2Service
@@ -137,6 +138,7 @@ async def proxy_before(
         load_wait_seconds=5,
         passthrough=(),
         limits=limits,
+        load_bodies=HeldBodies(),
     ).add_to(inner)
     folder = tempfile.mkdtemp(prefix="proxy-")
     inner.add_insecure_port(f"unix:{folder}/s")

@@ -18,8 +18,8 @@ from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.access import Access
+from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.bodies import HeldBodies
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences

@@ -23,7 +23,7 @@ from adapter.errors import (
     PayloadTooLarge,
     UnknownOperation,
 )
-from adapter.frontends.http.bodies import HeldBodies
+from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.http.endpoint.callers import Caller, Callers
 from adapter.frontends.http.endpoint.errors import (
     Refusal,
