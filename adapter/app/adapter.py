@@ -133,7 +133,7 @@ class Adapter:
         def why_triton() -> str | None:
             if not self._triton.live:
                 return "Triton does not answer"
-            return MODELS_LOOKED_FOR if self._control.presence.has_lost_all else None
+            return MODELS_LOOKED_FOR if self._control.presence.has_ended else None
 
         def why_drained() -> str | None:
             return "draining" if self._drain.is_on else None
