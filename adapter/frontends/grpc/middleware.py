@@ -154,7 +154,8 @@ class GrpcMiddleware:
             raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
             code, text = self.status_of(method, error, ids_of(context))
-            let_go(error)
+            if isinstance(error, AdapterError):  # of a bug the log shows the traceback
+                let_go(error)
             return await context.abort(code, text, trailers_of(error))
         finally:
             request.count(code.name, waited.seconds)

@@ -174,12 +174,11 @@ class HttpMiddleware:
             let_go(error)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
-        except Exception as error:
+        except Exception:
             target, model_id = (request.method, request.raw_path), request.get("model_id")
             fields = self._observer.bug_fields(target, model_id)
             log.exception("request.failed", extra=fields)
             response = dialect.failure()
-            let_go(error)
         if not response.prepared:
             response.headers.update(dialect.headers(request))
         return response
