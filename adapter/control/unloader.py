@@ -141,7 +141,10 @@ class Unloader:
                 await self._triton.load(name, record.id)
             except AdapterError as error:
                 if not is_dead:
-                    raise _not_gone(record) from error
+                    if await self._triton.wait_gone({name}, _NORMAL_SECONDS):
+                        raise _not_gone(record) from error
+                    left = left - {name}  # its unload was only slow
+                    continue
                 # Its files are gone as well: only a line in Triton's index is left.
                 reason = {"model_id": record.id, "reason": str(error)}
                 log.warning("model.abandoned", extra=reason)

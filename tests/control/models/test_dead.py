@@ -143,6 +143,19 @@ async def test_a_slow_end_within_the_stall_time_is_no_stall(house):
     house.check()
 
 
+async def test_a_model_that_is_gone_when_it_cannot_be_loaded_anew_was_only_slow_to_go(house):
+    await house.load("m")
+    house.triton.stuck.add("m")
+    gate = house.steps.hold("load m")
+    house.steps.fail("load m", LoadFailed("the model is being unloaded"))
+    unload = house.begin(house.unload("m"))
+    await gate.reached.wait()
+    house.triton.models.discard("m")
+    gate.open()
+    await unload
+    house.check()
+
+
 async def test_a_model_that_triton_never_lets_go_of_is_still_there(house):
     await house.load("m")
     house.triton.stuck.add("m")
