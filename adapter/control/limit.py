@@ -1,10 +1,12 @@
 """Detects loads that take more memory than the limit, during the load and at its end."""
 
 import time
+from dataclasses import replace
 
 from adapter.core.accounts import Accounts, Stage
-from adapter.core.ledger import Ledger
-from adapter.core.memory import HOST, Bytes, MemoryReading
+from adapter.core.admission import MeshBooks
+from adapter.core.ledger import Ledger, LedgerSnapshot
+from adapter.core.memory import HOST, Bytes, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.core.overrun import Oversize, exceeded, is_alone, refusal
 from adapter.core.sizing import Estimate, Sizes
@@ -14,10 +16,11 @@ from adapter.errors import CapacityError, ModelTooLarge
 class Limit:
     """Compares the limit of each device with what a load was measured to take."""
 
-    def __init__(self, ledger: Ledger, sizes: Sizes, accounts: Accounts) -> None:
+    def __init__(self, ledger: Ledger, sizes: Sizes, accounts: Accounts, mesh: MeshBooks) -> None:
         self._ledger = ledger
         self._sizes = sizes
         self._accounts = accounts
+        self._mesh = mesh
         self._oversize = Oversize()
 
     # -- before a load ----------------------------------------------------------------------
@@ -81,11 +84,31 @@ class Limit:
     def _refusal(
         self, model_id: ModelId, taken: Bytes, reading: MemoryReading | None, *, is_over: bool
     ) -> CapacityError | ModelTooLarge | None:
+        if reading is None:
+            return None
         book = self._ledger.snapshot()
-        device = exceeded(book, reading, taken, with_headroom=not is_over) if reading else None
-        if reading is None or device is None:
+        if self._is_evicted_for(model_id, taken):
+            book = _of_devices(book, reading)
+        device = exceeded(book, reading, taken, with_headroom=not is_over)
+        if device is None:
             return None
         if is_alone(book):
             key = self._accounts.key_of(model_id)
             self._oversize.measured(key, taken, book, time.monotonic())
         return refusal(model_id, device, taken, book, reading, is_over=is_over)
+
+    def _is_evicted_for(self, model_id: ModelId, taken: Bytes) -> bool:
+        """Return whether ModelMesh unloads others once it is told what the model takes."""
+        account = self._accounts.models.get(model_id)
+        is_planned = account is not None and account.is_planned
+        return is_planned and self._mesh.evicts_for(model_id, total(taken))
+
+
+def _of_devices(book: LedgerSnapshot, reading: MemoryReading) -> LedgerSnapshot:
+    """Return the book with the limits of the devices in place of lower ones that were set."""
+    limits = {device: seen.limit_bytes for device, seen in reading.devices.items()}
+    devices = {
+        device: replace(booked, limit_bytes=max(booked.limit_bytes, limits.get(device, 0)))
+        for device, booked in book.devices.items()
+    }
+    return replace(book, devices=devices)

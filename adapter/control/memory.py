@@ -15,12 +15,13 @@ from adapter.control.ports import MemoryReader, Room, TimeLimits
 from adapter.control.progress import Admission
 from adapter.control.sensor import MemorySensor
 from adapter.core.accounts import Account, Accounts, Stage
-from adapter.core.admission import Answer, Outlook, decide, waits_its_turn
+from adapter.core.admission import Answer, MeshBooks, Outlook, decide, waits_its_turn
 from adapter.core.ledger import Ledger
 from adapter.core.measuring import Measured
 from adapter.core.memory import Bytes, MemoryReading, total
 from adapter.core.model import ModelId, Package
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.terms import Terms
 from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes
 from adapter.core.state import WaitsFor
 from adapter.errors import CapacityError, InsufficientMemory
@@ -65,7 +66,8 @@ class Memory:
         self._changed = asyncio.Event()
         self._operations = 0
         self.accounts = Accounts()
-        self.limit = Limit(ledger, sizes, self.accounts)
+        self.mesh = MeshBooks()
+        self.limit = Limit(ledger, sizes, self.accounts, self.mesh)
         self._requests = requests
         self.room: Room | None = None
         self._is_behind = False  # a load ended, and something else was still going on
@@ -99,16 +101,13 @@ class Memory:
 
     # -- loads ------------------------------------------------------------------------------
 
-    async def admit(
-        self, record: ModelRecord, package: Package, *, evicts: bool = True
-    ) -> Estimate:
+    async def admit(self, record: ModelRecord, package: Package, terms: Terms) -> Estimate:
         """Reserve what the model is expected to take, or raise a refusal.
 
         Waits for earlier loads, for loads of unknown footprint, and for memory that is about to be
-        freed; each for a bounded time. `evicts`: makes room where it can be made.
+        freed; each for a bounded time.
         """
-        model_id, told = record.id, Admission(record)
-        begun, short_since = time.monotonic(), 0.0
+        told, evicts, begun, short_since = Admission(record), terms.evicts, time.monotonic(), 0.0
         async with self._turn():
             while True:
                 reading = await self.read()
@@ -121,9 +120,10 @@ class Memory:
                     waits_for_others=now - begun < self._limits.alone,
                     may_wait=not short_since or now - short_since < self._limits.recovery,
                     can_evict=evicts and self.room is not None and self.room.can_be_made,
+                    is_planned=terms.is_planned,
                 )
                 try:
-                    if decide(model_id, estimate, outlook) is Answer.ADMIT:
+                    if decide(record.id, estimate, outlook) is Answer.ADMIT:
                         break
                 except InsufficientMemory as error:
                     if not outlook.can_evict:
@@ -136,22 +136,30 @@ class Memory:
                 told.waits(why, estimate, outlook.book, reading)
                 short_since = short_since or (0.0 if is_turn else now)
                 await self._wait_for_change()
-            self._reserve(record, package, estimate, reading, now)
+            account = Account(record.id, package.content_key, estimate, now)
+            account.is_planned = terms.is_planned
+            self._reserve(account, reading)
             told.admitted(estimate, outlook.book, reading)
         return estimate
 
-    def _reserve(
-        self,
-        record: ModelRecord,
-        package: Package,
-        estimate: Estimate,
-        reading: MemoryReading | None,
-        now: float,
-    ) -> None:
+    def _reserve(self, account: Account, reading: MemoryReading | None) -> None:
         self._begin(reading, unloads=0)
-        self.ledger.reserve(record.id, estimate.needs)
-        self.accounts.add(Account(record.id, package.content_key, estimate, now))
-        self.limit.tries(package.content_key, estimate)
+        self.ledger.reserve(account.model_id, account.estimate.needs)
+        self.accounts.add(account)
+        self.limit.tries(account.package_key, account.estimate)
+
+    async def until_left(
+        self, size_bytes: int, is_to_come: Callable[[], bool], seconds: float
+    ) -> None:
+        """Wait until so much is left below the limits, while `is_to_come` says that room is on its
+        way, for `seconds` at most.
+        """
+        deadline = time.monotonic() + seconds
+        while is_to_come() and time.monotonic() < deadline:
+            left = self.ledger.snapshot().left(await self.read())
+            if total(left) >= size_bytes and all(count >= 0 for count in left.values()):
+                return
+            await self._wait_for_change()
 
     async def make_room(self, error: CapacityError) -> bool:
         """Evict what `error` needs; return False when nothing could go."""
@@ -291,6 +299,7 @@ class Memory:
         waits_for_others: bool,
         may_wait: bool,
         can_evict: bool,
+        is_planned: bool,
     ) -> Outlook:
         """`waits_for_others` is False once a load has waited for others for too long."""
         loads = self.accounts.loads if waits_for_others else []
@@ -306,6 +315,7 @@ class Memory:
             may_be_wrong=self.limit.may_try(key),
             proven=self.limit.proven(key),
             can_evict=can_evict,
+            is_planned=is_planned,
         )
 
     @asynccontextmanager
@@ -375,6 +385,7 @@ class Memory:
                 self._metrics.prediction_ratio.labels(expected.basis.value).observe(ratio)
             if self.limit.is_below(expected):
                 self.sizes.forget(key)
+        self.sizes.saw_baseline(self.ledger.snapshot().baseline)
         self.sizes.learn(key, measured.bytes, exact=measured.exact)
         self.ledger.hold(model_id, self.sizes.learned(key) or {})
         self.accounts.models[model_id].basis = Basis.LEARNED

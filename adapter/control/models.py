@@ -371,7 +371,7 @@ class ModelControl:
             if lost is not None:
                 await self._reconciler.clear_away(lost)
             package = await self._prepared(record, source)
-            estimate = await self.memory.admit(record, package, evicts=terms.evicts)
+            estimate = await self.memory.admit(record, package, terms)
             undo.push_async_callback(self._loader.load_undone, record)
             step(record, WaitsFor.FILES)
             placement = await self._packages.place(record.name, model_id, package)

@@ -47,6 +47,7 @@ class Account:
     ledger stands on: LEARNED after a measurement. `names` are its names in Triton, and those of its
     helpers and steps. `taken`: the last measurement, `most`: the highest since the load; None
     before the first. `is_apart`: all that the model takes is in processes of its own.
+    `is_planned`: as in Terms.
     """
 
     model_id: ModelId
@@ -59,6 +60,7 @@ class Account:
     taken: Bytes | None = None
     most: Bytes | None = None
     is_apart: bool = False
+    is_planned: bool = False
 
     def __post_init__(self) -> None:
         self.basis = self.estimate.basis

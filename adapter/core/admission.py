@@ -9,6 +9,7 @@ from adapter.core.model import ModelId
 from adapter.core.sizing import KNOWN, Basis, Estimate, format_size
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
 
+_MESH_UNIT = 8192  # ModelMesh counts in these, rounded down
 # With less than this free a load of unknown size is not worth a try.
 _LEAST_BYTES = 64 * 2**20
 
@@ -24,7 +25,8 @@ class Outlook:
 
     `unknown_bytes` is what is supposed of a model of which nothing is known. `may_be_wrong`: what
     was learned of this package may be, and was not tried in this run. `proven` is what it was
-    measured to take when that was too much. `can_evict`: a refusal makes room.
+    measured to take when that was too much. `can_evict`: a refusal makes room. `is_planned`:
+    ModelMesh has made room by its own books, so that a refusal evicts nothing.
     """
 
     book: LedgerSnapshot
@@ -38,6 +40,7 @@ class Outlook:
     may_be_wrong: bool = False
     proven: Bytes | None = None
     can_evict: bool = False
+    is_planned: bool = False
 
 
 class Answer(Enum):
@@ -52,6 +55,10 @@ def decide(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> Answer:
     need is known, nothing is changing that may make room, and there is something that could go.
     Everything else is tried, and Triton's answer counts. Where a refusal is no answer to anybody,
     but evicts something, it is given for a guess as well, and other loads are not waited for.
+
+    ModelMesh evicts before it loads, by the sizes that it was told, and remembers a failed load for
+    minutes. So a load of its that is planned may use the headroom, and one of unknown size is tried
+    while anything is left below the limit.
     """
     book, reading = outlook.book, outlook.reading
     device = book.tightest(estimate.needs, reading)
@@ -91,6 +98,8 @@ class _Refusal:
 def _refusal(estimate: Estimate, device: Device, outlook: Outlook) -> _Refusal | None:
     """Why it does not fit now; None when it does. `device` is the tightest for it."""
     book = outlook.book
+    if outlook.is_planned:
+        return _refusal_of_planned(estimate, outlook)
     free = book.free(outlook.reading)
     if estimate.basis not in KNOWN:
         least = max(outlook.unknown_bytes, _LEAST_BYTES)
@@ -106,6 +115,20 @@ def _refusal(estimate: Estimate, device: Device, outlook: Outlook) -> _Refusal |
     needs = f"needs {format_size(needed)} ({estimate.basis.value})"
     is_sure = _is_sure(estimate.basis, needed, free[device], book.devices[device])
     return _Refusal(device, needed, needs, is_sure)
+
+
+def _refusal_of_planned(estimate: Estimate, outlook: Outlook) -> _Refusal | None:
+    left = outlook.book.left(outlook.reading)
+    is_known = estimate.basis in KNOWN
+    lacking = {d: left[d] - (n if is_known else 1) for d, n in estimate.needs.items() if d in left}
+    device = min(lacking, key=lambda each: lacking[each], default=None)
+    if device is None or lacking[device] >= 0:
+        return None
+    needed = estimate.needs[device]
+    needs = f"needs {format_size(needed)} ({estimate.basis.value})"
+    if not is_known:
+        needs = "is of unknown size, and nothing is left below the limit"
+    return _Refusal(device, needed, needs, is_sure=True)
 
 
 def _refuse_what_can_never_fit(model_id: ModelId, estimate: Estimate, outlook: Outlook) -> None:
@@ -151,3 +174,42 @@ def _is_sure(basis: Basis, needed: int, free: int, book: DeviceBook) -> bool:
 
 def _where(device: Device) -> str:
     return "" if device in {HOST, UNSEEN} else f" on {device}"
+
+
+class MeshBooks:
+    """ModelMesh's books: the capacity that it was told, None before, and what it counts by model.
+
+    ModelMesh fills its capacity to the last unit, and evicts only by these figures. When a load
+    turns out larger than predicted they exceed the capacity: an eviction is on its way, but
+    ModelMesh does not hold back the next load for it (docs/design/modelmesh.md).
+    """
+
+    def __init__(self) -> None:
+        self.capacity: int | None = None
+        self._sizes: dict[ModelId, int] = {}
+
+    def start(self, capacity: int) -> None:
+        """Note the capacity that a ModelMesh is told at its start, with nothing loaded."""
+        self.capacity = capacity
+        self._sizes.clear()
+
+    def count(self, model_id: ModelId, size_bytes: int) -> None:
+        """Note the size of a model, as predicted for its load or as answered after it."""
+        self._sizes[model_id] = max(1, size_bytes // _MESH_UNIT)
+
+    def drop(self, model_id: ModelId) -> None:
+        """Note that the model was unloaded, or its load has failed. Harmless when it is unknown."""
+        self._sizes.pop(model_id, None)
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the models exceed the capacity, so that ModelMesh unloads some."""
+        return self._exceeds(sum(self._sizes.values()))
+
+    def evicts_for(self, model_id: ModelId, size_bytes: int) -> bool:
+        """Return whether ModelMesh unloads others once it learns that the model takes that much."""
+        others = sum(units for each, units in self._sizes.items() if each != model_id)
+        return others > 0 and self._exceeds(others + size_bytes // _MESH_UNIT)
+
+    def _exceeds(self, units: int) -> bool:
+        return self.capacity is not None and units > self.capacity // _MESH_UNIT

@@ -32,14 +32,18 @@ class DeviceBook:
     index: int | None = None
 
     def free_bytes(self, used_bytes: int | None) -> int:
-        """What may be handed out: the worse of book and observation, less the headroom.
+        """What may be handed out: what is left below the limit, less the headroom."""
+        return max(0, self.left_bytes(used_bytes) - self.headroom_bytes)
+
+    def left_bytes(self, used_bytes: int | None) -> int:
+        """Return what is left below the limit, by the worse of book and observation; negative when
+        the limit is exceeded.
 
         The observation lags behind loads that have only begun, the book does not know what others
         take (docs/design/memory.md).
         """
         booked = self.baseline_bytes + self.held_bytes + self.reserved_bytes
-        taken = max(booked, (used_bytes or 0) + self.reserved_bytes)
-        return max(0, self.limit_bytes - taken - self.headroom_bytes)
+        return self.limit_bytes - max(booked, (used_bytes or 0) + self.reserved_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,11 @@ class LedgerSnapshot:
     def free(self, reading: MemoryReading | None) -> Bytes:
         used: Bytes = reading.used if reading else {}
         return {device: book.free_bytes(used.get(device)) for device, book in self.devices.items()}
+
+    def left(self, reading: MemoryReading | None) -> Bytes:
+        """Return what is left below each limit, the headroom included; negative above a limit."""
+        used: Bytes = reading.used if reading else {}
+        return {device: book.left_bytes(used.get(device)) for device, book in self.devices.items()}
 
     def free_bytes(self, reading: MemoryReading | None) -> int | None:
         """None without devices: there is no limit to hold anything to."""

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from adapter.core.ledger import UNSEEN
-from adapter.core.memory import HOST, Bytes, Device, most_of, total
+from adapter.core.memory import HOST, NO_BYTES, Bytes, Device, most_of, total
 from adapter.core.model import ModelId, Package
 
 # Packages, and places of packages, that are remembered; the least recent go first.
@@ -19,6 +19,7 @@ _TELLING_BYTES = 2**20
 # Each time a model is unloaded its learned size loses this part of what it did not take.
 _DECAY = 4
 
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -108,6 +109,8 @@ class Sizes:
         self._learned: dict[str, _Learned] = {}
         self._key_at: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
+        self._baseline: Bytes = NO_BYTES  # the most that was seen, also in earlier runs
+        self.earlier_baseline: Bytes = NO_BYTES  # the same of earlier runs alone
         self._declared_by: dict[str, int] = {}
 
     def estimate(self, package: Package, devices: Mapping[Device, int | None]) -> Estimate:
@@ -136,7 +139,7 @@ class Sizes:
             if not exact:
                 return
             figures = dict(most_of(figures, known.figures))
-        _put(self._learned, package_key, _Learned(figures, exact))
+        remember(self._learned, package_key, _Learned(figures, exact))
 
     def forget(self, package_key: str) -> None:
         """Whatever was learned of it is wrong."""
@@ -161,13 +164,29 @@ class Sizes:
         known = self._learned.get(package_key)
         return known.figures if known else None
 
+    def mean_bytes(self) -> int:
+        """Return the mean of all learned sizes, each on all devices; 0 before the first."""
+        found = [total(learned.figures) for learned in self._learned.values()]
+        return sum(found) // len(found) if found else 0
+
+    def largest(self) -> Bytes:
+        """Return the largest figure that was learned for each device."""
+        found: Bytes = NO_BYTES
+        for learned in self._learned.values():
+            found = most_of(found, learned.figures)
+        return found
+
+    def saw_baseline(self, baseline: Bytes) -> None:
+        """Remember the largest baseline of each device."""
+        self._baseline = most_of(self._baseline, baseline)
+
     def is_exact(self, package_key: str) -> bool:
         """What was learned of the package is its own alone, not a share."""
         return (learned := self._learned.get(package_key)) is not None and learned.exact
 
     def known_at(self, url: str, package: Package) -> None:
         """Remember which files are at `url`, so that a size can be told before they are read."""
-        _put(self._key_at, url, package.content_key)
+        remember(self._key_at, url, package.content_key)
 
     def of_url(self, url: str) -> int | None:
         """Bytes on all devices that the files last seen at `url` were learned to take."""
@@ -178,10 +197,10 @@ class Sizes:
 
     def known_as(self, model_id: ModelId, package: Package) -> None:
         """The same for the name of a model, for whoever asks with another path than it loads."""
-        _put(self._key_of, model_id, package.content_key)
+        remember(self._key_of, model_id, package.content_key)
         self._declared_by.pop(model_id, None)
         if package.declared_bytes is not None:
-            _put(self._declared_by, model_id, package.declared_bytes)
+            remember(self._declared_by, model_id, package.declared_bytes)
 
     def of_model(self, model_id: ModelId) -> int | None:
         """Bytes on all devices that the files last loaded as `model_id` were learned to take."""
@@ -203,6 +222,7 @@ class Sizes:
             ],
             "places": {url: key for url, key in self._key_at.items() if key in self._learned},
             "models": {name: key for name, key in self._key_of.items() if key in self._learned},
+            "baseline": dict(self._baseline),
         }
 
     def restore(self, data: object) -> int:
@@ -218,7 +238,10 @@ class Sizes:
             named = data.get(member) if isinstance(data, dict) else None
             for name, key in named.items() if isinstance(named, dict) else ():
                 if isinstance(name, str) and isinstance(key, str) and key in self._learned:
-                    _put(keys, name, key)
+                    remember(keys, name, key)
+        baseline = data.get("baseline") if isinstance(data, dict) else None
+        if (figures := _parse_bytes(baseline)) is not None:
+            self._baseline = self.earlier_baseline = figures
         return len(latest)
 
     def _guess(self, package: Package) -> tuple[int, Basis]:
@@ -236,7 +259,8 @@ def _may_use(package: Package, device: Device, index: int | None) -> bool:
     return index in package.gpus or (index is None and bool(package.gpus))
 
 
-def _put(entries: dict[str, _Value], key: str, value: _Value) -> None:
+def remember(entries: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Put the entry last; drop the first beyond MAX_REMEMBERED."""
     entries.pop(key, None)
     entries[key] = value
     if len(entries) > MAX_REMEMBERED:
@@ -247,8 +271,15 @@ def _parse_entry(entry: object) -> tuple[str, _Learned] | None:
     if not isinstance(entry, dict):
         return None
     key, figures, exact = entry.get("key"), entry.get("bytes"), entry.get("exact")
-    if not (isinstance(key, str) and isinstance(figures, dict) and isinstance(exact, bool)):
+    if not (isinstance(key, str) and isinstance(exact, bool)):
+        return None
+    parsed = _parse_bytes(figures)
+    return None if parsed is None else (key, _Learned(parsed, exact))
+
+
+def _parse_bytes(figures: object) -> Bytes | None:
+    if not isinstance(figures, dict):
         return None
     if not all(isinstance(d, str) and type(n) is int and n >= 0 for d, n in figures.items()):
         return None
-    return key, _Learned({Device(d): n for d, n in figures.items()}, exact)
+    return {Device(d): n for d, n in figures.items()}

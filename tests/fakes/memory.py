@@ -17,6 +17,7 @@ class FakeMemory:
         self, steps: Steps, used: Callable[[], int], of_models: Callable[[], dict[str, int]]
     ) -> None:
         self.limit_bytes: int | None = None
+        self.device = HOST
         self.lag = 0.0
         self.frozen: int | None = None
         self.is_in_doubt = self.has_no_gpu = False
@@ -33,7 +34,7 @@ class FakeMemory:
             seen = DeviceReading(limit, self._used() if self.frozen is None else self.frozen)
             of_models = self._of_models() if self.tells_apart else None
             reading = MemoryReading(
-                {HOST: seen},
+                {self.device: seen},
                 lag_seconds=self.lag,
                 of_models=of_models,
                 has_no_gpu=self.has_no_gpu,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from adapter._proto import model_runtime_pb2 as pb
 from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource, TritonName, parse_model_id
 from adapter.core.registry import ModelRecord
+from adapter.core.residency.terms import Terms
 from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
     BackendUnavailable,
+    CapacityError,
     InvalidRequest,
     ModelNotFound,
 )
@@ -89,6 +92,7 @@ class ModelRuntime:
         # one at a time: a load that crashed Triton must not fail the other repeated loads again
         self._broken_off = asyncio.Lock()
         self._loads: set[asyncio.Task[ModelRecord]] = set()
+        self._waiting: dict[ModelId, set[asyncio.Task[None]]] = defaultdict(set)  # to begin a load
         self._purging: asyncio.Task[None] | None = None
 
     # -- loading ----------------------------------------------------------------------------
@@ -98,9 +102,18 @@ class ModelRuntime:
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
         source, seconds = _source(request, key), self._options.load_seconds
-        record = await self._with_triton(
-            lambda: self._ensure_loaded(model_id, source, log_fields), seconds, self._broken_off
-        )
+        size = self._sizes.expect(model_id, source.url, key)
+        try:
+            record = await self._with_triton(
+                lambda: self._ensure_loaded(model_id, source, size, log_fields),
+                seconds,
+                self._broken_off,
+            )
+        except BaseException as error:
+            self._sizes.books.drop(model_id)
+            if isinstance(error, CapacityError):
+                self._sizes.ran_out(model_id, size)
+            raise
         limit = self._options.model_concurrency
         if isinstance(limit, str):
             limit = await self._triton.instances(record.name)
@@ -108,7 +121,7 @@ class ModelRuntime:
         return pb.LoadModelResponse(sizeInBytes=size, maxConcurrency=limit)
 
     async def _ensure_loaded(
-        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
+        self, model_id: ModelId, source: ModelSource, size: int, log_fields: Mapping[str, str]
     ) -> ModelRecord:
         """Wait for a load of the same files that is under way; replace a model of other files."""
         while True:
@@ -118,22 +131,50 @@ class ModelRuntime:
                     return await self._control.loaded(model_id)
                 await self._unload(model_id, **log_fields)
             try:
-                return await self._load_in_slot(model_id, source, log_fields)
+                return await self._load_in_slot(model_id, source, size, log_fields)
             except AlreadyLoaded:  # by another frontend, meanwhile
                 with suppress(AdapterError):
                     await self._control.loaded(model_id)
 
     async def _load_in_slot(
-        self, model_id: ModelId, source: ModelSource, log_fields: Mapping[str, str]
+        self, model_id: ModelId, source: ModelSource, size: int, log_fields: Mapping[str, str]
     ) -> ModelRecord:
         """The slot is released when the load ends, also when the caller has left."""
-        with self._metrics.waiting_load("turn"):
-            await self._load_slots.acquire()
-        work = self._control.load(model_id, source, frontend="modelmesh", **log_fields)
+        await self._until_begun(model_id, size)
+        terms = Terms(is_planned=True)
+        work = self._control.load(model_id, source, terms, frontend="modelmesh", **log_fields)
         task = asyncio.create_task(work)
         self._loads.add(task)
         task.add_done_callback(self._slot_released)
         return await asyncio.shield(task)
+
+    async def _until_begun(self, model_id: ModelId, size: int) -> None:
+        """Wait for room that ModelMesh is making, and then for a slot. An unload of the model ends
+        the wait.
+        """
+        wait = asyncio.create_task(self._room_and_slot(size))
+        self._waiting[model_id].add(wait)
+        try:
+            await asyncio.shield(wait)
+        except asyncio.CancelledError:
+            if wait.cancelled():  # by an unload
+                why = f"model {model_id!r} was unloaded while its load waited to begin"
+                raise ModelNotFound(why, model_id=model_id) from None
+            wait.cancel()  # the caller has left
+            if wait.done():
+                self._load_slots.release()
+            raise
+        finally:
+            self._waiting[model_id].discard(wait)
+            if not self._waiting[model_id]:
+                del self._waiting[model_id]
+
+    async def _room_and_slot(self, size: int) -> None:
+        memory, books, seconds = self._control.memory, self._sizes.books, self._told_seconds() / 2
+        with self._metrics.waiting_load("memory"):
+            await memory.until_left(size, lambda: books.evicts, seconds)
+        with self._metrics.waiting_load("turn"):
+            await self._load_slots.acquire()
 
     def _slot_released(self, task: asyncio.Task[ModelRecord]) -> None:
         self._load_slots.release()
@@ -171,11 +212,14 @@ class ModelRuntime:
     ) -> pb.UnloadModelResponse:
         """Also of an id that no load accepts: ModelMesh repeats failed unloads for 15 minutes."""
         model_id, seconds = ModelId(request.modelId), self._options.unload_seconds
+        for wait in self._waiting.get(model_id, ()):
+            wait.cancel()
         if model_id not in self._control.registry:  # nothing that Triton would have to do
             await self._unload(model_id, **log_fields)
         else:
             act = partial(self._unload, model_id, **log_fields)
             await self._with_triton(act, seconds, nullcontext())
+        self._sizes.books.drop(model_id)
         return pb.UnloadModelResponse()
 
     async def _unload(self, model_id: ModelId, **log_fields: str) -> None:
@@ -203,12 +247,11 @@ class ModelRuntime:
         if not self._is_ready() or not await self._purged():
             return starting
         options = self._options
-        seconds = min(options.load_seconds, options.promised_seconds)
         return pb.RuntimeStatusResponse(
             status=pb.RuntimeStatusResponse.READY,
-            capacityInBytes=self._sizes.capacity(),
+            capacityInBytes=self._sizes.tell(),
             maxLoadingConcurrency=options.load_concurrency,
-            modelLoadingTimeoutMs=int(seconds * 1000),
+            modelLoadingTimeoutMs=int(self._told_seconds() * 1000),
             defaultModelSizeInBytes=self._sizes.default_bytes,
             runtimeVersion=await self._triton.version() or options.version,
             methodInfos={
@@ -219,6 +262,10 @@ class ModelRuntime:
             },
             limitModelConcurrency=options.model_concurrency != 0,
         )
+
+    def _told_seconds(self) -> float:
+        """Return how long ModelMesh is told that a load may take."""
+        return min(self._options.load_seconds, self._options.promised_seconds)
 
     async def _purged(self) -> bool:
         """Whether nothing is loaded: ModelMesh asks at its start, and counts all memory as free."""
@@ -233,10 +280,14 @@ class ModelRuntime:
         return error is None
 
     async def _purge(self) -> None:
-        """Unload every model, whichever frontend loaded it."""
+        """End the loads that wait, and unload every model, whichever frontend loaded it."""
         while True:
-            if self._loads:
-                await asyncio.wait(self._loads)
+            while self._waiting or self._loads:
+                waiting = {wait for waits in self._waiting.values() for wait in waits}
+                for wait in waiting:
+                    wait.cancel()
+                await asyncio.wait({*waiting, *self._loads})
+                await asyncio.sleep(0)  # for loads whose wait has just ended
             ids = [record.id for record in self._control.registry.records()]
             if not ids:
                 return

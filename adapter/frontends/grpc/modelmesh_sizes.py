@@ -10,20 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from adapter.control.models import ModelControl
-from adapter.core.ledger import UNSEEN
-from adapter.core.memory import HOST, total
+from adapter.core.ledger import UNSEEN, DeviceBook
+from adapter.core.memory import HOST, Device, total
 from adapter.core.model import ModelId
+from adapter.core.sizing import remember
 from adapter.errors import BackendError, CallerError, ModelNotFound
 from adapter.frontends.callers_json import parsed
 from adapter.packages.config.footprint import quick_size
 from adapter.runtime.threads import LOOKUPS
-from adapter.settings.modelmesh import refuse_capacity
+from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
 
 # ModelMesh waits 500 ms for a prediction, in one of its loading threads.
 _SCAN_SECONDS = 0.03
 # A lagging memory sensor shows a model after seconds; ModelMesh waits 30 s for a size.
 _MEASURE_SECONDS = 20.0
 _MAX_BYTES = 2**63
+# ModelMesh is told less than there is, since it fills what it is told and reads it once.
+_GROWTH_SHARE = _STRIP_SHARE = 10
+_KNOWN_GROWTH_SHARE = 50  # an earlier run may have done less
+_GPU_GROWTH_BYTES = 512 * 2**20  # a CUDA context and what libraries keep
+_LARGEST_STRIP_SHARE = _LARGEST_GUESS_SHARE = 4
+# What is predicted at least of a model that was never measured: room that ModelMesh makes.
+_LEAST_GUESS_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ def _count(found: object) -> float:
 
 class MeshSizes:
     """Reports measured sizes as they are, and estimates not below the default: ModelMesh asks once,
-    and books the answer.
+    and books the answer. `books` follows what it counts.
     """
 
     def __init__(
@@ -77,20 +85,23 @@ class MeshSizes:
         self.default_bytes = default_bytes
         self._control = control
         self._learned = control.memory.sizes
+        self.books = control.memory.mesh
+        self._raised: dict[ModelId, int] = {}  # predictions with which a load ran out of memory
+        self._asked: dict[ModelId, int] = {}  # predictions whose loads have not begun
         self._factor = size_factor
         self._memory = memory_bytes
         self._buffer = buffer_bytes
         self._roots = [os.path.realpath(root) for root in roots]
 
     def capacity(self) -> int:
-        """Return what the ledger may grant; without a GPU at most the part of the memory of
-        Triton's container that is for models. BackendError when that is unknown, or when ModelMesh
-        would not start with it.
+        """Return what the ledger can grant for as long as the pod lives; without a GPU at most the
+        part of the memory of Triton's container that is for models. BackendError when that is
+        unknown, or when ModelMesh would not start with it.
         """
         book = self._control.memory.ledger.snapshot()
         bounds = []
-        if book.limit_bytes is not None:
-            bounds.append(book.limit_bytes - book.headroom_bytes - book.baseline_bytes)
+        if book.devices:
+            bounds.append(sum(self._promised(*each) for each in book.devices.items()))
         if self._memory is not None and book.devices.keys() <= {HOST, UNSEEN}:
             bounds.append(self._memory - self._buffer)
         if not bounds:
@@ -102,12 +113,52 @@ class MeshSizes:
             raise BackendError(f"what there is of memory {error}") from error
         return min(bounds)
 
-    async def predicted(self, model_id: ModelId, path: str, key: ModelKey) -> int:
-        """Return the learned size, else the declared one, else one estimated from the files. The
-        puller asks with a path that nothing was loaded from: hence by the id as well.
+    def _promised(self, device: Device, book: DeviceBook) -> int:
+        """Return what will be free for models on one device: less what the baseline may grow by,
+        and less a landing strip for one load that takes more than was predicted.
         """
-        if learned := self._learned.of_url(path) or self._learned.of_model(model_id):
-            return learned
+        limit = book.limit_bytes
+        free = limit - book.headroom_bytes - book.baseline_bytes
+        if device == UNSEEN:  # nothing is measured, and the ledger holds predictions
+            return free
+        growth = max(limit // _GROWTH_SHARE, 0 if device == HOST else _GPU_GROWTH_BYTES)
+        if (seen := self._learned.earlier_baseline.get(device)) is not None:
+            growth = max(limit // _KNOWN_GROWTH_SHARE, seen - book.baseline_bytes)
+        strip = self._learned.largest().get(device) or limit // _STRIP_SHARE
+        return free - growth - min(strip, limit // _LARGEST_STRIP_SHARE)
+
+    def tell(self) -> int:
+        """Return `capacity`, which ModelMesh now counts with."""
+        capacity = self.capacity()
+        self.books.start(capacity)
+        return capacity
+
+    def expect(self, model_id: ModelId, path: str, key: ModelKey) -> int:
+        """Note a load that ModelMesh begins; return the size that it counts for it."""
+        size = self._asked.pop(model_id, None) or self._known(model_id, path)
+        if size is None:
+            size = self._unknown(model_id, key.disk_size_bytes)
+        self.books.count(model_id, size)
+        return size
+
+    def ran_out(self, model_id: ModelId, predicted: int) -> None:
+        """Predict twice as much for the next load of a model that has run out of memory: ModelMesh
+        evicts by the prediction alone.
+        """
+        remember(self._raised, model_id, 2 * predicted)
+
+    async def predicted(self, model_id: ModelId, path: str, key: ModelKey) -> int:
+        """Return the learned size, else the declared one, else a guess of which ModelMesh makes
+        enough room. The puller asks with a path that nothing was loaded from: hence by the id too.
+        """
+        size = self._known(model_id, path) or await self._guessed(model_id, path, key)
+        remember(self._asked, model_id, size)
+        return size
+
+    def _known(self, model_id: ModelId, path: str) -> int | None:
+        return self._learned.of_url(path) or self._learned.of_model(model_id)
+
+    async def _guessed(self, model_id: ModelId, path: str, key: ModelKey) -> int:
         end = time.monotonic() + _SCAN_SECONDS
         scan = LOOKUPS.run(quick_size, path, self._roots, end)
         try:
@@ -116,11 +167,23 @@ class MeshSizes:
             declared, on_disk = None, 0
         if declared is None:
             declared = self._learned.declared_by(model_id)
-        return self._guess(declared, key.disk_size_bytes or on_disk)
+        if declared is not None:
+            return self._guess(declared, 0)
+        return self._unknown(model_id, key.disk_size_bytes or on_disk)
+
+    def _unknown(self, model_id: ModelId, on_disk: float) -> int:
+        """Return the larger of what the files say and what models usually take. A guess empties no
+        more than a quarter of the capacity, files no more than all of it.
+        """
+        told = self.books.capacity or MAX_SIZE_BYTES
+        usual = max(_LEAST_GUESS_BYTES, self.default_bytes, self._learned.mean_bytes())
+        usual = max(self.default_bytes, min(usual, told // _LARGEST_GUESS_SHARE))
+        files = self._guess(None, on_disk)
+        return max(usual, min(max(files, self._raised.get(model_id, 0)), told))
 
     def after_load(self, model_id: ModelId) -> int:
         """Return what a loaded model takes; 0 while that is measured: `of_loaded` waits for it."""
-        return self._size(model_id) if self._control.memory.is_measured(model_id) else 0
+        return self._told(model_id) if self._control.memory.is_measured(model_id) else 0
 
     async def of_loaded(self, model_id: ModelId) -> int:
         """Return it after the measurement. ModelNotFound when the model is not loaded."""
@@ -129,7 +192,12 @@ class MeshSizes:
                 # once after a load, and over in seconds: no event is worth it
                 while not self._control.memory.is_measured(model_id):  # noqa: ASYNC110
                     await asyncio.sleep(_SCAN_SECONDS)
-        return self._size(model_id)
+        return self._told(model_id)
+
+    def _told(self, model_id: ModelId) -> int:
+        size = self._size(model_id)
+        self.books.count(model_id, size)
+        return size
 
     def _size(self, model_id: ModelId) -> int:
         record = self._control.registry.get(model_id)

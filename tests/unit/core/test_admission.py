@@ -218,3 +218,30 @@ def test_where_memory_is_read_a_known_load_stays_out_of_an_unknown_ones_growth(b
 @pytest.mark.parametrize("basis", Basis)
 def test_where_nothing_is_read_nobody_waits_for_a_turn(basis):
     assert answer(needs(1, basis), loads=2, unknown_loads=1) is Answer.ADMIT
+
+
+# -- loads that ModelMesh has planned -----------------------------------------------------------
+
+
+def planned(estimate, **figures):
+    return answer(estimate, a_book(**figures), is_planned=True)
+
+
+@pytest.mark.parametrize("basis", KNOWN)
+def test_a_planned_load_may_use_the_headroom(basis):
+    assert planned(needs(400, basis)) is Answer.ADMIT
+    with pytest.raises(InsufficientMemory, match=r"needs 401\.0 MiB"):
+        planned(needs(401, basis))
+
+
+@pytest.mark.parametrize("basis", GUESSED)
+def test_a_planned_load_of_unknown_size_is_tried_while_anything_is_left(basis):
+    assert planned(needs(900, basis), held=999) is Answer.ADMIT
+    with pytest.raises(InsufficientMemory, match="nothing is left below the limit"):
+        planned(needs(0, basis), held=1000)
+
+
+def test_a_planned_load_is_refused_by_what_is_read_too():
+    seen = reading(1000)
+    with pytest.raises(InsufficientMemory, match="nothing is left"):
+        answer(needs(0, Basis.DEFAULT), a_book(held=100), seen, is_planned=True)

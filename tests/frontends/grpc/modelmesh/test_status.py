@@ -6,6 +6,7 @@ from adapter.core.state import ModelState
 from adapter.errors import (
     BackendError,
     BackendTimeout,
+    ModelNotFound,
 )
 from tests.fakes.house import House
 from tests.frontends.grpc.modelmesh.front import READY, STARTING, Front, turns_of_the_loop
@@ -18,7 +19,7 @@ class TestStatus:
         await house.open()
         status = await front.status()
         assert status.status == READY
-        assert status.capacityInBytes == 10**9 - 50
+        assert status.capacityInBytes == 8 * 10**8 - 50
         assert status.maxLoadingConcurrency == 3
         assert status.modelLoadingTimeoutMs == 30_000
         assert status.defaultModelSizeInBytes == 2 * 2**20
@@ -70,10 +71,11 @@ class TestStatus:
         assert (await front.status()).status == READY
         house.check()
 
-    async def test_a_load_that_has_only_got_its_turn_is_no_exception(self, house, front):
+    async def test_a_load_that_waits_for_its_turn_is_never_begun(self, house, front):
         load = house.begin(front.load("m"))
         assert (await front.status()).status == READY
-        await load
+        with pytest.raises(ModelNotFound, match="waited to begin"):
+            await load
         house.check()
 
     @pytest.mark.slow

@@ -1,0 +1,43 @@
+"""Five rounds of a full ModelMesh: unknown, learned and declared sizes, with and without churn."""
+
+import pytest
+
+from tests.journeys.modelmesh.full import Stage, in_order, shuffled
+
+pytestmark = [pytest.mark.triton, pytest.mark.nightly]
+ROUNDS = 5
+
+
+async def test_five_rounds_of_mixed_models_are_answered(tmp_path):
+    async with Stage(tmp_path, churn_seconds=3) as stage:
+        names = stage.write("small", 18) + stage.write("large", 30, large=True)
+        for seed in range(ROUNDS):
+            await stage.use(shuffled(names, seed=seed))
+    stage.check(answers=ROUNDS * 48)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_large_models_after_small_ones_are_answered(tmp_path, seed):
+    async with Stage(tmp_path, churn_seconds=3) as stage:
+        names = in_order(stage.write("small", 14), stage.write("large", 12, large=True))
+        await stage.use(names)
+        await stage.use(shuffled(names, seed=seed))
+    stage.check(answers=52)
+
+
+async def test_models_of_declared_size_are_answered(tmp_path):
+    async with Stage(tmp_path, churn_seconds=3) as stage:
+        names = stage.write("large", 10, large=True, is_declared=True)
+        for _ in range(ROUNDS * 3):
+            await stage.use(names)
+    stage.check(answers=ROUNDS * 30)
+
+
+async def test_with_the_default_churn_age_only_modelmesh_refuses(tmp_path):
+    async with Stage(tmp_path, churn_seconds=100, is_patient=False) as stage:
+        names = stage.write("small", 18) + stage.write("large", 30, large=True)
+        for seed in range(ROUNDS):
+            await stage.use(shuffled(names, seed=seed))
+            stage.cache.age(100)
+    assert stage.tally.churned == len(stage.refused)
+    stage.check(answers=ROUNDS * 48 - stage.tally.churned)
