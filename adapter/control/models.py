@@ -23,7 +23,7 @@ from adapter.control.loader import Loader
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
 from adapter.control.ports import MemoryReader, Packages, Server, SizeStore, TimeLimits, Triton
-from adapter.control.presence import Presence
+from adapter.control.presence import Phase, Presence
 from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.reconciler import Reconciler
@@ -82,7 +82,7 @@ class ModelControl:
         """`loads_again`: models that Triton has lost are reloaded. `load_threads`: Triton's.
         `max_abandoned`: see Leases.
         """
-        self.registry, self.is_open = registry, False
+        self.registry = registry
         self.wants = Wants(lambda m: log.info("adapter.wanted_no_more", extra={"model_id": m}))
         left = Leftovers(registry, server, metrics)
         books = (ledger, sizes, memory, metrics, limits)
@@ -102,6 +102,10 @@ class ModelControl:
         self.leases = Leases(max_abandoned, self._reconciler.call_failed)
         parts = (registry, self.memory, left, packages, self._reconciler)
         self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
+
+    @property
+    def is_open(self) -> bool:
+        return self.presence.phase is Phase.OPEN
 
     def _requests(self) -> tuple[int, int]:
         """Return how many inferences have begun, and how many of them have ended."""
@@ -262,7 +266,7 @@ class ModelControl:
     async def open(self) -> None:
         """Adopt or unload what an earlier run left in Triton; loads are accepted afterwards."""
         await self._reconciler.take_stock()
-        self.is_open = True
+        self.presence.phase = Phase.OPEN
 
     async def run_housekeeping(self) -> NoReturn:
         await self._housekeeping.run()
@@ -277,7 +281,7 @@ class ModelControl:
 
     def close(self) -> None:
         """Accept no more operations."""
-        self.is_open = False
+        self.presence.phase = Phase.STOPPING
 
     async def drain(self, seconds: float) -> None:
         """Close, and wait for the operations in progress; then end the loads that still are."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from adapter.control.ports import Server, Triton
 from adapter.core.model import ModelId
@@ -13,6 +14,14 @@ MODELS_LOOKED_FOR = "Triton has been restarted; its models are looked for"
 _POLL_SECONDS = 0.05
 # From the first closed connection of a process to its end: it frees gigabytes of GPU memory.
 _END_SECONDS = 5.0
+
+
+class Phase(Enum):
+    """Of the adapter, which takes operations while it is OPEN."""
+
+    STARTING = auto()
+    OPEN = auto()
+    STOPPING = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class Presence:
     """
 
     def __init__(self, triton: Triton, server: Server | None, *, loads_again: bool) -> None:
+        self.phase = Phase.STARTING
         self.is_restarting = False
         self._triton = triton
         self._server = server
@@ -78,7 +88,12 @@ class Presence:
         return self.has_ended and not (self.come_back and record.can_load_again)
 
     def refuse_lost(self, model_id: ModelId) -> None:
-        """Raise ModelNotFound if Triton has ended, and with it this and all other models."""
+        """Raise ModelNotFound if Triton has ended, and with it this and all other models, or if the
+        adapter is starting, and does not know yet what Triton has.
+        """
+        if self.phase is Phase.STARTING:
+            why = f"the adapter is starting, and does not know model {model_id!r} yet: load it"
+            raise ModelNotFound(why, model_id=model_id)
         if self.has_lost_all:
             raise lost(model_id)
 
@@ -105,10 +120,16 @@ class Presence:
         return False
 
     async def wait_up(self, deadline: float) -> None:
-        """Wait for `is_up`; raise BackendUnavailable at `deadline` (time.monotonic)."""
-        while not self.is_up:
+        """Wait until the adapter is open and `is_up`; raise BackendUnavailable at `deadline`
+        (time.monotonic). Return at once when the adapter stops: it refuses all operations.
+        """
+        while self.phase is Phase.STARTING or (self.phase is Phase.OPEN and not self.is_up):
             if time.monotonic() > deadline:
-                raise BackendUnavailable("Triton did not come back in time", delivered=False)
+                did_not = {
+                    Phase.STARTING: "the adapter did not start",
+                    Phase.OPEN: "Triton did not come back",
+                }
+                raise BackendUnavailable(f"{did_not[self.phase]} in time", delivered=False)
             await asyncio.sleep(_POLL_SECONDS)
 
 

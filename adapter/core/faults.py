@@ -77,6 +77,18 @@ _HTTP_OF_INFER = {
     "UNAVAILABLE": 503,
 }
 
+# Codes of a model's own that its caller gets as they are, and the error that each becomes.
+# NOT_FOUND is none of them: it makes a platform load the model again.
+_OWN_CODES = {
+    "UNKNOWN": InferenceFailed,
+    "CANCELLED": InferenceFailed,
+    "UNIMPLEMENTED": InvalidRequest,
+    "ALREADY_EXISTS": InvalidRequest,
+    "UNAVAILABLE": Overloaded,
+}
+# Triton says UNAVAILABLE too, when a queue is full or a request was in it for too long.
+_TURNED_AWAY = re.compile(r"(?:Exceeds maximum queue size|[Tt]imeout expired)\.?\s*$")
+
 # of calls about no model
 _OF_REGISTRATION = {"NOT_FOUND": NotRegistered, "ALREADY_EXISTS": AlreadyRegistered}
 
@@ -143,15 +155,22 @@ class Faults:
         return self.of_grpc_inference(code, text, name=TritonName(""), model_id=ModelId(""))
 
     def of_grpc_inference(
-        self, code: str, text: str, *, name: TritonName, model_id: ModelId
+        self,
+        code: str,
+        text: str,
+        *,
+        name: TritonName,
+        model_id: ModelId,
+        is_tritons: bool = False,
     ) -> AdapterError:
-        """An inference, or another call about one model, failed with this gRPC code.
+        """An inference, or another call about one model, failed with this gRPC code. `is_tritons`:
+        Triton sent it, and so no text can mean that it is away.
 
         RESOURCE_EXHAUSTED is grpcio's: a message or the metadata was too large. Triton itself
         never uses it, so it is no lack of memory.
         """
         said = self._for_caller(text, name, model_id)
-        if error := _of_transport(code, text, said, model_id):
+        if error := _of_transport(code, text, said, model_id, is_tritons=is_tritons):
             return error
         if code == "RESOURCE_EXHAUSTED":
             if _METADATA_TOO_LARGE.match(text):
@@ -160,7 +179,10 @@ class Faults:
             if _REQUEST_TOO_LARGE.search(text):
                 return PayloadTooLarge(said, model_id=model_id)
             return InferenceFailed(said, model_id=model_id)
-        return self._of_answer(_HTTP_OF_INFER.get(code, _SERVER_ERROR), text, name, model_id)
+        error = self._of_answer(_HTTP_OF_INFER.get(code, _SERVER_ERROR), text, name, model_id)
+        if type(error) is _OWN_CODES.get(code) and not _TURNED_AWAY.search(text):
+            error.own_code = code
+        return error
 
     def _of_answer(
         self, status: int, text: str, name: TritonName, model_id: ModelId
@@ -196,11 +218,13 @@ def _of_execution(
     return InvalidRequest(said, model_id=model_id)
 
 
-def _of_transport(code: str, text: str, said: str, model_id: ModelId | None) -> AdapterError | None:
+def _of_transport(
+    code: str, text: str, said: str, model_id: ModelId | None, *, is_tritons: bool = False
+) -> AdapterError | None:
     """What grpcio says in Triton's place; None when it was Triton that answered."""
     if code == "DEADLINE_EXCEEDED":
         return BackendTimeout("Triton did not answer in time", model_id=model_id)
-    if code not in {"UNAVAILABLE", "CANCELLED"} or _TRITONS.match(text):
+    if code not in {"UNAVAILABLE", "CANCELLED"} or is_tritons or _TRITONS.match(text):
         return None
     if _NOT_DELIVERED.search(text):
         return BackendUnavailable(

@@ -119,6 +119,8 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
+_UNKNOWN_MODEL = (errors.ModelNotFound, errors.ArtifactNotFound)
+
 # grpc allows 8 KiB for all metadata of an answer, 32 bytes an entry included, and turns what is
 # over into RESOURCE_EXHAUSTED; the rest is for the other entries.
 _MAX_TEXT_BYTES = 7 * 2**10
@@ -156,19 +158,31 @@ def level_of(error: errors.AdapterError) -> int:
     return logging.INFO if errors.was_refused(error) else logging.WARNING
 
 
-def grpc_status(error: errors.AdapterError) -> tuple[grpc.StatusCode, str]:
+def grpc_status(
+    error: errors.AdapterError, *, is_of_mesh: bool = False
+) -> tuple[grpc.StatusCode, str]:
     """The code, and a text that fits into an answer's metadata."""
-    return lookup(GRPC, error) or grpc.StatusCode.INTERNAL, _cut(grpc_text(error))
+    return grpc_code(error), _cut(grpc_text(error, is_of_mesh=is_of_mesh))
 
 
-def grpc_text(error: errors.AdapterError) -> str:
-    """The noun for the error, and the error.
+def grpc_code(error: errors.AdapterError) -> grpc.StatusCode:
+    if error.own_code is not None:
+        return grpc.StatusCode[error.own_code]
+    return lookup(GRPC, error) or grpc.StatusCode.INTERNAL
+
+
+def grpc_text(error: errors.AdapterError, *, is_of_mesh: bool) -> str:
+    """The noun for the error, and the error. Of an unknown model Triton's words stand first, as
+    clients look for them.
 
     ModelMesh takes some texts for NOT_FOUND by their first words, `Request for unknown model` and
-    `Model `. None of ours starts so, whatever Triton or a model said.
+    `Model `. None that it gets starts so, whatever Triton or a model said.
     """
     noun = (lookup(HTTP, error) or (500, "InternalError"))[1]
-    return f"{noun}: {error}".encode("utf-8", "backslashreplace").decode()
+    text = f"{noun}: {error}"
+    if isinstance(error, _UNKNOWN_MODEL) and error.model_id and not is_of_mesh:
+        text = f"Request for unknown model: '{error.model_id}' is not found; {text}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _cut(text: str) -> str:

@@ -118,10 +118,10 @@ class House:
 
     async def quiet(self) -> None:
         """No operation is under way any more."""
-        opened = self.control.is_open
+        phase = self.control.presence.phase
         self.control.close()
         await self.control.operations.drain(10)
-        self.control.is_open = opened
+        self.control.presence.phase = phase
 
     def placement(self, name: str) -> Placement:
         """What Triton has of this model when it is up."""

@@ -111,6 +111,9 @@ class Mesh:
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
+    async def connected(self) -> None:
+        await asyncio.gather(*(channel.channel_ready() for channel in self._channels.values()))
+
     # -- management -------------------------------------------------------------------------
 
     def manage(self, method: str, request: Any, timeout: float | None = None) -> Any:

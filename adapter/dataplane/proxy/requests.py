@@ -200,7 +200,8 @@ class Requests:
             elif self._may_wait(exchange, name, length_of(piece)):
                 self._wait_for_model(exchange, name, piece)
             else:
-                self._responses.refuse(exchange, self._context.policy.error_of(name) or error)
+                known = self._context.policy.error_of(name, exchange.call.mesh_id)
+                self._responses.refuse(exchange, known or error)
         else:
             self._open_fallback(exchange, end=False)
             self._forward(exchange, piece, end=end)
@@ -221,7 +222,7 @@ class Requests:
         exchange.claim = Wait(self._context.begin(self._route_ready(exchange, name)))
 
     async def _route_ready(self, exchange: Exchange, name: bytes) -> None:
-        error = await self._context.policy.ready(name)
+        error = await self._context.policy.ready(name, exchange.call.mesh_id)
         exchange.claim = None
         if error is not None:
             self._responses.refuse(exchange, error)

@@ -152,7 +152,8 @@ class Responses:
         if exchange.direct_call is not None:
             self.fail(exchange, error)
             return
-        status, text, more = self._context.policy.refused(exchange.call.path, error)
+        call = exchange.call
+        status, text, more = self._context.policy.refused(call.path, error, call.mesh_id)
         self._detach(exchange)
         if isinstance(error, UnknownEncoding):
             more = ((b"grpc-accept-encoding", error.accepted.encode()),)

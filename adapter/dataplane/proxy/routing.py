@@ -107,7 +107,9 @@ class RoutingPolicy(Protocol):
     def max_bytes(self, path: bytes) -> int | None:
         """Return the limit of a message that goes to the fallback server; None for streams."""
 
-    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str, Headers]:
+    def refused(
+        self, path: bytes, error: AdapterError, mesh_id: str | None
+    ) -> tuple[int, str, Headers]:
         """Return the gRPC status for a call that was not forwarded, its text and more trailers."""
 
     def admit(self, name: bytes, mesh_id: str | None) -> DirectCall | None:
@@ -116,12 +118,12 @@ class RoutingPolicy(Protocol):
     def may_wait(self, name: bytes, mesh_id: str | None) -> bool:
         """Whether `ready` may change it that the call was not admitted."""
 
-    async def ready(self, name: bytes) -> AdapterError | None:
+    async def ready(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
         """Wait until the model takes inferences, for which it may be loaded; return why it does
         not.
         """
 
-    def error_of(self, name: bytes) -> AdapterError | None:
+    def error_of(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
         """Return why the model takes no inference now; None where it does."""
 
 

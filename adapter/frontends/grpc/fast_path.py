@@ -106,9 +106,11 @@ class GrpcFastPath:
             return self._limits.stream
         return self._limits.unary if path in _UNARY else None
 
-    def refused(self, path: bytes, error: AdapterError) -> tuple[int, str, Headers]:
+    def refused(
+        self, path: bytes, error: AdapterError, mesh_id: str | None
+    ) -> tuple[int, str, Headers]:
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
-        code, text = self.middleware.status_of(method, error)
+        code, text = self.middleware.status_of(method, error, is_of_mesh=mesh_id is not None)
         if path == _PATH:
             self.served.count(code.name, 0.0)
         return int(code.value[0]), text, _trailers(error)
@@ -123,25 +125,33 @@ class GrpcFastPath:
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
-        is_of_mesh = mesh_id is not None and not self._loads_on_demand
-        return _DirectCall(self, lease, is_of_mesh=is_of_mesh)
+        return _DirectCall(self, lease, mesh_id)
+
+    def is_of_mesh(self, mesh_id: str | None) -> bool:
+        return mesh_id is not None and not self._loads_on_demand
 
     def may_wait(self, name: bytes, mesh_id: str | None) -> bool:
         is_of_another = mesh_id is not None and mesh_id.encode() != name
-        return not is_of_another and self.error_of(name) is not None
+        return not is_of_another and self.error_of(name, mesh_id) is not None
 
-    async def ready(self, name: bytes) -> AdapterError | None:
+    async def ready(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
         try:
-            await self._serving(parse_model_id(name.decode()), self._load_wait_seconds)
+            model_id = parse_model_id(name.decode())
+            if self.is_of_mesh(mesh_id):
+                self.control.presence.refuse_lost(model_id)
+            await self._serving(model_id, self._load_wait_seconds)
         except AdapterError as error:
             return error
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
             return InferenceFailed(self.middleware.status_of(_METHOD, bug)[1])
         return None
 
-    def error_of(self, name: bytes) -> AdapterError | None:
+    def error_of(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
         try:
-            record = self.control.lease(ModelId(name.decode())).record
+            model_id = ModelId(name.decode())
+            if self.is_of_mesh(mesh_id):
+                self.control.presence.refuse_lost(model_id)
+            record = self.control.lease(model_id).record
         except UnicodeDecodeError:
             return None
         except AdapterError as error:
@@ -162,14 +172,14 @@ def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
 
 
 class _DirectCall(CountedRequest):
-    __slots__ = ("_is_of_mesh", "_lease", "_policy")
+    __slots__ = ("_lease", "_mesh_id", "_policy")
 
-    def __init__(self, policy: GrpcFastPath, lease: Lease, *, is_of_mesh: bool) -> None:
+    def __init__(self, policy: GrpcFastPath, lease: Lease, mesh_id: str | None) -> None:
         super().__init__(policy.served)
         self._policy = policy
         self._lease = lease
         self.model_id = lease.record.asked_for
-        self._is_of_mesh = is_of_mesh
+        self._mesh_id = mesh_id
         lease.begin()
 
     @property
@@ -194,8 +204,9 @@ class _DirectCall(CountedRequest):
 
     def fault(self, status: int, text: str) -> AdapterError:
         code, record = _CODES.get(status, grpc.StatusCode.UNKNOWN).name, self._lease.record
-        faults = self._policy.faults
-        return faults.of_grpc_inference(code, text, name=record.name, model_id=record.asked_for)
+        return self._policy.faults.of_grpc_inference(
+            code, text, name=record.name, model_id=record.asked_for, is_tritons=True
+        )
 
     async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str, Headers]:
         """A bug on the way is answered INTERNAL, and releases the model too."""
@@ -205,7 +216,8 @@ class _DirectCall(CountedRequest):
             error = await self._judged(error)
             if is_over and isinstance(replaced := self._lease.end(error), AdapterError):
                 error = replaced
-            code, text = middleware.status_of(_METHOD, error)
+            is_of_mesh = self._mesh_id is not None
+            code, text = middleware.status_of(_METHOD, error, is_of_mesh=is_of_mesh)
             more = _trailers(error)
         except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
             code, text = middleware.status_of(_METHOD, bug)
@@ -220,7 +232,7 @@ class _DirectCall(CountedRequest):
         if not isinstance(error, BackendError | CapacityError):
             return error
         control, model_id = self._policy.control, self._lease.record.id
-        if self._is_of_mesh and isinstance(error, BackendUnavailable):
+        if self._policy.is_of_mesh(self._mesh_id) and isinstance(error, BackendUnavailable):
             return lost(model_id) if await control.presence.is_cause_of(error) else error
         judged = await control.judged(error, model_id)
         if judged is not error:

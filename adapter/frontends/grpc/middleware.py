@@ -12,7 +12,8 @@ import grpc
 from adapter.core.calls import RPC_NOT_STARTED, RpcMetadata
 from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, let_go, was_not_started
 from adapter.frontends.access import Access
-from adapter.frontends.status import grpc_status, level_of
+from adapter.frontends.grpc.naming import names_model
+from adapter.frontends.status import grpc_code, grpc_status, level_of
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import WAITED, Served, Waited
@@ -36,6 +37,7 @@ class MessageLimits:
     stream: int
 
 
+_OF_MESH = "modelmesh"  # the frontend whose calls are all a mesh's
 _INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})
 
 
@@ -110,14 +112,19 @@ class GrpcMiddleware:
             self._access.check(method, found)
 
     def status_of(
-        self, method: str, error: Exception, log_fields: Mapping[str, str] | None = None
+        self,
+        method: str,
+        error: Exception,
+        log_fields: Mapping[str, str] | None = None,
+        *,
+        is_of_mesh: bool = False,
     ) -> tuple[grpc.StatusCode, str]:
         """Log and count an error; return the status and the text for the client. What is no
         AdapterError is a bug, whose text stays in the log.
         """
         if isinstance(error, AdapterError):
             self.note(method, error, log_fields)
-            return grpc_status(error)
+            return grpc_status(error, is_of_mesh=is_of_mesh)
         status = grpc.StatusCode.INTERNAL
         fields = {"listener": self._listener, "method": method, "status": status.name}
         log.error("request.failed", exc_info=error, extra=fields)
@@ -131,7 +138,7 @@ class GrpcMiddleware:
             **(log_fields or {}),
             "listener": self._listener,
             "method": method,
-            "status": grpc_status(error)[0].name,
+            "status": grpc_code(error).name,
             "reason": str(error)[:2000],
             "error": type(error).__name__,
         }
@@ -153,7 +160,9 @@ class GrpcMiddleware:
             code = grpc.StatusCode.CANCELLED
             raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
-            code, text = self.status_of(method, error, ids_of(context))
+            is_of_mesh = self._frontend == _OF_MESH or names_model(metadata_of(context))
+            ids = ids_of(context)
+            code, text = self.status_of(method, error, ids, is_of_mesh=is_of_mesh)
             if isinstance(error, AdapterError):  # of a bug the log shows the traceback
                 let_go(error)
             return await context.abort(code, text, trailers_of(error))

@@ -186,16 +186,16 @@ class ModelRuntime:
         seconds: float,
         again: AbstractAsyncContextManager[object],
     ) -> T:
-        """Run `act` when Triton is up, waiting at most `seconds`: ModelMesh takes a failed load for
-        the model's own fault, and remembers it for minutes. When the end of Triton interrupts
-        `act`, it is repeated once, within `again`: it may be what ended Triton.
+        """Run `act` when the adapter is open and Triton is up, waiting at most `seconds`: ModelMesh
+        takes a failed load for the model's own fault, and remembers it for minutes. When the end
+        of Triton interrupts `act`, it is repeated once, within `again`: it may be what ended
+        Triton.
         """
         deadline, was_broken_off = time.monotonic() + seconds, False
         while True:
             try:
                 async with again if was_broken_off else nullcontext():
-                    if self._control.is_open:
-                        await self._control.presence.wait_up(deadline)
+                    await self._control.presence.wait_up(deadline)
                     return await act()
             except BackendUnavailable as error:
                 is_over = not self._control.is_open or time.monotonic() > deadline
@@ -214,7 +214,8 @@ class ModelRuntime:
         model_id, seconds = ModelId(request.modelId), self._options.unload_seconds
         for wait in self._waiting.get(model_id, ()):
             wait.cancel()
-        if model_id not in self._control.registry:  # nothing that Triton would have to do
+        is_known = model_id in self._control.registry
+        if self._control.is_open and not is_known:  # nothing that Triton would have to do
             await self._unload(model_id, **log_fields)
         else:
             act = partial(self._unload, model_id, **log_fields)

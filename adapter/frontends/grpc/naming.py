@@ -32,6 +32,11 @@ def forwarded(metadata: RpcMetadata) -> RpcMetadata:
     ]
 
 
+def names_model(metadata: RpcMetadata) -> bool:
+    """Return whether the metadata names a model, as ModelMesh's does."""
+    return any(key in {_ID_BIN, _ID} for key, _ in metadata)
+
+
 def id_of_mesh(metadata: RpcMetadata) -> ModelId | None:
     """Return the id in the metadata. The binary form wins: the other cannot hold every id."""
     found = {key: value for key, value in metadata if key in {_ID, _ID_BIN}}

@@ -18,7 +18,13 @@ from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, InferenceFailed, InvalidRequest, NotTaken
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, metadata_of
-from adapter.frontends.grpc.naming import forwarded, id_in, named_for_caller, named_for_triton
+from adapter.frontends.grpc.naming import (
+    forwarded,
+    id_in,
+    named_for_caller,
+    named_for_triton,
+    names_model,
+)
 from adapter.frontends.status import grpc_text
 from adapter.protocols.protobuf import read_field, read_repeated, with_field
 from adapter.telemetry import request_ids
@@ -179,7 +185,7 @@ class _StreamProxy:
         except AdapterError as error:
             self._service.middleware.note(_METHOD, error, self._ids)
             answer = b"" if request_id is None else with_field(b"", _ID, request_id)
-            refusal = with_field(b"", _ERROR, grpc_text(error).encode())
+            refusal = with_field(b"", _ERROR, self._text(error).encode())
             await self._write(with_field(refusal, _ANSWER, answer))
         else:
             await self._upstream.write(named_for_triton(message, record))
@@ -215,7 +221,10 @@ class _StreamProxy:
             with suppress(AdapterError), control.lease(record.id):
                 raise failure
         self._service.middleware.note(_METHOD, error, self._ids)
-        return grpc_text(error)
+        return self._text(error)
+
+    def _text(self, error: AdapterError) -> str:
+        return grpc_text(error, is_of_mesh=names_model(self._metadata))
 
     async def _write(self, message: bytes) -> None:
         """Write one message; NotTaken when the client does not read it in time."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from adapter.control.presence import Phase
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -38,7 +39,7 @@ async def say_dead(house: House, name: str) -> None:
     with pytest.raises(StubDied), house.control.lease(ModelId(name)):
         raise StubDied(f"Stub process '{name}_0_0' is not healthy.")
     await house.control.drain(5)
-    house.control.is_open = True
+    house.control.presence.phase = Phase.OPEN
 
 
 @pytest.mark.parametrize("alive", [True, None])

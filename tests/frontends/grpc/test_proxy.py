@@ -7,8 +7,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.control.presence import Phase
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.state import ModelState
+from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code
 from tests.frontends.grpc.proxy_listener import (
@@ -109,10 +111,54 @@ async def test_tritons_error_is_told_as_at_the_other_proxy():
         assert (proxy.counted("INTERNAL"), proxy.in_flight("m")) == (1, 0)
 
 
-async def test_what_is_not_loaded_is_refused():
-    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
-        call = channel.unary_unary(INFER)(request_of("nope"))
-        assert await refusal(call) == ("NOT_FOUND", "ModelNotFound: model 'nope' is not loaded")
+MESH = [("mm-model-id", "nope")]
+NOT_LOADED = "ModelNotFound: model 'nope' is not loaded"
+
+
+@pytest.mark.parametrize("size", [1, MIB], ids=["small", "too large for the fallback server"])
+async def test_what_is_not_loaded_is_refused_in_tritons_words_and_to_a_mesh_in_others(size):
+    message = request_of("nope", *[0.0] * size)
+    limits = MessageLimits(unary=MIB, stream=MIB)
+    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
+        call = channel.unary_unary(INFER)
+        text = f"Request for unknown model: 'nope' is not found; {NOT_LOADED}"
+        assert await refusal(call(message)) == ("NOT_FOUND", text)
+        assert await refusal(call(message, metadata=MESH)) == ("NOT_FOUND", NOT_LOADED)
+
+
+@pytest.mark.parametrize("size", [1, MIB], ids=["small", "too large for the fallback server"])
+async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(size):
+    message = request_of("nope", *[0.0] * size)
+    limits = MessageLimits(unary=MIB, stream=MIB)
+    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
+        presence = proxy.house.control.presence
+        call = channel.unary_unary(INFER)
+        presence.phase = Phase.STARTING
+        assert (await refusal(call(message)))[0] == "UNAVAILABLE"
+        code, text = await refusal(call(message, metadata=MESH))
+        assert (code, text.partition(",")[0]) == (
+            "NOT_FOUND",
+            "ModelNotFound: the adapter is starting",
+        )
+        presence.phase = Phase.STOPPING
+        assert (await refusal(call(message, metadata=MESH)))[0] == "UNAVAILABLE"
+        presence.phase = Phase.OPEN
+        proxy.house.server.pid = None
+        loaded = request_of("m", *[0.0] * size)
+        code, text = await refusal(call(loaded, metadata=[("mm-model-id", "m")]))
+        assert (code, text) == ("NOT_FOUND", "ModelNotFound: Triton ended, and model 'm' with it")
+
+
+async def test_a_model_may_be_unavailable_in_the_words_of_a_connection():
+    async def act(message, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection refused by the feature store")
+
+    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
+        call = channel.unary_unary(INFER)(request_of())
+        code, text = await refusal(call)
+        assert code == "UNAVAILABLE"
+        assert text == "BackendUnavailable: connection refused by the feature store"
+        assert RPC_NOT_STARTED not in dict(await call.trailing_metadata())
 
 
 async def test_a_second_name_in_the_message_is_the_callers_fault():

@@ -333,7 +333,7 @@ async def test_a_triton_that_is_not_ready_says_so_itself(closed):
 
 
 async def test_an_adapter_that_takes_nothing_is_live_and_not_ready(closed):
-    closed.house.control.is_open = False
+    closed.house.control.close()
     for path, status in (("/v2/health/live", 200), ("/v2/health/ready", 503)):
         async with closed.caller.get(path) as reply:
             assert reply.status == status

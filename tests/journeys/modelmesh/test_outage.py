@@ -19,7 +19,7 @@ from tests.grpc_calls import infer_request
 from tests.journeys.modelmesh.tritons import write_tritonserver
 from tests.ports import free_ports
 from tests.processes import tritonserver
-from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
+from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import CONFIG, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -38,8 +38,11 @@ class Outage:
         self._held_by = folder / "held"
         self.program = write_tritonserver(folder, held_by=self._held_by)
 
-    async def begin(self, adapter: RunningAdapter) -> None:
+    def hold(self) -> None:
         self._held_by.touch()
+
+    async def begin(self, adapter: RunningAdapter) -> None:
+        self.hold()
         os.kill(tritonserver(adapter), signal.SIGKILL)
         await asyncio.to_thread(adapter.wait_for, "triton.exited")
 
@@ -103,6 +106,10 @@ class Elsewhere:
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(self._command, stdout=quiet, stderr=quiet)
 
+    def send(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -164,29 +171,94 @@ async def test_a_mesh_loses_no_request_and_no_load_while_triton_is_away(outage):
 async def test_a_mesh_loses_no_request_of_those_under_way_when_triton_is_killed(outage):
     async with mesh_before(outage) as (mesh, adapter):
         await mesh.load("m", IDENTITY)
-        answered, is_over = asyncio.Condition(), False
-        count = 0
-
-        async def client() -> None:
-            nonlocal count
-            while not is_over:
-                assert value_of(await mesh.infer(INFER, "m", request(count))) >= 0
-                async with answered:
-                    count += 1
-                    answered.notify_all()
-
-        clients = [asyncio.create_task(client()) for _ in range(4)]
+        callers = Callers(mesh)
         for restarts in (1, 2):
-            async with answered:
-                seen = count
-                await answered.wait_for(lambda seen=seen: count > seen + 20)
+            await callers.are_answered()
             os.kill(tritonserver(adapter), signal.SIGKILL)
             await asyncio.to_thread(adapter.wait_for, "triton.restarted", restarts=restarts)
-        async with answered:
-            seen = count
-            await answered.wait_for(lambda: count > seen + 20)
-        is_over = True
-        await asyncio.gather(*clients)
+        await callers.are_answered()
+        await callers.leave()
+        assert callers.breaks == 0
+
+
+class Callers:
+    """Callers of one model, who ask again when the connection to the adapter breaks."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self._answered = mesh, asyncio.Condition()
+        self.breaks, self._count, self._is_over = 0, 0, False
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(4)]
+
+    async def _ask(self) -> None:
+        while not self._is_over:
+            try:
+                assert value_of(await self._mesh.infer(INFER, "m", request(self._count))) >= 0
+            except grpc.aio.AioRpcError as error:
+                is_broken = error.code() is grpc.StatusCode.UNAVAILABLE
+                if not is_broken or "BackendUnavailable" in (error.details() or ""):
+                    raise
+                self.breaks += 1
+                await self._mesh.connected()
+                continue
+            async with self._answered:
+                self._count += 1
+                self._answered.notify_all()
+
+    async def are_answered(self) -> None:
+        answers = asyncio.create_task(self._until_answered())
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait({answers, *self._tasks}, return_when=first)
+        answers.cancel()
+        await asyncio.gather(*done)  # a caller that has failed says so
+
+    async def _until_answered(self) -> None:
+        async with self._answered:
+            seen = self._count
+            await self._answered.wait_for(lambda: self._count > seen + 20)
+
+    async def leave(self) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+
+
+def embedded_at(socket: str, outage: Outage) -> RunningAdapter:
+    return RunningAdapter(*EMBEDDED, f"--tritonserver={outage.program}", f"--grpc={socket}")
+
+
+async def test_a_mesh_loses_no_request_when_adapter_and_triton_are_killed(outage, folder):
+    socket = f"unix:{folder}/rt.sock"
+    adapter = await asyncio.to_thread(embedded_at, socket, outage)
+    mesh = Mesh(socket, socket)
+    try:
+        await asyncio.to_thread(adapter.wait_for, "adapter.started")
+        await mesh.start()
+        await mesh.load("m", IDENTITY)
+        await mesh.load("unwanted", IDENTITY)
+        callers = Callers(mesh)
+        await callers.are_answered()
+        outage.hold()
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        adapter.stop(signal.SIGKILL)
+
+        adapter = await asyncio.to_thread(embedded_at, socket, outage)
+        await asyncio.to_thread(adapter.wait_for, "adapter.listening", listener="grpc")
+        await mesh.connected()
+        assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(mesh, ("mm-model-id-bin", b"m")) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(mesh) is grpc.StatusCode.UNAVAILABLE
+        late = asyncio.create_task(mesh.load("late", IDENTITY))
+        eviction = asyncio.create_task(mesh.evict("unwanted"))
+        assert await code_of(mesh, ("mm-model-id", "late")) is grpc.StatusCode.NOT_FOUND
+        assert not late.done()
+
+        outage.end()
+        await asyncio.gather(late, eviction, callers.are_answered())
+        await callers.leave()
+        assert {model["model_id"] for model in adapter.state()["models"]} == {"m", "late"}
+    finally:
+        outage.end()
+        await mesh.close()
+        assert adapter.stop() == 0, adapter.errors
 
 
 async def test_a_load_that_a_kill_of_triton_broke_off_is_done_again(outage, root, gate):
@@ -255,14 +327,46 @@ async def test_what_is_loaded_again_from_here_is_never_not_found(outage):
         assert value_of(await mesh.infer(INFER, "m", request(3))) == 3
 
 
-async def test_a_load_waits_for_a_triton_in_another_container(elsewhere, folder):
-    socket = f"unix:{folder}/rt.sock"
-    adapter = RunningAdapter(
+def beside(elsewhere: Elsewhere, socket: str, root: Path = EXAMPLES) -> RunningAdapter:
+    return RunningAdapter(
         *("--http=127.0.0.1:0", "--admin=127.0.0.1:0", f"--grpc={socket}"),
         *(f"--triton-{kind}={getattr(elsewhere, kind)}" for kind in KINDS),
-        *(f"--repository={elsewhere.repository}", f"--model-roots={EXAMPLES}"),
+        *(f"--repository={elsewhere.repository}", f"--model-roots={root}"),
         "--modelmesh-memory=4GiB",
     )
+
+
+async def test_a_mesh_finds_what_a_killed_adapter_had_loaded_elsewhere(elsewhere, folder, root):
+    socket, loads = f"unix:{folder}/rt.sock", root / "loads"
+    write_python_model(root / "m", initialize=f"open({str(loads)!r}, 'a').write('x')")
+    adapter = beside(elsewhere, socket, root)
+    mesh = Mesh(socket, socket)
+    try:
+        await asyncio.to_thread(adapter.wait_for, "adapter.started")
+        await mesh.start()
+        await mesh.load("m", str(root / "m"))
+        adapter.stop(signal.SIGKILL)
+        elsewhere.send(signal.SIGSTOP)
+        adapter = beside(elsewhere, socket, root)
+        await asyncio.to_thread(adapter.wait_for, "adapter.listening", listener="grpc")
+        await mesh.connected()
+        asked = [asyncio.create_task(mesh.infer(INFER, "m", request(n))) for n in range(4)]
+        assert await code_of(mesh, ("mm-model-id", "m")) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(mesh) is grpc.StatusCode.UNAVAILABLE
+        assert not any(task.done() for task in asked)
+
+        elsewhere.send(signal.SIGCONT)
+        assert [value_of(answer) for answer in await asyncio.gather(*asked)] == [*range(4)]
+        assert loads.read_text() == "x"
+    finally:
+        elsewhere.send(signal.SIGCONT)
+        await mesh.close()
+        assert adapter.stop() == 0, adapter.errors
+
+
+async def test_a_load_waits_for_a_triton_in_another_container(elsewhere, folder):
+    socket = f"unix:{folder}/rt.sock"
+    adapter = beside(elsewhere, socket)
     mesh = Mesh(socket, socket)
     try:
         adapter.wait_for("adapter.started")

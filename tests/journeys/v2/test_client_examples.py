@@ -35,7 +35,7 @@ def test_the_grpc_client(adapter):
     assert said["server"] == "triton"
     assert said["labels"] == f"{LABELS} truth: {LABELS}"
     assert said["again"] == str(LABELS)
-    assert said["unloaded"].startswith("StatusCode.NOT_FOUND ModelNotFound")
+    assert said["unloaded"].startswith("StatusCode.NOT_FOUND Request for unknown model: ")
 
 
 def test_the_curl_lines(adapter):

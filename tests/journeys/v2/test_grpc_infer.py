@@ -121,7 +121,7 @@ def test_a_message_that_is_none_is_the_callers_fault(calls):
 def test_what_is_not_loaded_is_not_found(calls):
     assert calls.refused_infer("nope", 1.0) == (
         "NOT_FOUND",
-        "ModelNotFound: model 'nope' is not loaded",
+        "Request for unknown model: 'nope' is not found; ModelNotFound: model 'nope' is not loaded",
     )
 
 

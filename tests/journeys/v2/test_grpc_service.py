@@ -96,8 +96,9 @@ def test_a_model_is_ready_or_it_is_not(calls, loaded):
 
 def test_a_mesh_learns_that_the_model_is_not_here(calls, loaded):
     metadata = [("mm-model-id", "nope")]
-    code, _ = calls.refused("ModelReady", pb.ModelReadyRequest(name="nope"), metadata=metadata)
-    assert code == "NOT_FOUND"
+    request = pb.ModelReadyRequest(name="nope")
+    refusal = calls.refused("ModelReady", request, metadata=metadata)
+    assert refusal == ("NOT_FOUND", "ModelNotFound: model 'nope' is not loaded")
 
 
 @pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
@@ -105,7 +106,7 @@ def test_what_is_not_loaded_is_not_found(calls, method):
     request = getattr(pb, f"{method}Request")(name="nope")
     assert calls.refused(method, request) == (
         "NOT_FOUND",
-        "ModelNotFound: model 'nope' is not loaded",
+        "Request for unknown model: 'nope' is not found; ModelNotFound: model 'nope' is not loaded",
     )
 
 

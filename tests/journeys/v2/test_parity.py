@@ -100,6 +100,7 @@ SLASH = "a path with a slash at its end"
 FOREIGN = "a `Host` or `Origin` of elsewhere, where the listener is on loopback"
 TRANSFER = "`Transfer-Encoding` of another coding than `chunked`, such as `gzip, chunked`"
 CAPITALS = "`Content-Encoding: GZIP`, in capitals"
+UNSUPPORTED = "UNSUPPORTED of the model's own, inference of a decoupled model"
 PACKED = gzip.compress(json.dumps(infer_body(1.0)).encode(), mtime=0)
 LAST = {"Connection": "close"}
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(PACKED), PACKED)
@@ -292,6 +293,58 @@ def test_a_call_over_grpc(sides: Sides, call: Grpc):
     ours, theirs = (code_of(side, call) for side in sides.grpc)
     assert (ours, theirs) == (call.ours or call.theirs, call.theirs)
     assert_has_row("gRPC", call.row, theirs, ours)
+
+
+OWN_CODES = {
+    "UNKNOWN": "UNKNOWN",
+    "INTERNAL": "INTERNAL",
+    "INVALID_ARG": WRONG,
+    "UNAVAILABLE": "UNAVAILABLE",
+    "UNSUPPORTED": "UNIMPLEMENTED",
+    "ALREADY_EXISTS": "ALREADY_EXISTS",
+    "CANCELLED": "CANCELLED",
+    "NOT_FOUND": MISSING,
+}
+RAISES = f"""
+name = {list(OWN_CODES)!r}[int(values[0])]
+error = pb_utils.TritonError("its own words", getattr(pb_utils.TritonError, name))
+return pb_utils.InferenceResponse(error=error)
+"""
+
+
+@pytest.mark.parametrize("code", OWN_CODES)
+def test_a_code_of_the_models_own(sides: Sides, code: str):
+    """`chooses/it` goes through the fallback server: Triton knows it by another name."""
+    for name in ("chooses", "chooses/it"):
+        package = write_python_model(sides.root / name, answer=RAISES)
+        assert sides.rest[0].load(name, package).status in {200, 409}
+    value, (ours, theirs) = float([*OWN_CODES].index(code)), sides.grpc
+    told, _ = theirs.refused_infer("chooses", value)
+    here = "INTERNAL" if told == MISSING else told
+    assert told == OWN_CODES[code]
+    for name in ("chooses", "chooses/it"):
+        mesh = [("mm-model-id", name)]
+        assert ours.refused_infer(name, value)[0] == here
+        assert ours.refused_infer(name, value, metadata=mesh)[0] == here
+    assert_has_row("gRPC", "NOT_FOUND of the model's own" if told == MISSING else "", told, here)
+    kinds = [side.post("/v2/models/chooses/infer", infer_body(value)).status for side in sides.rest]
+    row = {"NOT_FOUND": "a 404 of the model's own", "UNSUPPORTED": UNSUPPORTED}.get(code, "")
+    assert_has_row("REST", row, str(kinds[1]), str(kinds[0]))
+
+
+@pytest.mark.parametrize("method", [*ABOUT, "ModelInfer", "ModelStreamInfer"])
+def test_the_text_of_an_unknown_model_begins_as_tritons(sides: Sides, method: str):
+    def told(calls: Calls) -> str:
+        if method == "ModelStreamInfer":
+            (message,) = calls.stream([infer_request("none", 1.0)])
+            return str(message.error_message)
+        is_infer = method == "ModelInfer"
+        request = infer_request("none", 1.0) if is_infer else asked(method, name="none")
+        return calls.refused(method, request)[1]
+
+    ours, theirs = (told(side) for side in sides.grpc)
+    assert theirs == "Request for unknown model: 'none' is not found"
+    assert ours.startswith(f"{theirs}; ModelNotFound: ")
 
 
 def code_of(calls: Calls, call: Grpc) -> str:

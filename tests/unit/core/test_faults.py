@@ -222,6 +222,8 @@ def test_an_inference_that_failed_becomes(status, kind, text, expected):
 
 
 UNKNOWN = "Request for unknown model: 'm'"
+CALLERS = ("UNIMPLEMENTED", "ALREADY_EXISTS")  # no lack of memory
+OWN_CODES = (*CALLERS, "UNKNOWN", "CANCELLED", "UNAVAILABLE")
 
 
 @pytest.mark.parametrize(
@@ -337,6 +339,23 @@ def test_words_that_may_mean_a_lack_of_memory_are_kept_as_a_suspicion(error, kin
 )
 def test_any_other_failure_of_a_model_is_not_suspected(error):
     assert error.suspected is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "own"),
+    [
+        *((code, "its own words", code) for code in OWN_CODES),
+        *((code, raised("its own words"), code) for code in OWN_CODES),
+        *((code, raised(CUDA), None) for code in OWN_CODES if code not in CALLERS),
+        ("NOT_FOUND", "its own words", None),
+        ("UNAVAILABLE", "[request id: 7] Exceeds maximum queue size", None),
+        ("UNAVAILABLE", "[request id: 7] Request timeout expired", None),
+        ("UNAVAILABLE", f"{UNKNOWN} version 99 is not found", None),
+        ("UNAVAILABLE", f"{UNKNOWN} is not found", None),
+    ],
+)
+def test_a_code_of_the_models_own_is_kept_but_for_not_found_and_no_memory(code, text, own):
+    assert grpc(code, text).own_code == own
 
 
 def test_a_full_queue_was_delivered_and_is_not_sent_again():

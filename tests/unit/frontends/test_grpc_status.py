@@ -53,6 +53,14 @@ def test_no_text_is_taken_for_not_found_by_a_mesh(text):
     assert grpc_status(ModelNotFound(text))[0] is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.parametrize("kind", [ModelNotFound, errors.ArtifactNotFound])
+def test_an_unknown_model_is_told_in_tritons_words_but_to_a_mesh(kind):
+    error = kind("model 'm' is not loaded", model_id="m")
+    ours = f"{kind.__name__}: model 'm' is not loaded"
+    assert grpc_status(error)[1] == f"Request for unknown model: 'm' is not found; {ours}"
+    assert grpc_status(error, is_of_mesh=True)[1] == ours
+
+
 def test_an_error_nobody_foresaw_is_internal():
     class Odd(AdapterError):
         pass

@@ -13,6 +13,8 @@ from adapter.errors import (
     InvalidRequest,
     LoadFailed,
 )
+from tests.control.reconciler.steps import left_over
+from tests.fakes.house import House
 from tests.frontends.grpc.modelmesh.front import (
     CLOSED,
     Front,
@@ -377,7 +379,54 @@ class TestOutage:
         await front.unload("m")
 
     async def test_an_adapter_that_ends_makes_no_load_wait(self, house, front):
-        house.control.close()
         house.triton.live = False
+        waiting = house.begin(front.load("m"))
+        await turns_of_the_loop()
+        house.control.close()
+        for load in (waiting, front.load("m")):
+            with pytest.raises(BackendUnavailable, match="starting or stopping"):
+                await load
+
+
+class TestStart:
+    @pytest.fixture
+    async def house(self):
+        """Not open yet; Triton has `m` of an earlier run, and `other` was half done."""
+        made = House(limit=10**9)
+        kept = [left_over("m"), left_over("other", is_loaded=False)]
+        made.packages.folders = {model.name: model for model in kept}
+        made.triton.models = {"m"}
+        yield made
+        await made.close()
+
+    async def test_a_load_waits_for_the_start_and_finds_what_was_taken_over(self, house, front):
+        loads = [house.begin(front.load(name)) for name in ("m", "new")]
+        await turns_of_the_loop()
+        assert not any(load.done() for load in loads)
+        await house.control.open()
+        await asyncio.gather(*loads)
+        assert "load new" in house.steps.seen
+        assert not {"load m", "unload m"} & set(house.steps.seen)
+        house.check("m", "new")
+
+    async def test_an_unload_waits_for_the_start(self, house, front):
+        unloads = [house.begin(front.unload(name)) for name in ("m", "unknown")]
+        await turns_of_the_loop()
+        assert not any(unload.done() for unload in unloads)
+        await house.control.open()
+        await asyncio.gather(*unloads)
+        house.check()
+
+    async def test_no_call_waits_longer_than_its_limit(self, house, tmp_path):
+        limits = {"load_timeout_seconds": "0.1", "unload_timeout_seconds": "0.1"}
+        front = Front(house, tmp_path, **limits)
+        for call in (front.load("m"), front.unload("m")):
+            with pytest.raises(BackendUnavailable, match="did not start in time"):
+                await call
+
+    async def test_a_start_that_is_given_up_ends_the_wait(self, house, front):
+        load = house.begin(front.load("m"))
+        await turns_of_the_loop()
+        house.control.close()
         with pytest.raises(BackendUnavailable, match="starting or stopping"):
-            await front.load("m")
+            await load
