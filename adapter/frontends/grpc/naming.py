@@ -13,12 +13,13 @@ from adapter.protocols.protobuf import read_field, with_field
 
 _ID_BIN, _ID = "mm-model-id-bin", "mm-model-id"
 
-# Headers of one connection or one hop: grpc writes its own, ModelMesh's are for the adapter.
+# Headers of one connection or one hop: grpc writes its own, ModelMesh's are for the adapter. With
+# `triton_grpc_error` the first failure ends a stream, and at times Triton 2.51 (SIGSEGV).
 _OF_THE_HOP = frozenset(
     {
         *("connection", "content-length", "content-type", "host", "keep-alive", "te", "trailer"),
         *("proxy-authenticate", "proxy-authorization", "proxy-connection", "transfer-encoding"),
-        *("upgrade", "user-agent"),
+        *("triton_grpc_error", "upgrade", "user-agent"),
     }
 )
 _PREFIXES_OF_THE_HOP = (":", "grpc-", "mm-")

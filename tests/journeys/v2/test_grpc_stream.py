@@ -128,6 +128,15 @@ def test_a_mesh_may_name_the_model_of_a_stream(calls, doubling):
     assert values_of(message.infer_response) == [2.0]
 
 
+def test_a_failure_ends_no_stream_whatever_the_metadata_ask_for(calls, kept):
+    """Triton 2.51 would end it, and at times itself."""
+    name = kept.load("a raising", answer="raise ValueError('boom')")
+    metadata = [("triton_grpc_error", "true")]
+    first, second = calls.stream([infer_request(name, 1.0)] * 2, metadata=metadata)
+    assert "boom" in first.error_message
+    assert "boom" in second.error_message
+
+
 def test_what_is_wrong_with_one_request_does_not_end_the_stream(calls, kept, echo):
     wrong = infer_request(echo, 1.0, id="wrong")
     wrong.inputs[0].name = "CUDA out of memory"
