@@ -104,6 +104,10 @@ UNSUPPORTED = "UNSUPPORTED of the model's own, inference of a decoupled model"
 PACKED = gzip.compress(json.dumps(infer_body(1.0)).encode(), mtime=0)
 LAST = {"Connection": "close"}
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(PACKED), PACKED)
+PLAIN = json.dumps(infer_body(1.0)).encode()
+PLAIN_CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(PLAIN), PLAIN)
+BOTH_LENGTHS = "`Content-Length` beside `Transfer-Encoding`"
+SIBLINGS = "load of an ensemble whose steps are other folders of the repository"
 
 RESTS = [
     *(Rest("GET", f"/v2{path}", 200) for path in ("", "/health/live", "/health/ready")),
@@ -173,6 +177,10 @@ RESTS = [
         TRANSFER,
         CHUNKED,
         {**LAST, "Transfer-Encoding": "gzip, chunked"},
+    ),
+    Rest(
+        *("POST", f"{M}/infer", 200, 400, BOTH_LENGTHS, PLAIN_CHUNKED),
+        headers={**LAST, "Transfer-Encoding": "chunked", "Content-Length": str(len(PLAIN))},
     ),
     Rest("POST", f"{M}/infer", 501, 200, CAPITALS, PACKED, {"Content-Encoding": "GZIP"}),
 ]
@@ -466,6 +474,33 @@ def test_a_stream_of_events_that_fails_at_once(sides: Sides):
     assert "no luck" in ours.json()["error"]
     assert "no luck" in json.loads(theirs.body.removeprefix(b"data: "))["error"]
     assert_has_row("REST", FIRST_EVENT, kinds[1], kinds[0])
+
+
+ENSEMBLE = """
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling {
+  step [{
+    model_name: "step" model_version: -1
+    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
+  }]
+}
+"""
+
+
+def test_an_ensemble_whose_steps_are_other_folders(sides: Sides):
+    for folder in (sides.root, sides.repository):
+        write_python_model(folder / "step")
+        (folder / "whole" / "1").mkdir(parents=True)
+        (folder / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    ours, theirs = (side.post("/v2/repository/models/whole/load", {}) for side in sides.rest)
+    assert (ours.status, theirs.status) == (400, 200)
+    assert "has the step 'step', which is not in the package" in ours.json()["error"]
+    assert sides.rest[1].post("/v2/models/whole/infer", infer_body(1.0)).status == 200
+    assert_has_row("REST", SIBLINGS, str(theirs.status), str(ours.status))
+    unload = "/v2/repository/models/whole/unload"
+    assert sides.rest[1].post(unload, {"parameters": {"unload_dependents": True}}).status == 200
 
 
 # -- what other clients expect -------------------------------------------------------------
