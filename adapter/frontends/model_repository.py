@@ -286,4 +286,5 @@ def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
                 return str(root / model_id)
         except OSError:  # the name is too long for a file
             continue
-    raise SourceMissing(f"no folder {model_id!r} in the model roots")
+    why = f"failed to load {model_id!r}: no folder of this name in the model roots"
+    raise SourceMissing(why)  # Triton's clients look for `failed to load`

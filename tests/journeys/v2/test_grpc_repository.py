@@ -80,7 +80,7 @@ def test_what_a_load_cannot_mean_is_refused_by_name(calls, parameters, words):
 
 def test_what_nobody_has_is_refused(calls):
     code, text = calls.refused("RepositoryModelLoad", load_request("nope"))
-    assert (code, "no folder 'nope'" in text) == ("INVALID_ARGUMENT", True)
+    assert (code, "failed to load 'nope': no folder" in text) == ("INVALID_ARGUMENT", True)
 
 
 def test_a_model_that_triton_refuses_is_told_with_tritons_words(calls, package):
