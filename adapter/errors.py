@@ -47,6 +47,7 @@
        ├─ BackendTimeout      did not answer in time
        └─ ModelFailed         the model itself, maybe for lack of memory
           ├─ LoadFailed          Triton refused it
+          │  └─ GivenUp             it may be what ended Triton
           └─ InferenceFailed     it raised
              └─ StubDied            the python process that ran it is gone
     InvalidSettings       apart: it never reaches a caller
@@ -335,6 +336,10 @@ class ModelFailed(BackendError):
 
 class LoadFailed(ModelFailed):
     pass
+
+
+class GivenUp(LoadFailed):
+    """It may be what ended Triton, again and again."""
 
 
 class InferenceFailed(ModelFailed):

@@ -28,6 +28,7 @@ from adapter.telemetry.tracing import Tracing
 
 # Triton's own default of --model-load-thread-count
 _LOAD_THREADS = 4
+_LOADS_AGAIN = {"auto": None, "forget": False, "reload": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _build_control(
         ),
         server=embedded,
         store=file,
-        loads_again=settings.on_triton_restart == "reload",
+        loads_again=_LOADS_AGAIN[settings.on_triton_restart],
         load_threads=embedded.load_threads if embedded else _LOAD_THREADS,
         max_abandoned=settings.max_abandoned_requests,
     )

@@ -75,11 +75,11 @@ class ModelControl:
         limits: TimeLimits,
         server: Server | None = None,
         store: SizeStore | None = None,
-        loads_again: bool = False,
+        loads_again: bool | None = False,
         load_threads: int = 4,
         max_abandoned: int = 64,
     ) -> None:
-        """`loads_again`: models that Triton has lost are reloaded. `load_threads`: Triton's.
+        """`loads_again`: see Presence. `load_threads`: Triton's.
         `max_abandoned`: see Leases.
         """
         self.registry = registry
@@ -96,7 +96,7 @@ class ModelControl:
         self.presence = Presence(triton, server, loads_again=loads_again)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._terms: dict[ModelId, Terms] = {}  # of the same loads
-        self._returns = self._make_returns(load_threads)
+        self.returns = self._make_returns(load_threads)
         self._reconciler = self._make_reconciler(triton, server, load_threads)
         self.why_stuck, self.catch_up = self._reconciler.why_stuck, self._reconciler.catch_up
         self.leases = Leases(max_abandoned, self._reconciler.call_failed)
@@ -132,7 +132,6 @@ class ModelControl:
             self.presence,
             begin_load=lambda record: self._begin_load(record.id, record.source, record, Terms()),
             is_open=lambda: self.is_open,
-            loads_in_flight=lambda: len(self._loading),
             most=load_threads,
         )
 
@@ -147,7 +146,7 @@ class ModelControl:
             packages=self._packages,
             unloader=self._unloader,
             lock_of=self.operations.lock,
-            returns=self._returns,
+            returns=self.returns,
             start=self.operations.start,
             presence=self.presence,
             history=self.operations.history,
@@ -213,6 +212,7 @@ class ModelControl:
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload the model, which is wanted no more. Return when it and its memory are gone."""
         self.refuse_unless_open()
+        self.registry.lost.pop(model_id, None)
         with self.wants.no_more(model_id) as begun:
             await self.make_way(model_id, begun, **log_fields)
 
@@ -320,7 +320,6 @@ class ModelControl:
         **log_fields: str,
     ) -> asyncio.Task[ModelRecord]:
         """Begin a load; `lost`: the model that it is to bring back."""
-        self._returns.load_begun()
         work = self.operations.logged(
             *("load", model_id, self._load(model_id, source, lost, terms), self._size_of),
             log_fields=log_fields,
@@ -382,6 +381,7 @@ class ModelControl:
             self.registry.place(record, placement)
             self.memory.placed(model_id, record.placement.names)
             undo.push_async_callback(self._undo, record, lambda: self._unloader.unload(record))
+            undo.push(partial(self.returns.load_failed, record))
             step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
             held = self.memory.ledger.of(model_id)
@@ -426,7 +426,7 @@ class ModelControl:
     ) -> None:
         event = ModelEvent.LOAD_FAILED
         if lost is not None and record.state is ModelState.LOADING:
-            event = self._returns.after(record.id, raised[1])
+            event = self.returns.after(record.id, raised[1])
         self.registry.apply(record, event)
 
     async def _prepared(self, record: ModelRecord, source: ModelSource) -> Package:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from adapter.control.ports import Server, Triton
 from adapter.core.model import ModelId
@@ -37,20 +38,32 @@ class Life:
 class Presence:
     """Compares the present life of Triton with the one that the registry was confirmed for.
 
-    `come_back`: the adapter reloads the models that Triton loses, so callers should not.
+    `loads_again`: the adapter reloads the models that Triton loses; None: unless `has_mesh`, a
+    ModelMesh that loads them again itself.
     """
 
-    def __init__(self, triton: Triton, server: Server | None, *, loads_again: bool) -> None:
+    def __init__(self, triton: Triton, server: Server | None, *, loads_again: bool | None) -> None:
         self.phase = Phase.STARTING
-        self.is_restarting = False
+        self.is_restarting = self.has_mesh = False
         self._triton = triton
         self._server = server
         self._loads_again = loads_again
         self._confirmed: Life | None = None
+        self._marked: int | None = None  # of the latest life: its process, or its connection
 
     @property
     def come_back(self) -> bool:
-        return self._loads_again or self.is_restarting
+        """Whether the adapter reloads the models that Triton loses, so that callers need not."""
+        return self.on_restart[0] == "reload" or self.is_restarting
+
+    @property
+    def on_restart(self) -> tuple[Literal["forget", "reload"], str]:
+        """What becomes of the models when Triton is restarted, and why."""
+        if self._loads_again is not None:
+            return "reload" if self._loads_again else "forget", "on_triton_restart says so"
+        if self.has_mesh:
+            return "forget", "a ModelMesh has called runtimeStatus"
+        return "reload", "auto: no platform is known that would load them again"
 
     def now(self) -> Life:
         connection = self._triton.lives if self._triton.live else None
@@ -63,6 +76,15 @@ class Presence:
         """
         if life == self.now():
             self._confirmed = life
+
+    def follows_an_end(self, life: Life) -> bool:
+        """Return whether Triton has ended before `life`; True once for each end."""
+        mark = life.connection if self._server is None else life.process
+        before = self._marked
+        if mark is None or mark == before:
+            return False
+        self._marked = mark
+        return before is not None
 
     @property
     def is_up(self) -> bool:

@@ -12,9 +12,16 @@ from adapter.control.presence import Presence
 from adapter.control.returns import Returns
 from adapter.control.unloader import Unloader
 from adapter.core.model import ModelId, ModelSource, StagedModel
-from adapter.core.registry import ModelRecord, Registry
+from adapter.core.registry import LostModel, ModelRecord, Registry
 from adapter.core.state import ModelEvent, ModelState
-from adapter.errors import AdapterError, BackendTimeout, ModelNotFound, ModelNotReady, StubDied
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    BackendUnavailable,
+    ModelNotFound,
+    ModelNotReady,
+    StubDied,
+)
 from adapter.runtime.threads import PROCESSES
 from adapter.telemetry.history import History
 
@@ -22,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _SETTLED = (ModelState.READY, ModelState.DEAD)
 _MOST_NAMED = 5
+_LOST = "Triton has ended, or unloaded it"
 
 
 class Reconciler:
@@ -77,6 +85,7 @@ class Reconciler:
             else:
                 await self._unload_staged(model)
         await self._memory.rebase()
+        self._presence.follows_an_end(life)  # whatever it was, it has ended none of our models
         self._presence.confirm(life)
 
     async def _unload_staged(self, model: StagedModel) -> None:
@@ -110,19 +119,16 @@ class Reconciler:
             for r in before
             if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED
         ]
-        vanished = []
-        for record in gone:
-            self._memory.unloaded(record.id)
-            if self._comes_back(record):  # its load clears away what is left of it
-                self._registry.apply(record, ModelEvent.LOST)
-            else:
-                self._registry.apply(record, ModelEvent.VANISHED)
-                vanished.append(record)
+        self._returns.lost(gone)
+        given_up = None
+        if self._presence.follows_an_end(life) and not any(r.name in ready for r in before):
+            given_up = self._returns.triton_ended()
+        vanished = self._lose(gone, given_up)
         self._presence.confirm(life)
         self._returns.go_on()
         if gone:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})
-            self._history.lost(_what_becomes_of(gone))
+            self._history.lost(_what_becomes_of(gone, given_up))
         present = await self._triton.present() if vanished else set()
         for record in vanished:
             async with self._lock_of(record.id):
@@ -130,6 +136,24 @@ class Reconciler:
                     left = not present.isdisjoint(record.placement.names)
                     hangs = left and await self._has_died(record)
                     await self.clear_away(record, also_the_entry=hangs)
+
+    def _lose(self, gone: Sequence[ModelRecord], given_up: ModelId | None) -> list[ModelRecord]:
+        """Note the models that Triton has lost; return those that do not come back."""
+        vanished = []
+        for record in gone:
+            self._memory.unloaded(record.id)
+            if self._comes_back(record) and record.id != given_up:
+                # its load clears away what is left of it
+                self._registry.apply(record, ModelEvent.LOST)
+                continue
+            self._registry.apply(record, ModelEvent.VANISHED)
+            vanished.append(record)
+            if not record.is_on_demand and record.id != given_up:
+                self._registry.lose(record.id, LostModel(time.time(), _LOST))
+        if (waiting := self._registry.returning(given_up)) is not None:
+            self._registry.apply(waiting, ModelEvent.VANISHED)
+            vanished.append(waiting)
+        return vanished
 
     async def _has_died(self, record: ModelRecord) -> bool:
         """Return whether a process is gone: Triton's own unload of such a model never ends."""
@@ -155,6 +179,8 @@ class Reconciler:
         # an OutOfMemory may wrap a StubDied; then the model is dead too
         if isinstance(error, StubDied) or isinstance(error.__cause__, StubDied):
             self._suspect(record)
+        elif isinstance(error, BackendUnavailable):
+            self._returns.call_failed(record.id, error)
         elif isinstance(error, ModelNotFound):
             self._begin_reconcile()
             if self._comes_back(record):  # "not found" would make the caller load it as well
@@ -246,11 +272,12 @@ def _has_lost_a_process(record: ModelRecord, server: Server) -> bool:
     return any(server.has_live_stub(name) is False for name in names)
 
 
-def _what_becomes_of(gone: Sequence[ModelRecord]) -> str:
+def _what_becomes_of(gone: Sequence[ModelRecord], given_up: ModelId | None) -> str:
     """Say of models that Triton has lost which come back, and how."""
     returning = [r.id for r in gone if r.state is ModelState.RETURNING]
-    left = [r for r in gone if r.state is not ModelState.RETURNING]
+    left = [r for r in gone if r.state is not ModelState.RETURNING and r.id != given_up]
     parts = {
+        "given up, as it may be what ends Triton": [r.id for r in gone if r.id == given_up],
         "loaded again by the adapter": returning,
         "loaded again by the next call": [r.id for r in left if r.is_on_demand],
         "not found (404) until loaded again": [r.id for r in left if not r.is_on_demand],

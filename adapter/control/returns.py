@@ -1,36 +1,111 @@
-"""Brings back the models that Triton has lost: loads them again, once more if Triton ends again."""
+"""Brings back the models that Triton has lost, and finds the one that ends Triton again and again.
+
+The suspects of an end are the models that Triton was loading, whose requests it broke off, or that
+it had served for less than a minute. One end may have any cause: an operator, or the kernel short
+of memory. After it all models are loaded again at once.
+
+If Triton ends again soon, only the suspects of both ends remain; those of the later end, if there
+are none. They are loaded after all other models, one at a time: the next when the last has served
+for its trial of 5 s, which clears it. Each further end doubles the trial, up to a minute, so that a
+model is found as well that ends Triton later. A model that was the only suspect of two ends is
+given up.
+
+Without a trial a suspect is cleared when it has served for a minute: a model that serves for longer
+before it ends Triton leaves the others most of the time, and cannot be told from bad luck.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Collection
 from functools import partial
+from types import TracebackType
 
 from adapter.control.presence import Life, Presence
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord, Registry
-from adapter.core.state import ModelEvent, ModelState
-from adapter.errors import BackendUnavailable
+from adapter.core.registry import LostModel, ModelRecord, Registry
+from adapter.core.state import ModelEvent, ModelState, WaitsFor
+from adapter.errors import BackendUnavailable, GivenUp, ModelNotReady
 
 log = logging.getLogger(__name__)
 
-# One end may have had another cause: an operator, or the kernel short of memory.
+_LOOK_SECONDS = 0.2
+# How long calls do not load a model of a store that was given up.
+CALLS_REFUSED_SECONDS = 600.0
+_GIVEN_UP = "Triton has ended again and again, and this model alone was loaded or used each time"
+_ON_TRIAL = {ModelState.LOADING, ModelState.READY}
+_IN_TRITON = {WaitsFor.TRITON, WaitsFor.UNDOING}
+SOON_SECONDS = 60.0
+TRIAL_SECONDS = 5.0
 _MOST_ENDS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """A load that brings a model back. `number`: how many loads had begun with it."""
+class Suspects:
+    """`clock` is time.monotonic, but in tests."""
 
-    number: int
-    life: Life
-    was_first: bool
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ends: dict[ModelId, int] = {}  # of each suspect: those that only it can have caused
+        self._trial_seconds = 0.0
+        self._broken_off: dict[ModelId, float] = {}
+
+    def broke_off(self, model_id: ModelId) -> None:
+        """Note a model that was being loaded, had a request, or was loaded lately, when Triton has
+        broken off.
+        """
+        self._broken_off[model_id] = self._clock()
+
+    def triton_ended(self, *, is_soon: bool) -> ModelId | None:
+        """Note an end of Triton; return the model to give up, if any. `is_soon`: it ended when the
+        models of the last end were being loaded again, or shortly after.
+        """
+        since = self._clock() - SOON_SECONDS
+        found = {each for each, at in self._broken_off.items() if at > since}
+        self._broken_off.clear()
+        if not found:
+            return None
+        common = found & self._ends.keys()
+        if not common and not is_soon:
+            self._ends, self._trial_seconds = dict.fromkeys(found, 0), 0.0
+            return None
+        self._trial_seconds = min(2 * self._trial_seconds, SOON_SECONDS) or TRIAL_SECONDS
+        self._ends = {each: self._ends.get(each, 0) for each in common or found}
+        if len(self._ends) != 1:
+            return None
+        [only] = self._ends
+        self._ends[only] += 1
+        if self._ends[only] < _MOST_ENDS:
+            return None
+        self._ends[only] -= 1  # if it is loaded all the same, one more end is enough
+        return only
+
+    @property
+    def trial_seconds(self) -> float:
+        """0 while no suspect is on trial."""
+        return self._trial_seconds if self._ends else 0.0
+
+    @property
+    def cleared_seconds(self) -> float:
+        """Return for how long a suspect has to serve to be cleared."""
+        return self._trial_seconds or SOON_SECONDS
+
+    def ids(self) -> list[ModelId]:
+        return [*self._ends]
+
+    def is_on_trial(self, model_id: ModelId) -> bool:
+        return self._trial_seconds > 0 and model_id in self._ends
+
+    def ends(self, model_id: ModelId) -> int:
+        return self._ends.get(model_id, 0)
+
+    def clear(self, model_id: ModelId) -> None:
+        self._ends.pop(model_id, None)
 
 
 class Returns:
-    """Loads the models in state RETURNING: `most` at a time, as the time limit of a load begins
-    with it. Once Triton has ended meanwhile: one after the other, so that the model whose load
-    ends Triton is found and given up.
+    """Loads the models in state RETURNING, `most` at a time: the time limit of a load begins with
+    it. Suspects of ending Triton have a turn each.
 
     `begin_load` loads in place of the record, and does not wait for the load.
     """
@@ -42,35 +117,43 @@ class Returns:
         *,
         begin_load: Callable[[ModelRecord], asyncio.Task[ModelRecord]],
         is_open: Callable[[], bool],
-        loads_in_flight: Callable[[], int],
         most: int,
     ) -> None:
         self._registry = registry
         self._presence = presence
         self._begin_load = begin_load
         self._is_open = is_open
-        self._loads_in_flight = loads_in_flight
         self._most = most
-        self._begun = 0
-        self._loading: dict[ModelId, _Load] = {}
-        # how often Triton ended while the model alone was being loaded; empty until Triton ends
-        # during a load that brings a model back, and again when all are back
-        self._ends: dict[ModelId, int] = {}
+        self._loading: dict[ModelId, Life] = {}
+        self._suspects = Suspects(time.monotonic)
+        self._back_at = -math.inf  # when the last model came back
+        self._turn: tuple[ModelId | None, float] = (None, -math.inf)  # the latest, and its begin
+        self._is_broken_off = False  # a return, since the last end
+        self._looking: asyncio.TimerHandle | None = None
+
+    # -- what is loaded when ----------------------------------------------------------------
 
     def go_on(self) -> None:
         """Begin the loads that are due, if Triton is up. To be called whenever that may be so."""
-        waiting = self._waiting()
-        if not waiting and not self._loading:
-            self._ends.clear()
-        if not waiting or not self._presence.is_up or not self._is_open():
+        if not self._presence.is_up or not self._is_open():
             return
-        if self._ends:
-            if self._loading:
-                return
-            # a suspect first: while there is least in Triton that it could end
-            waiting = [max(waiting, key=lambda record: self._ends.get(record.id, 0))]
-        for record in waiting[: self._most - len(self._loading)]:
+        self._clear()
+        waiting = self._waiting()
+        on_trial = [each for each in waiting if self._suspects.is_on_trial(each.id)]
+        others = [each for each in waiting if each not in on_trial]
+        for record in others[: max(0, self._most - len(self._loading))]:
             self._begin(record)
+        if on_trial and not others:
+            # what was loaded last: those before it had been tried, or it would not be a suspect
+            record = max(on_trial, key=lambda each: (self._suspects.ends(each.id), each.begun_at))
+            if self._takes_turn(record.id):
+                self._begin(record)
+        if on_trial and self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self.go_on()
 
     def _waiting(self) -> list[ModelRecord]:
         if not self._registry.counts()[ModelState.RETURNING]:
@@ -82,39 +165,119 @@ class Returns:
         ]
 
     def _begin(self, record: ModelRecord) -> None:
-        is_first = not self._loads_in_flight()
         task = self._begin_load(record)
-        self._loading[record.id] = _Load(self._begun, self._presence.now(), is_first)
+        self._loading[record.id] = self._presence.now()
         task.add_done_callback(partial(self._ended, record.id))
 
     def _ended(self, model_id: ModelId, _: asyncio.Task[ModelRecord]) -> None:
-        life = self._loading.pop(model_id).life
+        life = self._loading.pop(model_id)
         record = self._registry.get(model_id)
         # one that was broken off waits until Triton was looked at again, which may have been done
         # while the load was undone
         is_back = record is None or record.state is not ModelState.RETURNING
+        if is_back:
+            self._back_at = time.monotonic()
         if is_back or self._presence.now() != life:
             self.go_on()
 
-    def load_begun(self) -> None:
-        """Note that any load has begun."""
-        self._begun += 1
+    # -- turns ------------------------------------------------------------------------------
+
+    async def turn(self, model_id: ModelId, deadline: float, *, refused_seconds: float) -> None:
+        """Wait until the adapter may load this model by itself. Raises GivenUp if it was given
+        up less than `refused_seconds` ago, ModelNotReady at `deadline` (time.monotonic).
+        """
+        if self._is_open():
+            await self._presence.wait_up(deadline)
+        while True:
+            self._refuse_given_up(model_id, refused_seconds)
+            self._clear()
+            comes_back = self._registry.returning(model_id) is not None
+            if comes_back or not self._suspects.is_on_trial(model_id):
+                return
+            if self._takes_turn(model_id):
+                return
+            if time.monotonic() > deadline:
+                why = f"model {model_id!r} waits for its turn: it may be what ended Triton"
+                raise ModelNotReady(why, model_id=model_id)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _takes_turn(self, model_id: ModelId) -> bool:
+        """Have the suspect loaded now, if nothing else can be blamed for an end of Triton soon."""
+        trial, now = self._suspects.trial_seconds, time.monotonic()
+        before, begun_at = self._turn
+        is_quiet = not self._loading and now - self._back_at >= trial
+        if not is_quiet or (before != model_id and now - begun_at < trial):
+            return False
+        others = (self._registry.get(each) for each in self._suspects.ids() if each != model_id)
+        if any(each is not None and each.state in _ON_TRIAL for each in others):
+            return False
+        self._turn = model_id, now
+        return True
+
+    def _clear(self) -> None:
+        """Clear the suspects that have served for long enough."""
+        if not self._presence.is_up:
+            return
+        since = time.monotonic() - self._suspects.cleared_seconds
+        for model_id in self._suspects.ids():
+            known = self._registry.get(model_id)
+            if known and known.state is ModelState.READY and known.state_since <= since:
+                self._suspects.clear(model_id)
+
+    def _refuse_given_up(self, model_id: ModelId, seconds: float) -> None:
+        known = self._registry.lost.get(model_id)
+        if known is None or not known.is_given_up or time.time() > known.at + seconds:
+            return
+        why = f"model {model_id!r} was given up: {known.reason}; load it to try again"
+        raise GivenUp(why, model_id=model_id)
+
+    # -- ends of Triton ---------------------------------------------------------------------
+
+    def call_failed(self, model_id: ModelId, error: BaseException | None) -> None:
+        """Note the failure of a load or an inference that Triton was working on."""
+        if isinstance(error, BackendUnavailable) and error.delivered:
+            self._suspects.broke_off(model_id)
+
+    def load_failed(
+        self,
+        record: ModelRecord,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.call_failed(record.id, error)
+
+    def lost(self, gone: Collection[ModelRecord]) -> None:
+        """Note models that Triton has lost, before it may be known that it has ended."""
+        since = time.monotonic() - SOON_SECONDS
+        for record in gone:
+            if record.state_since > since:
+                self._suspects.broke_off(record.id)
+
+    def triton_ended(self) -> ModelId | None:
+        """Note an end of Triton; return the model to give up, if any."""
+        for record in self._registry.records():
+            if record.state is ModelState.LOADING and record.waits_for in _IN_TRITON:
+                self._suspects.broke_off(record.id)
+        back_lately = self._back_at > time.monotonic() - SOON_SECONDS
+        is_soon = back_lately or self._is_broken_off or bool(self._loading)
+        self._is_broken_off = False
+        given_up = self._suspects.triton_ended(is_soon=is_soon)
+        if given_up is not None:
+            self._registry.lose(given_up, LostModel(time.time(), _GIVEN_UP, is_given_up=True))
+            log.error("model.return_given_up", extra={"model_id": given_up, "reason": _GIVEN_UP})
+        return given_up
 
     def after(self, model_id: ModelId, error: BaseException | None) -> ModelEvent:
         """Return what the failure of a load means for a model that was to come back: that it is
-        tried again, if Triton has ended, and was not ended by this model twice.
+        loaded again if Triton has ended, unless it was given up.
         """
-        load = self._loading[model_id]
         is_unavailable = isinstance(error, BackendUnavailable)
-        if not is_unavailable and self._presence.now() == load.life:
+        if not is_unavailable and self._presence.now() == self._loading[model_id]:
             return ModelEvent.LOAD_FAILED  # the model's own failure
-        was_sent = not isinstance(error, BackendUnavailable) or error.delivered
-        was_alone = load.was_first and self._begun == load.number
-        ends = self._ends.get(model_id, 0) + (was_sent and was_alone)
-        self._ends[model_id] = ends
-        if ends < _MOST_ENDS:
-            log.warning("model.return_broken_off", extra={"model_id": model_id, "ends": ends})
-            return ModelEvent.BROKEN_OFF
-        reason = f"Triton ended {ends} times while this model alone was being loaded"
-        log.error("model.return_given_up", extra={"model_id": model_id, "reason": reason})
-        return ModelEvent.LOAD_FAILED
+        known = self._registry.lost.get(model_id)
+        if known is not None and known.is_given_up:
+            return ModelEvent.LOAD_FAILED
+        self._is_broken_off = True
+        log.warning("model.return_broken_off", extra={"model_id": model_id})
+        return ModelEvent.BROKEN_OFF

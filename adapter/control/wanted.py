@@ -4,6 +4,8 @@ loads them again when Triton has lost them in a restart.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +21,7 @@ from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
     ArtifactNotFound,
+    GivenUp,
     InvalidModel,
     InvalidRequest,
     LoadFailed,
@@ -153,8 +156,13 @@ class WantedModels:
     async def _try(self, task: _Task) -> WantEvent:
         """Load the model once; return how that ended."""
         event, reason = WantEvent.LOADED, ""
+        returns, model_id = self._control.returns, task.model.model_id
         try:
+            # a suspect of ending Triton leaves its place to others until it has its turn
+            await returns.turn(model_id, time.monotonic(), refused_seconds=math.inf)
             await task.load()
+        except GivenUp as error:
+            event, reason = WantEvent.REFUSED, str(error)
         except task.refused_by as error:
             event, reason = WantEvent.REFUSED, str(error)
         except ModelNotReady as error:  # it is to come back: look again soon

@@ -17,6 +17,7 @@ from adapter.protocols.content_types import ContentTypes
 _READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
 _ON_THE_WAY = {ModelState.LOADING: "being loaded", ModelState.RETURNING: "being loaded again"}
 _AS_ITS_ID = ModelId("")
+_MOST_LOST = 1000
 _LATENCIES = 200  # 7 KB of a model that is in use
 
 
@@ -81,17 +82,31 @@ class ModelRecord:
         self.is_renamed = self.name != self.asked_for  # type: ignore[comparison-overlap]
 
 
+@dataclass(frozen=True, slots=True)
+class LostModel:
+    """A model that went with Triton and is not coming back. `at` is time.time(). `is_given_up`: the
+    adapter does not load it by itself.
+    """
+
+    at: float
+    reason: str
+    is_given_up: bool = False
+
+
 def not_loaded(model_id: ModelId) -> ModelNotFound:
     return ModelNotFound(f"model {model_id!r} is not loaded", model_id=model_id)
 
 
 class Registry:
-    """All models by id, and `stuck`, those that are STUCK, by name: their ids are free again."""
+    """All models by id, and `stuck`, those that are STUCK, by name: their ids are free again.
+    `lost`: those that Triton has lost, until they are loaded or their unload is asked for.
+    """
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         """`clock` is time.monotonic, but in tests."""
         self._clock = clock
         self.stuck: dict[TritonName, ModelRecord] = {}
+        self.lost: dict[ModelId, LostModel] = {}
         self._records: dict[ModelId, ModelRecord] = {}
         # sorted, and counted, so that a page and a scrape cost the same for 10 and 10,000
         self._ready: list[ModelId] = []
@@ -223,6 +238,17 @@ class Registry:
         if self._state_of(record) is ModelState.READY:
             self.apply(record, ModelEvent.DIED)
 
+    def lose(self, model_id: ModelId, lost: LostModel) -> None:
+        """Note that Triton has lost a model, and that it is not coming back."""
+        while len(self.lost) >= _MOST_LOST:
+            del self.lost[next(iter(self.lost))]
+        self.lost[model_id] = lost
+
+    def returning(self, model_id: ModelId | None) -> ModelRecord | None:
+        """Return the record of a model that is RETURNING, None for any other."""
+        record = self._records.get(model_id) if model_id is not None else None
+        return record if record is not None and record.state is ModelState.RETURNING else None
+
     def begin_unload(self, model_id: ModelId) -> ModelRecord:
         record = self._records.get(model_id)
         if record is None or record.state is ModelState.RETURNING:
@@ -258,6 +284,7 @@ class Registry:
         self._records[record.id] = self._names[record.name] = record
         if after is ModelState.READY:
             insort(self._ready, record.id)
+            self.lost.pop(record.id, None)
 
     def _disown(self, record: ModelRecord) -> None:
         for name in record.placement.names:

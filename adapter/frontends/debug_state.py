@@ -19,7 +19,7 @@ from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
 from adapter.core.memory import Device, MemoryReading, total
 from adapter.core.model import ModelId
-from adapter.core.registry import ModelRecord
+from adapter.core.registry import LostModel, ModelRecord
 from adapter.core.residency.wanted import Want, WantedModel
 from adapter.core.state import ModelState
 from adapter.errors import InvalidRequest
@@ -137,6 +137,8 @@ class DebugState:
             "health": self._health(),
             "totals": totals,
             "abandoned_requests": leases.abandoned,
+            "on_triton_restart": " as ".join(self._control.presence.on_restart),
+            "lost": _lost(self._control.registry.lost, query.most),
             "wanted": _wanted(self._wanted(), query.most),
             "memory": self._memory(reading, look),
             "on_demand": on_demand_state(
@@ -262,10 +264,30 @@ def _wanted(models: Sequence[WantedModel], most: int | None) -> list[dict[str, A
     ]
 
 
+def _lost(models: Mapping[ModelId, LostModel], most: int | None) -> list[dict[str, Any]]:
+    """The latest last."""
+    found = [*models.items()]
+    return [
+        {
+            "model_id": model_id,
+            "time": _time(one.at),
+            "reason": one.reason,
+            "is_given_up": one.is_given_up,
+        }
+        for model_id, one in (
+            found if most is None else found[len(found) - min(most, len(found)) :]
+        )
+    ]
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
 def _occurrence(one: Occurrence) -> dict[str, Any]:
     found = of_kind(HTTP, one.kind) if one.kind else None
     return {
-        "time": datetime.fromtimestamp(one.at, UTC).isoformat(timespec="milliseconds"),
+        "time": _time(one.at),
         "operation": one.operation,
         "outcome": one.outcome.value,
         "model_id": one.model_id,

@@ -204,10 +204,12 @@ class Settings(Rules):
         "keeps the measured sizes of models from one run to the next",
         "a file in the repository, if that is not private",
     )
-    on_triton_restart: Literal["forget", "reload"] = _setting(
-        "forget",
+    on_triton_restart: Literal["auto", "forget", "reload"] = _setting(
+        "auto",
         "what becomes of the models when Triton was restarted. forget: they answer 404, and the "
-        "platform loads them again; reload: the adapter does",
+        "platform loads them again; reload: the adapter does; auto: forget on SageMaker's "
+        "multi-model endpoints and under ModelMesh (a variable of theirs is set, or ModelMesh has "
+        "called runtimeStatus), else reload",
     )
     triton_hang_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
         30.0,

@@ -26,6 +26,13 @@ _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 
 def inherited(environ: Mapping[str, str], listen_host: str) -> Iterator[tuple[str, str, object]]:
     """The variables that are given: name, the setting it stands for, and the value of that."""
+    found = [*_settings(environ, listen_host)]
+    yield from found
+    if found:  # a mesh loads again what Triton has lost
+        yield found[0][0], "on_triton_restart", "forget"
+
+
+def _settings(environ: Mapping[str, str], listen_host: str) -> Iterator[tuple[str, str, object]]:
     # Kubernetes sets ADAPTER_PORT=tcp://... beside a Service called adapter
     if (port := environ.get("ADAPTER_PORT")) and not port.startswith(("tcp://", "udp://")):
         yield "ADAPTER_PORT", "grpc", f"{listen_host}:{port}"

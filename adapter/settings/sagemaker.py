@@ -72,6 +72,8 @@ def inherited(
     yield from _addresses(environ, is_embedded=is_embedded)
     yield from _single_model(environ)
     yield from _triton_arguments(environ)
+    if environ.get("SAGEMAKER_MULTI_MODEL") == "true":
+        yield "SAGEMAKER_MULTI_MODEL", "on_triton_restart", "forget"
     for variable, setting in _AS_THEY_ARE.items():
         if value := environ.get(variable):
             yield variable, setting, value

@@ -71,11 +71,9 @@ def load_settings(
     problems += stores.problems(written, environ) + vertex.problems(written, environ)
     is_embedded = "triton" in given and given["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
-    given = {
-        **_at_listen_host(given.get("listen_host")),
-        **_inherited(environ, is_embedded=is_embedded, given=given),
-        **given,
-    }
+    inherited = _inherited(environ, is_embedded=is_embedded, given=given)
+    given = {name: each for name, each in given.items() if not _is_left_to(inherited, name, each)}
+    given = {**_at_listen_host(given.get("listen_host")), **inherited, **given}
     try:
         values = {name: item.value for name, item in given.items()}
         settings = Settings.model_validate(values, context={"environ": environ})
@@ -197,6 +195,11 @@ def _inherited(
         *modelmesh.inherited(environ, host),
     )
     return _named(names, environ)
+
+
+def _is_left_to(inherited: Mapping[str, _Given], name: str, given: _Given) -> bool:
+    """Return whether `auto` was given for what the platform says."""
+    return name in inherited and given.value == "auto"
 
 
 def _named(

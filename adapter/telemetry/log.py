@@ -67,9 +67,9 @@ EVENTS: Mapping[str, str] = {
     "model.processes_killed": "processes of a model did not end with it and were killed",
     "model.regions_freed": "shared memory of dead processes, which Triton keeps, was freed: bytes",
     "model.return_broken_off": "Triton ended during the load that was to bring a model back; it is "
-    "tried again, one model after the other; ends: how often that model alone was being loaded",
-    "model.return_given_up": "a model that Triton had lost is not tried again, for the "
-    "reason given",
+    "tried again",
+    "model.return_given_up": "a model is not loaded again that Triton has lost, for the reason "
+    "given",
     "model.step": "at debug: what a load or an unload waits for next",
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",

@@ -193,11 +193,11 @@ def test_the_models_of_the_values_are_loaded_at_the_start_and_again_after_triton
 
     assert settings.load_at_start == ("fraud=teams/risk/fraud-7", "shared/*")
     assert str(settings.model_roots[0]) == "/models/store"
-    assert (settings.ready_when, settings.on_triton_restart) == ("models", "reload")
+    assert (settings.ready_when, settings.on_triton_restart) == ("models", "auto")
 
 
 def test_a_pod_gets_the_models_back_that_triton_lost_unless_its_platform_does():
-    assert loaded({}).settings.on_triton_restart == "reload"
+    assert loaded({}).settings.on_triton_restart == "auto"
     forgets = loaded({"settings": {"on_triton_restart": "forget"}}).settings
     assert forgets.on_triton_restart == "forget"
     assert (

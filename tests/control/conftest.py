@@ -2,14 +2,22 @@
 
 import pytest
 
-from adapter.control import housekeeping, load_limit, loader, memory, reclaim, unloader
+from adapter.control import (
+    housekeeping,
+    load_limit,
+    loader,
+    memory,
+    reclaim,
+    returns,
+    unloader,
+)
 from adapter.control.residency import eviction, renewal, upkeep
 
 _TENTHS = [
     *((housekeeping, name) for name in ("_TICK_SECONDS", "_PEAK_SECONDS", "_RECONCILE_SECONDS")),
     *((loader, name) for name in ("_POLL_SECONDS", "_FIRST_POLL_SECONDS")),
     *((module, "_POLL_SECONDS") for module in (memory, reclaim)),
-    *((module, "_LOOK_SECONDS") for module in (eviction, renewal)),
+    *((module, "_LOOK_SECONDS") for module in (eviction, renewal, returns)),
     (load_limit, "_UNDO_SECONDS"),
     (unloader, "_LATE_SECONDS"),
     (upkeep, "_SECONDS"),
@@ -20,3 +28,4 @@ _TENTHS = [
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in _TENTHS:
         monkeypatch.setattr(module, name, getattr(module, name) / 10)
+    monkeypatch.setattr(returns, "TRIAL_SECONDS", 0.005)

@@ -39,7 +39,7 @@ class House:
         limits: TimeLimits = QUICK,
         *,
         embedded: bool = True,
-        loads_again: bool = False,
+        loads_again: bool | None = False,
         memory_limit: int | None = None,
         headroom: int = 0,
     ) -> None:

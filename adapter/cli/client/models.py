@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ _OLDEST_FAILURE_SECONDS = 600.0  # of those in the table; --json has them all
 # The newest of these is listed whatever callers have mistyped since.
 _OF_MEMORY = frozenset({"InsufficientMemory", "OutOfMemory", "ModelTooLarge", "NoRoom"})
 _ADMIN_HINT = "only the admin listener tells this; --admin or --url say where it is"
+_OF_MODELS = ("models", "on_demand", "lost", "failures")
 _HEAD = ["NAME", "STATE", "SIZE", "BASIS", "IN FLIGHT", "IDLE", "LOADED FOR"]
 _RIGHT = frozenset({2, 4, 5, 6, 7})
 _COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "DEAD": RED}
@@ -85,10 +86,11 @@ def _ps(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     def look() -> list[str]:
         state = _only(state_of(target), args.names)
-        if args.names and args.watch is None and not (state["models"] or _asked_for(state)):
+        is_known = state["models"] or state["lost"] or _asked_for(state)
+        if args.names and args.watch is None and not is_known:
             raise AdapterError(f"no model {' or '.join(map(repr, args.names))} is loaded")
         if args.json:
-            return [json.dumps({name: state[name] for name in ("models", "on_demand", "failures")})]
+            return [json.dumps({name: state[name] for name in _OF_MODELS})]
         return table.lines(state)
 
     return shown(look, target, args)
@@ -100,7 +102,7 @@ def _only(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
         return state
     kept = {
         part: [each for each in state[part] if each["model_id"] in names]
-        for part in ("models", "failures")
+        for part in ("models", "lost", "failures")
     }
     if (on_demand := state["on_demand"]) is not None:
         models = [each for each in on_demand["models"] if each["model_id"] in names]
@@ -174,7 +176,8 @@ class _Table:
         if not lines and sys.stdout.isatty():
             lines = ["no model is loaded"]
         aside = _aside(state["on_demand"])
-        return [coloured(title, BOLD), *lines, *aside, *_failures(state["failures"])]
+        lost = _lost(state["lost"])
+        return [coloured(title, BOLD), *lines, *aside, *lost, *_failures(state["failures"])]
 
     def _rates(self, models: list[dict[str, Any]]) -> dict[str, float] | None:
         now, before, at = time.monotonic(), self._before, self._at
@@ -241,6 +244,17 @@ def _painted(line: str, model: Mapping[str, Any]) -> str:
     state = str(model["state"])
     before, found, after = line.rpartition(f"  {state}")
     return f"{before}  {coloured(state, _COLOURS[state])}{after}" if found else line
+
+
+def _lost(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for the models of each end of Triton that are not coming back."""
+    named: dict[str, list[str]] = {}
+    for each in models:
+        at = datetime.fromisoformat(each["time"]).astimezone().strftime("%H:%M:%S")
+        what, why = ("given up", f": {each['reason']}") if each["is_given_up"] else ("lost", "")
+        named.setdefault(f"{what} with Triton at {at}{why}", []).append(each["model_id"])
+    lines = [f"{what}: {', '.join(names)}; load them again" for what, names in named.items()]
+    return ["", *map(printable, lines)] if lines else []
 
 
 def _failures(failures: list[dict[str, Any]]) -> list[str]:

@@ -7,6 +7,7 @@ from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
 from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
+from adapter.control.returns import CALLS_REFUSED_SECONDS
 from adapter.core.artifacts import Artifact, CacheUse, FetchProgress
 from adapter.core.model import ModelSource
 from adapter.core.registry import ModelRecord
@@ -140,6 +141,7 @@ class Arrivals:
         patience, was_broken_off = self._room_seconds, False
         terms = Terms(is_on_demand=True)
         while True:
+            await self._turn(entry, was_broken_off=was_broken_off)
             async with self._slots:
                 try:
                     return await self._try(entry, terms)
@@ -161,6 +163,17 @@ class Arrivals:
                     entry.apply(ResidencyEvent.LOAD_FAILED)
                     raise
             patience -= await self._waited(entry)
+
+    async def _turn(self, entry: Entry, *, was_broken_off: bool) -> None:
+        """Wait until the model may be loaded, if it is suspected of ending Triton."""
+        if not self._control.is_open:
+            return
+        model_id, deadline = entry.model_id, time.monotonic() + self._room_seconds
+        turn = self._control.returns.turn
+        try:
+            await turn(model_id, deadline, refused_seconds=CALLS_REFUSED_SECONDS)
+        except BackendUnavailable as error:  # no other machine is to try what may have ended this
+            raise BackendUnavailable(str(error), delivered=was_broken_off) from error
 
     async def _waited(self, entry: Entry) -> float:
         """Wait for a change; return the seconds in which there was nothing to wait for but requests

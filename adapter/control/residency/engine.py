@@ -151,6 +151,7 @@ class Residency:
         """
         if (key := await self.find(model_id)) is None:
             return False
+        self._control.registry.lost.pop(model_id, None)
         if again and model_id in self._control.registry:
             await self._control.make_way(model_id)
         await self.bring(model_id, key)

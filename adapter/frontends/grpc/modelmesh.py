@@ -244,6 +244,7 @@ class ModelRuntime:
     # -- the start of ModelMesh -------------------------------------------------------------
 
     async def status(self, _: pb.RuntimeStatusRequest) -> pb.RuntimeStatusResponse:
+        self._control.presence.has_mesh = True
         starting = pb.RuntimeStatusResponse(status=pb.RuntimeStatusResponse.STARTING)
         if not self._is_ready() or not await self._purged():
             return starting

@@ -5,8 +5,7 @@
 {{- $drain := get .Values.settings "drain_timeout_seconds" | default 18 -}}
 {{- $host := get .Values.settings "listen_host" | default "::" -}}
 {{- $own = dict "listen_host" "::" "metrics" (printf "%s:8082" (ternary (printf "[%s]" $host) $host (contains ":" $host)))
-  "model_roots" .Values.models.mountPath "drain_min_seconds" (min 5 $drain)
-  "on_triton_restart" "reload" -}}
+  "model_roots" .Values.models.mountPath "drain_min_seconds" (min 5 $drain) -}}
 {{- with .Values.models.load -}}
 {{- $_ := set $own "load_at_start" . -}}
 {{- end -}}

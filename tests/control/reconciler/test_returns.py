@@ -180,13 +180,13 @@ async def load_all(house: House, names: str) -> None:
         await house.load(name)
 
 
-async def test_models_whose_return_was_broken_off_come_back_one_after_the_other(reloading):
+async def test_suspects_come_back_after_the_others_one_at_a_time_the_latest_first(reloading):
     await load_all(reloading, "abc")
     await end_while_loading(reloading, *"ab")
 
     gates = {name: reloading.steps.hold(f"load {name}") for name in "abc"}
     await restart_triton(reloading)
-    for name in "cab":
+    for name in "cba":
         await asyncio.wait_for(gates[name].reached.wait(), 5)
         assert reloading.control.registry.counts()[ModelState.LOADING] == 1
         gates[name].open()
@@ -284,21 +284,55 @@ async def test_the_only_model_is_tried_again_once_when_triton_ends_during_its_re
     await end_while_loading(reloading, "m")
     reloading.triton.deadly = {"m"}
     await restart_triton(reloading)
-    await reloading.until_state("m", None)
-
+    await asyncio.wait_for(reloading.triton.ended.wait(), 5)
     await reloading.quiet()
+    await restart_triton(reloading)
+    await reloading.quiet()
+
     assert given_up(caplog) == ["m"]
     reloading.check()
 
 
-async def test_ends_are_counted_anew_once_all_models_are_back(reloading, caplog):
-    await reloading.load("m")
-    for _ in range(3):
-        await end_while_loading(reloading, "m")
+async def test_a_model_that_ends_triton_after_its_load_is_given_up_and_the_others_stay(
+    reloading, caplog
+):
+    await load_all(reloading, "abc")
+    await restart_triton(reloading)
+    for ends in range(3):
+        await reloading.until_state("b", ModelState.READY)
+        assert (ends, given_up(caplog)) == (ends, [])
+        with pytest.raises(BackendUnavailable), reloading.control.lease(ModelId("b")):
+            raise BackendUnavailable("the connection to Triton broke", delivered=True)
+        reloading.triton.end()
         await restart_triton(reloading)
-        await reloading.until_state("m", ModelState.READY)
+    for name in "ac":
+        await reloading.until_state(name, ModelState.READY)
+    await reloading.quiet()
+    reloading.check(*"ac")
+    assert given_up(caplog) == ["b"]
+    assert reloading.control.registry.lost[ModelId("b")].is_given_up
+
+
+async def test_a_model_that_was_given_up_is_loaded_when_a_caller_asks_for_it(reloading):
+    await reloading.load("m")
+    reloading.triton.deadly = {"m"}
+    while not reloading.control.registry.lost:
+        await restart_triton(reloading)
         await reloading.quiet()
-    assert given_up(caplog) == []
+    reloading.triton.deadly.clear()
+    await reloading.load("m")
+    reloading.check("m")
+    assert not reloading.control.registry.lost
+
+
+async def test_models_that_are_not_coming_back_are_known_until_their_unload_is_asked_for(house):
+    await load_all(house, "mn")
+    await restart_triton(house)
+    assert {*house.control.registry.lost} == {"m", "n"}
+    with pytest.raises(ModelNotFound):
+        await house.unload("m")
+    await house.load("n")
+    assert not house.control.registry.lost
 
 
 async def test_a_load_of_a_callers_own_that_triton_ended_is_not_sent_again(reloading):

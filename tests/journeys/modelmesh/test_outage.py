@@ -75,6 +75,7 @@ async def mesh_before(outage: Outage, *flags: str) -> AsyncIterator[tuple[Mesh, 
     """One unix socket for everything, as in the manifest."""
     socket = f"unix:{outage.program.parent}/rt.sock"
     flags = (f"--tritonserver={outage.program}", f"--grpc={socket}", *flags)
+    flags = ("--on-triton-restart=forget", *flags)
     with embedded_adapter(*flags) as adapter:
         mesh = Mesh(socket, socket)
         try:

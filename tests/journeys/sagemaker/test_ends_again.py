@@ -1,4 +1,4 @@
-"""--on-triton-restart=reload, with a Triton that ends again while its models are brought back."""
+"""--on-triton-restart=reload and auto, with a Triton that ends again and again."""
 
 import os
 import signal
@@ -105,3 +105,64 @@ def test_the_model_whose_load_ends_triton_is_given_up_and_the_others_come_back(t
         assert client.post("/models/deadly/invoke", infer_body(1.0)).status == 404
         mark.unlink()
         assert client.load("deadly", tmp_path / "deadly").status == 200
+
+
+# A thread that ends the server so many seconds after the load, or after the first request.
+_LATER = """
+import os, signal, threading
+threading.Timer({seconds}, os.kill, (os.getppid(), signal.SIGKILL)).start()
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [  # a caller's own load that ended Triton is not sent again
+        ("load", "request"),
+        ("load_at_start", "initialize"),
+        pytest.param("load", "after", marks=pytest.mark.nightly),
+        pytest.param("load_at_start", "after", marks=pytest.mark.nightly),
+        pytest.param("load_at_start", "request", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_model_that_ends_triton_each_time_is_given_up_and_the_others_stay(
+    tmp_path: Path, how: str, when: str
+):
+    deadly = {
+        "initialize": {"initialize": _DEADLY.format(mark="/")},
+        "after": {"initialize": _LATER.format(seconds=2)},
+        "request": {"answer": _DEADLY.format(mark="/")},
+    }[when]
+    write_python_model(tmp_path / "good" / "healthy")
+    write_python_model(tmp_path / "deadly", **deadly)
+    flags = [f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/good/*"]
+    if how == "load_at_start":
+        flags.append(f"--load-at-start={tmp_path}/deadly")
+    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+        if how == "load":
+            wait_until(lambda: served(client, ["healthy"]), 60, "it is loaded")
+            assert client.load("deadly", tmp_path / "deadly").status == 200
+
+        def given_up() -> bool:
+            client.post("/models/healthy/invoke", infer_body(1.0))
+            if when == "request":
+                client.post("/models/deadly/invoke", infer_body(1.0))
+            return bool(adapter.events("model.return_given_up"))
+
+        wait_until(given_up, 240, "it is given up")
+        assert {line["model_id"] for line in adapter.events("model.return_given_up")} == {"deadly"}
+        wait_until(lambda: served(client, ["healthy"]), 60, "the other is back")
+        ends = ends_noticed(adapter)
+        assert ends <= 5
+
+        assert client.post("/models/deadly/invoke", infer_body(1.0)).status == 404
+        [lost] = adapter.state()["lost"]
+        assert (lost["model_id"], lost["is_given_up"]) == ("deadly", True)
+
+        # the adapter loads it no more, also after another end
+        loads = len([e for e in adapter.events("model.loading") if e["model_id"] == "deadly"])
+        kill_triton(adapter)
+        wait_until(lambda: served(client, ["healthy"]), 90, "the other is back again")
+        assert ends_noticed(adapter) == ends + 1
+        loading = [e for e in adapter.events("model.loading") if e["model_id"] == "deadly"]
+        assert len(loading) == loads

@@ -99,7 +99,7 @@ def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def hurt() -> Iterator[RunningAdapter]:
     """An adapter whose Triton the tests may hurt."""
-    with embedded_adapter() as adapter:
+    with embedded_adapter("--on-triton-restart=forget") as adapter:
         yield adapter
 
 

@@ -201,6 +201,31 @@ class TestInherited:
     def test_sagemaker_says_whether_there_is_one_model(self, environ, model):
         assert load({}, environ).settings.single_model == model
 
+    @pytest.mark.parametrize(
+        ("environ", "value", "origin"),
+        [
+            ({}, "auto", "default"),
+            ({"SAGEMAKER_MULTI_MODEL": "true"}, "forget", "SAGEMAKER_MULTI_MODEL"),
+            # a single model has nobody who would load it again
+            ({"SAGEMAKER_MULTI_MODEL": "false"}, "auto", "default"),
+            ({"RUNTIME_PORT": "8001"}, "forget", "RUNTIME_PORT"),
+            ({"LOADTIME_TIMEOUT": "9000"}, "forget", "LOADTIME_TIMEOUT"),
+        ],
+    )
+    def test_a_platform_that_loads_again_what_triton_has_lost_is_known_by_its_variables(
+        self, environ, value, origin
+    ):
+        loaded = load({}, environ)
+        assert loaded.settings.on_triton_restart == value
+        assert loaded.origins["on_triton_restart"] == origin
+
+    def test_auto_leaves_restarts_of_triton_to_the_platform_and_reload_does_not(self):
+        platform = {"SAGEMAKER_MULTI_MODEL": "true"}
+        auto = load({}, {**platform, "ADAPTER_ON_TRITON_RESTART": "auto"})
+        assert auto.settings.on_triton_restart == "forget"
+        reload = load({}, {**platform, "ADAPTER_ON_TRITON_RESTART": "reload"})
+        assert reload.settings.on_triton_restart == "reload"
+
     def test_what_kubernetes_sets_for_a_service_called_adapter_is_no_setting(self):
         load(
             {},
