@@ -31,6 +31,7 @@
     │  ├─ NotRegistered       Triton has no region of shared memory of this name
     │  ├─ AlreadyLoaded       loaded, or being loaded
     │  ├─ ModelNotReady       being loaded
+    │  ├─ UnloadedMeanwhile   unloaded while it was being loaded
     │  └─ ModelTooLarge       can never fit: larger than the device
     ├─ CapacityError      the platform can fix it: evict something, then try again
     │  ├─ InsufficientMemory  does not fit: refused before trying, or undone at the limit
@@ -236,6 +237,10 @@ class AlreadyLoaded(CallerError):
 
 
 class ModelNotReady(CallerError):
+    pass
+
+
+class UnloadedMeanwhile(CallerError):
     pass
 
 

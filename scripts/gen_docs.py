@@ -220,6 +220,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "a model of this name is loaded or being loaded",
         "use it, or unload it first",
     ),
+    errors.UnloadedMeanwhile: (
+        "the model was unloaded while it was being loaded, which ended the load",
+        "load it again, if it is still wanted",
+    ),
     errors.PayloadTooLarge: (
         "a body is over `max_body_bytes`, of a load `max_control_body_bytes`, or JSON is too wide",
         "send less, or raise the limit",

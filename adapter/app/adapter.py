@@ -214,7 +214,8 @@ class Adapter:
 
     def _notes(self) -> list[str]:
         """Return what is amiss while the adapter is ready all the same."""
-        return [*self._wanted.refused(), *(self._on_demand.notes() if self._on_demand else [])]
+        on_demand = self._on_demand.notes() if self._on_demand else []
+        return [*self._control.load_threads.notes(), *self._wanted.refused(), *on_demand]
 
     def _build_admin(self) -> Admin:
         state = DebugState(

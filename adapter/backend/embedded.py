@@ -176,6 +176,17 @@ class EmbeddedTriton:
             with suppress(OSError):
                 processes.kill(running.of_unloaded([TritonName(triton_name)]))
 
+    def end_instances(self, triton_name: str) -> bool:
+        """Kill the Python processes that serve this model, or begin to: its load then fails within
+        some seconds. One that completes the configuration is left alone, as Triton would never
+        answer that load (docs/design/triton.md).
+        """
+        living = self._stubs(triton_name)
+        if not living or any(stub.instance is None for stub in living):
+            return False
+        self.end_stubs(triton_name)
+        return True
+
     def _stubs(self, triton_name: str) -> list[Stub] | None:
         if (running := self._running) is None:
             return None

@@ -1,80 +1,204 @@
-"""The time limit of loads, and their end when the adapter stops."""
+"""Ends loads at their time limit and for an unload, and has them wait for a load thread."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from adapter.control.memory import Memory
+from adapter.control.progress import step
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
+from adapter.core.registry import ModelRecord, Registry
+from adapter.core.state import ModelState, WaitsFor
+from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, UnloadedMeanwhile
 
 T = TypeVar("T")
 
 _UNDO_SECONDS = 1.0  # so long a caller waits for the undo
+# How often a load that waits looks when no other load reports its end.
+_POLL_SECONDS = 0.25
+# A load that has taken no memory for so long is said to hang. One that reads, converts or compiles
+# takes some within seconds.
+_HANGS_SECONDS = 30.0
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
+class LimitedLoad:
+    """One load. `ended` is set once it is ended before its limit, `running` what is cancelled
+    then. `is_unloaded`: an unload has ended it.
+    """
+
+    model_id: ModelId
+    begun: float = field(default_factory=_loop_time)
+    ended: asyncio.Future[None] = field(default_factory=_future)
+    running: asyncio.Timeout | None = None
+    is_unloaded: bool = False
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self.running is not None:
+            with suppress(RuntimeError):  # it is past its limit already
+                self.running.reschedule(0)
 
 
 class LoadLimit:
-    """Cancels loads that take longer than `seconds`, and all of them when the adapter stops."""
+    """Cancels loads that take longer than `seconds`, or that are ended before."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._running: set[asyncio.Timeout] = set()
-        self._callers: set[asyncio.Future[None]] = set()
+        self._loads: dict[ModelId, LimitedLoad] = {}
         self._is_stopped = False
 
-    @asynccontextmanager
-    async def of(self, model_id: ModelId, begun: float) -> AsyncIterator[None]:
-        """Cancel what is done within at the limit of a load that has begun then, by loop.time().
+    def begin(self, model_id: ModelId) -> LimitedLoad:
+        self._loads[model_id] = load = LimitedLoad(model_id)
+        if self._is_stopped:
+            load.end()
+        return load
 
-        Raises BackendTimeout then, and BackendUnavailable at the stop of the adapter.
+    def done(self, load: LimitedLoad) -> None:
+        if self._loads.get(load.model_id) is load:
+            del self._loads[load.model_id]
+
+    @asynccontextmanager
+    async def of(self, load: LimitedLoad) -> AsyncIterator[None]:
+        """Cancel what is done within, once the load has to end. Raises BackendTimeout at the limit,
+        UnloadedMeanwhile for an unload, and BackendUnavailable at the stop of the adapter.
         """
-        limit = asyncio.timeout_at(0 if self._is_stopped else begun + self._seconds)
+        at = 0 if load.ended.done() else load.begun + self._seconds
+        load.running = limit = asyncio.timeout_at(at)
         try:
             async with limit:
-                self._running.add(limit)
                 yield
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise self._error(model_id) from None
+            raise self._error(load) from None
         finally:
-            self._running.discard(limit)
+            load.running = None
 
     async def outcome(self, model_id: ModelId, task: asyncio.Task[T]) -> T:
         """Return the outcome of a load that runs within `of`. Raises the errors of `of` a second
-        after the limit, and at once when the adapter stops: callers do not wait for the undo.
+        after the load has to end, and at once when the adapter stops: callers do not wait for the
+        undo.
         """
-        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._callers.add(stopped)
-        try:
+        load = self._loads.get(model_id)
+        if load is not None:
             first, seconds = asyncio.FIRST_COMPLETED, self._seconds + _UNDO_SECONDS
-            either: set[asyncio.Future[T] | asyncio.Future[None]] = {task, stopped}
+            either: set[asyncio.Future[T] | asyncio.Future[None]] = {task, load.ended}
             await asyncio.wait(either, timeout=seconds, return_when=first)
-        finally:
-            self._callers.discard(stopped)
-        if not task.done():
-            raise self._error(model_id)
-        return task.result()
+            if load.is_unloaded and not task.done():
+                await asyncio.wait({task}, timeout=_UNDO_SECONDS)
+            if not task.done():
+                error = self._error(load)
+                error.args = (f"{error}; what there is of it is being taken down",)
+                raise error
+        return await asyncio.shield(task)
+
+    def end(self, model_id: ModelId) -> bool:
+        """End the load of this model, for its unload; return whether there is one."""
+        load = self._loads.get(model_id)
+        if load is None:
+            return False
+        load.is_unloaded = load.is_unloaded or not self._is_over(load)
+        load.end()
+        return True
+
+    def is_ended(self, model_id: ModelId) -> bool:
+        """Return whether a load of the model has to end, and is being undone."""
+        load = self._loads.get(model_id)
+        return load is not None and self._is_over(load)
+
+    def _is_over(self, load: LimitedLoad) -> bool:
+        return load.ended.done() or _loop_time() > load.begun + self._seconds
 
     def stop(self) -> None:
         """End all loads, whose callers are answered at once."""
         self._is_stopped = True
-        for stopped in self._callers:
-            stopped.set_result(None)
-        self._callers.clear()
-        for limit in self._running:
-            with suppress(RuntimeError):  # it is past its limit already
-                limit.reschedule(0)
+        for load in self._loads.values():
+            load.end()
 
-    def _error(self, model_id: ModelId) -> AdapterError:
-        undone = "what there is of it is being taken down"
+    def _error(self, load: LimitedLoad) -> AdapterError:
+        model_id = load.model_id
+        if load.is_unloaded:
+            why = f"model {model_id!r} was unloaded while it was being loaded"
+            return UnloadedMeanwhile(why, model_id=model_id)
         if self._is_stopped:
-            return BackendUnavailable(
-                f"model {model_id!r} was not loaded before the adapter stopped; {undone}",
-                model_id=model_id,
-                delivered=False,
-            )
-        return BackendTimeout(
-            f"model {model_id!r} did not load within {self._seconds:g} s; {undone}",
-            model_id=model_id,
-        )
+            why = f"model {model_id!r} was not loaded before the adapter stopped"
+            return BackendUnavailable(why, model_id=model_id, delivered=False)
+        why = f"model {model_id!r} did not load within {self._seconds:g} s"
+        return BackendTimeout(why, model_id=model_id)
+
+
+class LoadThreads:
+    """Triton has `count` of them. A load has one until Triton has answered, or has unloaded what
+    the load has left; a stuck one until it is freed.
+    """
+
+    def __init__(self, registry: Registry, memory: Memory, count: int) -> None:
+        self.count = count
+        self._registry = registry
+        self._memory = memory
+        self._inside: dict[ModelRecord, float] = {}  # and since when, by time.monotonic
+        self._queue = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    async def take(self, record: ModelRecord) -> None:
+        """Wait for a free thread, in order of arrival, and take it."""
+        if self._queue.locked() or len(self.holders()) >= self.count:
+            step(record, WaitsFor.THREAD, self.ids())
+        async with self._queue:
+            while len(self.holders()) >= self.count:
+                record.awaits = self.ids()
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_SECONDS):
+                        await self._changed.wait()
+            self._inside[record] = time.monotonic()
+        if record.waits_for is WaitsFor.THREAD:
+            step(record, WaitsFor.TRITON)
+
+    def give_back(self, record: ModelRecord) -> None:
+        self._inside.pop(record, None)
+        self._changed.set()
+
+    def has(self, record: ModelRecord) -> bool:
+        return record in self._inside
+
+    def holders(self) -> list[ModelRecord]:
+        return [*{**self._inside, **dict.fromkeys(self._registry.stuck.values(), 0.0)}]
+
+    def ids(self) -> tuple[ModelId, ...]:
+        return tuple(record.id for record in self.holders())
+
+    def hangs_since(self, record: ModelRecord) -> float | None:
+        """Return since when the model's load in Triton has taken no memory (time.monotonic); None
+        while that is not long, and for what Triton does not load. A stuck load hangs.
+        """
+        if record.state is ModelState.STUCK:
+            return record.state_since
+        since = self._memory.still_since(record.id) if self.has(record) else None
+        is_long = since is not None and time.monotonic() - since >= _HANGS_SECONDS
+        return since if is_long else None
+
+    def notes(self) -> list[str]:
+        """Return that hanging loads keep all threads, and which; nothing while one is left."""
+        now, told = time.monotonic(), []
+        for record in self.holders():
+            if (since := self.hangs_since(record)) is None:
+                return []
+            told.append(f"{record.id!r} (for {now - since:.0f} s)")
+        if len(told) < self.count:
+            return []
+        why = f"loads that hang keep all {self.count} load threads of Triton, and other loads wait"
+        return [f"{why}: {', '.join(told)}; unload these models to end their loads"]

@@ -8,11 +8,12 @@ import time
 from collections.abc import Collection
 
 from adapter.control.diagnosis import Diagnosis
+from adapter.control.load_limit import LoadThreads
 from adapter.control.memory import Memory
 from adapter.control.ports import Server, TimeLimits, Triton
 from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
-from adapter.control.unloader import Unloader
+from adapter.control.unloader import ENDED, Unloader
 from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
@@ -20,6 +21,7 @@ from adapter.core.sizing import Estimate
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import (
     AdapterError,
+    BackendTimeout,
     BackendUnavailable,
     CapacityError,
     InsufficientMemory,
@@ -28,6 +30,7 @@ from adapter.errors import (
     OutOfMemory,
     Overloaded,
     StubDied,
+    UnloadedMeanwhile,
 )
 from adapter.runtime.threads import PROCESSES
 from adapter.telemetry.metrics import Metrics
@@ -53,6 +56,7 @@ class Loader:
         reclaim: Reclaim,
         metrics: Metrics,
         limits: TimeLimits,
+        threads: LoadThreads,
     ) -> None:
         self._triton = triton
         self._server = server
@@ -62,6 +66,7 @@ class Loader:
         self._reclaim = reclaim
         self._metrics = metrics
         self._limits = limits
+        self._threads = threads
         self._breaker = EvictionLoopBreaker()
         self._undone: dict[ModelId, Unloaded] = {}
 
@@ -95,10 +100,30 @@ class Loader:
         self._breaker.succeeded(package.content_key)
         return process
 
+    async def undo(self, record: ModelRecord) -> None:
+        """Unload what a failed load has left in Triton. One that Triton has not answered is ended
+        first, if it can be; else the model is stuck.
+        """
+        try:
+            await self._unloader.unload(record, is_loading=self._threads.has(record))
+        finally:
+            self._threads.give_back(record)
+
+    def tell_what_was_undone(self, record: ModelRecord, error: BaseException | None) -> None:
+        """Add to the error of a load that was ended what became of it."""
+        done = ENDED if record in self._unloader.ended else "what there was of it was taken down"
+        self._unloader.ended.discard(record)
+        if record.state is ModelState.STUCK:
+            done = "Triton still works on it, which keeps one of its load threads"
+        if isinstance(error, BackendTimeout | UnloadedMeanwhile):
+            error.args = (f"{error}; {done}",)
+
     async def load_undone(self, record: ModelRecord) -> None:
         """Account for a load undone in Triton; wait for the memory of one that passed the limit."""
         undone = self._undone.pop(record.id, None)
-        await self._memory.not_loaded(record.id)
+        is_stuck = record.state is ModelState.STUCK
+        keeps = is_stuck and await self._unloader.may_hold_memory(record)
+        await self._memory.not_loaded(record.id, stuck=record.name if keeps else None)
         if undone is not None:
             await self._reclaim.wait(undone)
 
@@ -166,6 +191,7 @@ class Loader:
         """Load one model. Triton never answers if the model's python process is killed at the wrong
         moment (docs/design/triton.md): that is detected here, and the load is given up.
         """
+        await self._threads.take(record)
         load = asyncio.ensure_future(self._triton.load(name, record.id))
         monitor = _StubMonitor({name, *record.placement.along}, self._limits)
         begun, refusal = time.monotonic(), None
@@ -186,6 +212,8 @@ class Loader:
                 raise refusal
             await load
         finally:
+            if _has_answered(load):
+                self._threads.give_back(record)
             load.cancel()
 
     async def _warm_up(self, record: ModelRecord, estimate: Estimate, seconds: float) -> None:
@@ -255,7 +283,14 @@ class Loader:
         lives = await PROCESSES.run(
             lambda: {name: server.has_live_stub(TritonName(name)) for name in monitor.names}
         )
-        return monitor.lost(lives, time.monotonic(), may_queue=self._memory.loads > 1)
+        return monitor.lost(lives, time.monotonic())
+
+
+def _has_answered(load: asyncio.Future[None]) -> bool:
+    """Return whether Triton has ended the load, as far as anybody knows."""
+    if not load.done() or load.cancelled():
+        return False
+    return not isinstance(load.exception(), BackendTimeout)
 
 
 def _pause(begun: float) -> float:
@@ -267,7 +302,7 @@ class _StubMonitor:
     """Detects that the python process of a model has ended during its load.
 
     Triton starts a python process twice: to complete the configuration, and to serve. There is none
-    for less than a second in between, nor while the load waits in Triton's queue.
+    for less than a second in between.
     """
 
     def __init__(self, names: Collection[str], limits: TimeLimits) -> None:
@@ -276,7 +311,7 @@ class _StubMonitor:
         self._started: set[str] = set()
         self._alive_at: dict[str, float] = {}
 
-    def lost(self, lives: dict[str, bool | None], now: float, *, may_queue: bool) -> str | None:
+    def lost(self, lives: dict[str, bool | None], now: float) -> str | None:
         """Return the name of a model whose process has been missing for too long. None in `lives`
         stands for a model without a python process.
         """
@@ -284,7 +319,7 @@ class _StubMonitor:
             if alive:
                 self._started.add(name)
             has_started = name in self._started
-            if alive is not False or (may_queue and not has_started):
+            if alive is not False:
                 self._alive_at[name] = now
             grace_seconds = self._limits.stub_gone if has_started else self._limits.stub_unseen
             if now - self._alive_at.setdefault(name, now) > grace_seconds:

@@ -19,7 +19,7 @@ from adapter.core.admission import Answer, MeshBooks, Outlook, decide, waits_its
 from adapter.core.ledger import Ledger
 from adapter.core.measuring import Measured
 from adapter.core.memory import Bytes, MemoryReading, total
-from adapter.core.model import ModelId, Package
+from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.terms import Terms
 from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes
@@ -29,6 +29,8 @@ from adapter.telemetry.metrics import Metrics
 
 # How often a load that waits polls memory when no operation reports a change.
 _POLL_SECONDS = 0.25
+# Loads that have taken nothing for so long are no longer waited for.
+_STILL_SECONDS = 1.5
 _EARLY_SECONDS = 0.1  # how early a timer of the event loop may fire
 
 
@@ -63,6 +65,7 @@ class Memory:
         self._metrics = metrics
         self._limits = limits
         self._admitting = asyncio.Lock()
+        self._first: tuple[ModelId, ...] = ()  # the load that has the lock
         self._changed = asyncio.Event()
         self._operations = 0
         self.accounts = Accounts()
@@ -77,6 +80,9 @@ class Memory:
         reading = await self._sensor.read()
         if reading is not None and reading.of_models is not None and self.accounts.are_apart:
             self.ledger.settle_baseline(reading.shared)
+        if reading is not None and self.accounts.loads:
+            seconds, unloads = _STILL_SECONDS + reading.lag_seconds, bool(self.unloads)
+            self.accounts.watch(reading, time.monotonic(), seconds, unloads=unloads)
         return reading
 
     @property
@@ -104,11 +110,11 @@ class Memory:
     async def admit(self, record: ModelRecord, package: Package, terms: Terms) -> Estimate:
         """Reserve what the model is expected to take, or raise a refusal.
 
-        Waits for earlier loads, for loads of unknown footprint, and for memory that is about to be
-        freed; each for a bounded time.
+        Waits for loads before it while these take memory, and for memory that is about to be freed;
+        each for a bounded time.
         """
         told, evicts, begun, short_since = Admission(record), terms.evicts, time.monotonic(), 0.0
-        async with self._turn():
+        async with self._turn(record):
             while True:
                 reading = await self.read()
                 now = time.monotonic()
@@ -133,7 +139,7 @@ class Memory:
                     continue
                 is_turn = waits_its_turn(estimate, outlook)
                 why = WaitsFor.TURN if is_turn else WaitsFor.MEMORY
-                told.waits(why, estimate, outlook.book, reading)
+                told.waits(why, estimate, outlook.book, reading, self._awaited())
                 short_since = short_since or (0.0 if is_turn else now)
                 await self._wait_for_change()
             account = Account(record.id, package.content_key, estimate, now)
@@ -141,6 +147,9 @@ class Memory:
             self._reserve(account, reading)
             told.admitted(estimate, outlook.book, reading)
         return estimate
+
+    def _awaited(self) -> tuple[ModelId, ...]:
+        return (*(each.model_id for each in self.accounts.moving), *self.unloads)
 
     def _reserve(self, account: Account, reading: MemoryReading | None) -> None:
         self._begin(reading, unloads=0)
@@ -191,15 +200,26 @@ class Memory:
         if self.lag_seconds == 0 or self.limit.is_below_the_device(reading):
             await task
 
-    async def not_loaded(self, model_id: ModelId) -> None:
-        """Note that the load is undone. Memory that it may have left cannot be attributed."""
+    async def not_loaded(self, model_id: ModelId, *, stuck: TritonName | None = None) -> None:
+        """Note that the load is undone. Memory that it may have left cannot be attributed. `stuck`:
+        Triton still works on it under this name, and its bytes stay booked until `freed`.
+        """
         self.accounts.disturbed()
         self._sensor.changed()
         try:
             await self._catch_up(model_id)
         finally:
+            held = self.ledger.of(model_id)
             self._forget(model_id)
+            if stuck is not None:
+                self.ledger.hold(_of_stuck(stuck), held)
             self._changed.set()
+
+    def freed(self, name: TritonName) -> None:
+        """Note that Triton has ended a load that was stuck under this name."""
+        self.ledger.release(_of_stuck(name))
+        self._sensor.changed()
+        self._changed.set()
 
     # -- unloads ----------------------------------------------------------------------------
 
@@ -282,7 +302,7 @@ class Memory:
         If no other is in progress, this is a quiet moment, and the next measurement starts from
         `reading`; nothing is measured if the reading is not recent enough.
         """
-        if not self.accounts.loads and len(self.unloads) == unloads:
+        if not self.accounts.moving and len(self.unloads) == unloads:
             settled = self._sensor.settled(reading)
             if self.ledger.snapshot().models == 0:
                 self.ledger.rebase(settled and settled.shared)
@@ -302,7 +322,7 @@ class Memory:
         is_planned: bool,
     ) -> Outlook:
         """`waits_for_others` is False once a load has waited for others for too long."""
-        loads = self.accounts.loads if waits_for_others else []
+        loads = self.accounts.moving if waits_for_others else []
         return Outlook(
             book=self.ledger.snapshot(),
             reading=self.limit.less_reserved(reading),
@@ -319,20 +339,21 @@ class Memory:
         )
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self, record: ModelRecord) -> AsyncIterator[None]:
         """Admit loads one after the other: one that waits for memory is not overtaken, but blocks
         those behind it for `alone` seconds at most.
         """
-        held = False
+        held, record.awaits = False, self._first
         with self._metrics.waiting_load("memory"):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.alone):
                     await self._admitting.acquire()
-                held = True
+                held, record.awaits, self._first = True, (), (record.id,)
             try:
                 yield
             finally:
                 if held:
+                    self._first = ()
                     self._admitting.release()
 
     async def _wait_for_change(self) -> None:
@@ -358,7 +379,7 @@ class Memory:
         """Measure what was loaded, if no operation on another model is in progress. Otherwise the
         last of them measures at its own end.
         """
-        expected = {each.model_id: each.estimate for each in self.accounts.loads}
+        expected = {each.model_id: each.estimate for each in self.accounts.moving}
         if not self._is_behind or not expected.keys() | self.unloads.keys() <= {model_id}:
             return
         operations, reading = self._operations, await self.read()
@@ -368,6 +389,13 @@ class Memory:
             for measured in self.accounts.close(self._sensor.settled(reading), requests):
                 if not self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
                     self._learn(measured, expected.get(measured.model_id))
+
+    def still_since(self, model_id: ModelId) -> float | None:
+        """Return since when a load has taken no memory (time.monotonic); None while it may take
+        some, and for a model that is not being loaded.
+        """
+        account = self.accounts.models.get(model_id)
+        return account.still_since if account else None
 
     def _estimate_of(self, model_id: ModelId) -> Estimate | None:
         """Return the estimate of a load that is under way, or being measured; else None."""
@@ -399,3 +427,8 @@ class Memory:
             return
         if self.sizes.lived(account.package_key, account.most):
             self.relearned.add(model_id)
+
+
+def _of_stuck(name: TritonName) -> ModelId:
+    """Return the key in the ledger of what is stuck. No model has it: ids have no NUL."""
+    return ModelId(f"\0{name}")

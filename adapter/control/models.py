@@ -7,7 +7,7 @@ time, in order of arrival; models wait for each other only for memory (core/admi
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from adapter.control.diagnosis import Diagnosis
 from adapter.control.housekeeping import Housekeeping
 from adapter.control.lease import Lease, Leases
 from adapter.control.leftovers import Leftovers
-from adapter.control.load_limit import LoadLimit
+from adapter.control.load_limit import LimitedLoad, LoadLimit, LoadThreads
 from adapter.control.loader import Loader
 from adapter.control.memory import Memory
 from adapter.control.operations import Operations
@@ -28,7 +28,7 @@ from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.reconciler import Reconciler
 from adapter.control.returns import Returns
-from adapter.control.unloader import Unloader
+from adapter.control.unloader import Unloader, still_loading
 from adapter.core.ledger import Ledger
 from adapter.core.memory import NO_BYTES, Bytes, total
 from adapter.core.model import ModelId, ModelSource, Package
@@ -52,10 +52,9 @@ from adapter.telemetry.traffic import leave_out
 log = logging.getLogger(__name__)
 
 _THERE = {ModelState.READY: "loaded already", ModelState.RETURNING: "being loaded again"}
-
-
 _Act = Callable[[], object]
 _Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+_Ended = Sequence[ModelRecord | None]
 _LOADED = (ModelState.READY, ModelState.DEAD)
 # Of the 30 s from SIGTERM to SIGKILL the drain and Triton's stop take up to 22.
 _UNDO_SECONDS = 4.0
@@ -79,9 +78,7 @@ class ModelControl:
         load_threads: int = 4,
         max_abandoned: int = 64,
     ) -> None:
-        """`loads_again`: see Presence. `load_threads`: Triton's.
-        `max_abandoned`: see Leases.
-        """
+        """`loads_again`: see Presence. `max_abandoned`: see Leases."""
         self.registry = registry
         self.wants = Wants(lambda m: log.info("adapter.wanted_no_more", extra={"model_id": m}))
         left = Leftovers(registry, server, metrics)
@@ -91,7 +88,9 @@ class ModelControl:
         self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages, self._limits = packages, limits
         self.operations, self._load_limit = Operations(metrics), LoadLimit(limits.load)
-        self._unloader = Unloader(registry, triton, server, limits, left, lose_requests=self._lose)
+        self.load_threads = LoadThreads(registry, self.memory, load_threads)
+        lose = lambda record: self.leases.lose(record)  # noqa: E731, PLW0108 - they are made later
+        self._unloader = Unloader(registry, triton, server, limits, left, lose_requests=lose)
         self._loader = self._make_loader(triton, server, metrics)
         self.presence = Presence(triton, server, loads_again=loads_again)
         self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
@@ -99,7 +98,7 @@ class ModelControl:
         self.returns = self._make_returns(load_threads)
         self._reconciler = self._make_reconciler(triton, server, load_threads)
         self.why_stuck, self.catch_up = self._reconciler.why_stuck, self._reconciler.catch_up
-        self.leases = Leases(max_abandoned, self._reconciler.call_failed)
+        self.leases: Leases = Leases(max_abandoned, self._reconciler.call_failed)
         parts = (registry, self.memory, left, packages, self._reconciler)
         self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
 
@@ -111,9 +110,6 @@ class ModelControl:
         """Return how many inferences have begun, and how many of them have ended."""
         return self.leases.begun, self.leases.ended
 
-    def _lose(self, record: ModelRecord) -> None:
-        self.leases.lose(record)
-
     def _make_loader(self, triton: Triton, server: Server | None, metrics: Metrics) -> Loader:
         return Loader(
             triton=triton,
@@ -124,6 +120,7 @@ class ModelControl:
             reclaim=self._reclaim,
             metrics=metrics,
             limits=self._limits,
+            threads=self.load_threads,
         )
 
     def _make_returns(self, load_threads: int) -> Returns:
@@ -210,10 +207,13 @@ class ModelControl:
         return self.registry.serving(model_id)
 
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
-        """Unload the model, which is wanted no more. Return when it and its memory are gone."""
+        """Unload the model, which is wanted no more; end a load of it. Return when it and its
+        memory are gone.
+        """
         self.refuse_unless_open()
         self.registry.lost.pop(model_id, None)
         with self.wants.no_more(model_id) as begun:
+            self._load_limit.end(model_id)
             await self.make_way(model_id, begun, **log_fields)
 
     async def make_way(self, model_id: ModelId, begun: _Act = bool, /, **log_fields: str) -> None:
@@ -222,8 +222,9 @@ class ModelControl:
         if model_id not in self.registry and model_id not in self._loading:
             raise not_loaded(model_id)
         known = self.registry.get(model_id)
+        ended = [known] if self._load_limit.is_ended(model_id) else []
         work = self.operations.logged(
-            *("unload", model_id, self._unload(model_id, begun), total),
+            *("unload", model_id, self._unload(model_id, begun, ended), total),
             log_fields=log_fields,
             in_flight=known.in_flight if known else 0,
         )
@@ -320,51 +321,45 @@ class ModelControl:
         **log_fields: str,
     ) -> asyncio.Task[ModelRecord]:
         """Begin a load; `lost`: the model that it is to bring back."""
+        load = self._load_limit.begin(model_id)
         work = self.operations.logged(
-            *("load", model_id, self._load(model_id, source, lost, terms), self._size_of),
+            *("load", model_id, self._load(load, source, lost, terms), self._size_of),
             log_fields=log_fields,
             url=source.url,
         )
         self._terms[model_id] = terms
         self._loading[model_id] = task = self.operations.start("load", model_id, work)
-        task.add_done_callback(partial(self._load_ended, model_id))
+        task.add_done_callback(partial(self._load_ended, load))
         return task
 
     def _size_of(self, record: ModelRecord) -> int:
         return total(self.memory.ledger.of(record.id))
 
-    def _load_ended(self, model_id: ModelId, task: asyncio.Task[ModelRecord]) -> None:
-        if self._loading.get(model_id) is task:
-            del self._loading[model_id], self._terms[model_id]
+    def _load_ended(self, load: LimitedLoad, task: asyncio.Task[ModelRecord]) -> None:
+        self._load_limit.done(load)
+        if self._loading.get(load.model_id) is task:
+            del self._loading[load.model_id], self._terms[load.model_id]
 
     async def _load(
-        self, model_id: ModelId, source: ModelSource, lost: ModelRecord | None, terms: Terms
+        self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms
     ) -> ModelRecord:
         """Load, and again each time that room could be made after it ran out of memory."""
-        begun = asyncio.get_running_loop().time()
         async with AsyncExitStack() as turn:
-            async with self._load_limit.of(model_id, begun):
-                await turn.enter_async_context(self.operations.lock(model_id))
+            async with self._load_limit.of(load):
+                await turn.enter_async_context(self.operations.lock(load.model_id))
             while True:
                 try:
-                    return await self._load_once(model_id, source, lost, terms, begun)
+                    return await self._load_once(load, source, lost, terms)
                 except CapacityError as error:
                     may_evict = terms.evicts and lost is None
                     if not may_evict or not await self.memory.make_room(error):
                         raise
 
     async def _load_once(
-        self,
-        model_id: ModelId,
-        source: ModelSource,
-        lost: ModelRecord | None,
-        terms: Terms,
-        begun: float,
+        self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms
     ) -> ModelRecord:
-        async with (
-            AsyncExitStack() as undo,
-            self._load_limit.of(model_id, begun),  # ends the load, not its undo
-        ):
+        model_id = load.model_id
+        async with AsyncExitStack() as undo, self._load_limit.of(load):  # ends it, not its undo
             record = await self._begin_record(model_id, source, lost, terms)
             record.is_on_demand, record.begun_at = terms.is_on_demand, time.time()
             undo.push(partial(self._load_failed, record, lost))
@@ -380,7 +375,7 @@ class ModelControl:
             placement = await self._packages.place(record.name, model_id, package)
             self.registry.place(record, placement)
             self.memory.placed(model_id, record.placement.names)
-            undo.push_async_callback(self._undo, record, lambda: self._unloader.unload(record))
+            undo.push_async_callback(self._undo, record, lambda: self._loader.undo(record))
             undo.push(partial(self.returns.load_failed, record))
             step(record, WaitsFor.TRITON)
             process = await self._loader.load(record, package, estimate)
@@ -424,9 +419,10 @@ class ModelControl:
     def _load_failed(
         self, record: ModelRecord, lost: ModelRecord | None, *raised: *_Raised
     ) -> None:
-        event = ModelEvent.LOAD_FAILED
+        event, error = ModelEvent.LOAD_FAILED, raised[1]
+        self._loader.tell_what_was_undone(record, error)
         if lost is not None and record.state is ModelState.LOADING:
-            event = self.returns.after(record.id, raised[1])
+            event = self.returns.after(record.id, error)
         self.registry.apply(record, event)
 
     async def _prepared(self, record: ModelRecord, source: ModelSource) -> Package:
@@ -442,10 +438,15 @@ class ModelControl:
         self.memory.sizes.known_as(record.id, package)
         return package
 
-    async def _unload(self, model_id: ModelId, begun: _Act) -> Bytes:
+    async def _unload(self, model_id: ModelId, begun: _Act, ended: _Ended) -> Bytes:
+        """`ended`: the record of a load that is being undone, None in a load that has none yet."""
         async with self.operations.lock(model_id):
             begun()
             known = self.registry.get(model_id)
+            if known is None and ended:
+                if ended[0] is not None and ended[0].state is ModelState.STUCK:
+                    raise still_loading(ended[0])
+                return NO_BYTES
             if known is None or known.state is not ModelState.RETURNING:
                 return await self._unload_model(model_id)
             self.registry.apply(known, ModelEvent.VANISHED)

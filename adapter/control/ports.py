@@ -61,6 +61,12 @@ class Server(Protocol):
     def end_stubs(self, name: TritonName) -> None:
         """Kill the python processes of this model."""
 
+    def end_instances(self, name: TritonName) -> bool:
+        """Kill the python processes that serve this model, or begin to; return whether there were
+        any. None is killed while one completes the model's configuration: Triton would never
+        answer its load.
+        """
+
     async def running_models(self) -> frozenset[TritonName]:
         """Return the models with a python process, loaded or not. OSError if none can be seen."""
 

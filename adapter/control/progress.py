@@ -4,6 +4,7 @@ import logging
 
 from adapter.core.ledger import LedgerSnapshot
 from adapter.core.memory import MemoryReading
+from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.sizing import Estimate
 from adapter.core.state import WaitsFor
@@ -11,9 +12,9 @@ from adapter.core.state import WaitsFor
 log = logging.getLogger(__name__)
 
 
-def step(record: ModelRecord, waits_for: WaitsFor) -> None:
-    """Note the next step of a load or an unload."""
-    record.waits_for = waits_for
+def step(record: ModelRecord, waits_for: WaitsFor, awaits: tuple[ModelId, ...] = ()) -> None:
+    """Note the next step of a load or an unload, and the models that it waits for."""
+    record.waits_for, record.awaits = waits_for, awaits
     log.debug("model.step", extra={"model_id": record.id, "waits_for": waits_for.value})
 
 
@@ -31,11 +32,14 @@ class Admission:
         estimate: Estimate,
         book: LedgerSnapshot,
         reading: MemoryReading | None,
+        awaits: tuple[ModelId, ...] = (),
     ) -> None:
-        self._record.waits_for = what
+        self._record.waits_for, self._record.awaits = what, awaits
         if what is not self._told:
             self._told = what
-            fields = {"model_id": self._record.id, "waits_for": what.value}
+            fields: dict[str, object] = {"model_id": self._record.id, "waits_for": what.value}
+            if awaits:
+                fields["awaits"] = [*awaits]
             log.info("model.load_waits", extra=fields | _figures(estimate, book, reading))
 
     def admitted(

@@ -245,12 +245,16 @@ class Reconciler:
         ready = set() if restarted else await self._triton.ready()
         for record in [*self._registry.stuck.values()]:
             names, lock = set(record.placement.names), self._lock_of(record.id)
-            if names & (present - ready) or lock.locked():  # by a load under another name
+            if names & (present - ready):
+                await self._unloader.end_loading(record)
+                continue
+            if lock.locked():  # by a load under another name
                 continue
             async with lock:  # no load may take the name before its folder is cleared
                 if self._registry.stuck.get(record.name) is not record:
                     continue  # done meanwhile by another call
                 self._registry.apply(record, ModelEvent.FREED)
+                self._memory.freed(record.name)
                 await self.clear_away(record, also_the_entry=bool(names & ready))
 
     async def clear_away(self, record: ModelRecord, *, also_the_entry: bool = False) -> None:

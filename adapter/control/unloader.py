@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 _NORMAL_SECONDS = 1.0
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 
+_END_SECONDS = 0.1  # between two looks at the processes of a load that is to end
+ENDED = "its python processes were killed, so that Triton ends its load"
+
 _LATE_SECONDS = 1.0  # so long beyond its limit a caller waits for an unload
 
 _NOT_LOADED = (ModelState.LOADING, ModelState.STUCK)
@@ -49,6 +52,7 @@ class Unloader:
         self._limits = limits
         self._leftovers = leftovers
         self._lose_requests = lose_requests
+        self.ended: set[ModelRecord] = set()  # loads whose processes were killed, until undone
 
     def give_up(self, record: ModelRecord) -> None:
         """Mark a model as stuck: Triton never ends its load, and an unload would wait for that.
@@ -73,9 +77,11 @@ class Unloader:
         *,
         is_dead: bool = False,
         to_the_end: bool = False,
+        is_loading: bool = False,
     ) -> None:
         """Unload the model; return when Triton no longer has it and, with an embedded server, its
-        processes and all that they started have ended. A stuck model is left alone.
+        processes and all that they started have ended. A stuck model is left alone. `is_loading`:
+        Triton has not answered its load, which is ended.
 
         The processes of an unload without progress are killed. Raises BackendTimeout if some
         survive; `to_the_end` waits for them without limit instead.
@@ -87,7 +93,7 @@ class Unloader:
         processes = await self._processes_of(names)
         try:
             for name in reversed(record.placement.load):
-                await self._triton.unload(name, record.id)
+                await self._ask(record, name, is_loading=is_loading)
         except BackendTimeout:
             if record.state in _NOT_LOADED:  # the unload waits for that load
                 self.give_up(record)
@@ -97,6 +103,39 @@ class Unloader:
             left = await self._hurry(record, left, processes, is_dead=is_dead)
         await self._see_ended(record, processes, reloaded=left, to_the_end=to_the_end)
         await self._free_regions(record)
+
+    async def _ask(self, record: ModelRecord, name: TritonName, *, is_loading: bool) -> None:
+        """Ask Triton for the unload of one model, which waits for a load of it in Triton."""
+        if record.state not in _NOT_LOADED:
+            return await self._triton.unload(name, record.id)
+        call = asyncio.ensure_future(self._triton.unload(name, record.id))
+        end = time.monotonic() + self._limits.unload
+        try:
+            while not (await asyncio.wait({call}, timeout=_END_SECONDS))[0]:
+                if time.monotonic() > end:
+                    raise still_loading(record)
+                if is_loading and await self.end_loading(record):
+                    self.ended.add(record)
+                    log.warning("model.load_ended", extra={"model_id": record.id, "reason": ENDED})
+            await call
+        finally:
+            call.cancel()
+
+    async def end_loading(self, record: ModelRecord) -> bool:
+        """Kill the processes in which Triton loads the model, so that its load fails; return
+        whether there were any. A model that is loaded already is left alone, as its unload would
+        never end.
+        """
+        if (server := self._server) is None:
+            return False
+        going_on = await self._triton.present() - await self._triton.ready()
+        names = [TritonName(n) for n in record.placement.names if n in going_on]
+        return any([await PROCESSES.run(server.end_instances, name) for name in names])
+
+    async def may_hold_memory(self, record: ModelRecord) -> bool:
+        """Return whether Triton may still hold memory for a stuck model."""
+        names = record.placement.names
+        return not all([await self._has_lost_its_process(name) for name in names])
 
     async def _free_regions(self, record: ModelRecord) -> None:
         """Give back what Triton never does: the shared memory of processes that have died."""
@@ -248,6 +287,17 @@ async def _outlasts(is_left: Callable[[], Awaitable[bool]], seconds: float) -> b
         await asyncio.sleep(pause)
         pause = min(pause * 2, _POLL_LAST_SECONDS)
     return False
+
+
+def still_loading(record: ModelRecord) -> BackendTimeout:
+    begun = (
+        f"for {time.time() - record.begun_at:.0f} s" if record.begun_at else "since an earlier run"
+    )
+    return BackendTimeout(
+        f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {begun}, and only "
+        "ends a load by itself; the model is unloaded then, and its memory stays booked until then",
+        model_id=record.id,
+    )
 
 
 def _not_gone(record: ModelRecord) -> BackendTimeout:

@@ -18,6 +18,25 @@ from adapter.core.state import IllegalTransition
 
 # Growth below this is noise.
 _NOISE_BYTES = 2**20
+# Growth below this is noise of what all processes share, such as Triton's buffers for traffic.
+_STILL_BYTES = 4 * 2**20
+
+
+@dataclass(slots=True)
+class _Level:
+    """Bytes that are read again and again. `since`: when they last grew."""
+
+    least: int = 0
+    since: float = 0.0
+
+    def read(self, count: int, now: float) -> bool:
+        """Return whether the bytes have grown."""
+        has_grown = count > self.least + _STILL_BYTES
+        if has_grown:
+            self.since = now
+        if has_grown or count < self.least:
+            self.least = count
+        return has_grown
 
 
 class Stage(Enum):
@@ -47,7 +66,8 @@ class Account:
     ledger stands on: LEARNED after a measurement. `names` are its names in Triton, and those of its
     helpers and steps. `taken`: the last measurement, `most`: the highest since the load; None
     before the first. `is_apart`: all that the model takes is in processes of its own.
-    `is_planned`: as in Terms.
+    `is_planned`: as in Terms. `still_since`: since when its load has taken nothing, None while it
+    may. `is_passed`: others are measured during its load, so that it cannot be.
     """
 
     model_id: ModelId
@@ -61,6 +81,9 @@ class Account:
     most: Bytes | None = None
     is_apart: bool = False
     is_planned: bool = False
+    still_since: float | None = None
+    is_passed: bool = False
+    level: _Level = field(default_factory=_Level)
 
     def __post_init__(self) -> None:
         self.basis = self.estimate.basis
@@ -79,6 +102,7 @@ class Accounts:
         self._together: set[Account] = set()  # those that are not apart
         self._window, self._growth = Window(), Growth()
         self._requests_before = 0
+        self._level = _Level()  # of what readings do not tell apart
 
     def add(self, account: Account) -> None:
         self.models[account.model_id] = account
@@ -119,6 +143,28 @@ class Accounts:
         """The loads that are under way, or being measured."""
         return [a for a in self._unsettled if a.stage is not Stage.DUE]
 
+    @property
+    def moving(self) -> list[Account]:
+        """Those of `loads` that may take memory: not those that stand still."""
+        return [account for account in self.loads if account.still_since is None]
+
+    def watch(self, reading: MemoryReading, now: float, seconds: float, *, unloads: bool) -> None:
+        """Note which loads stand still: neither their processes nor what readings do not tell apart
+        has grown for `seconds`. One goes on when its processes grow, or shared memory does and
+        nothing else can be the reason.
+        """
+        moving = self.moving
+        has_grown = self._level.read(total(reading.shared.used), now)
+        is_theirs = has_grown and not moving and not unloads
+        for account in self.loads:
+            own = account.level.read(self.in_processes(account.model_id, reading), now)
+            if own or is_theirs or account.stage is not Stage.LOADING:
+                account.still_since = None
+            elif account.still_since is None:
+                since = max(account.begun, account.level.since, self._level.since)
+                if now - since >= seconds:
+                    account.still_since = since
+
     def taken(self, model_id: ModelId) -> Bytes:
         """Return the last measurement of the model."""
         account = self.models.get(model_id)
@@ -146,6 +192,8 @@ class Accounts:
     def open(self, reading: MemoryReading | None, requests: int) -> None:
         """Start measuring at a quiet moment. `requests`: how many inferences have ended."""
         self._settle()  # what is not measured by now never will be
+        for account in self.loads:
+            account.is_passed |= account.still_since is not None
         self._window.open(reading and reading.shared)
         self._growth.end(reading)
         self._requests_before = requests
@@ -164,7 +212,10 @@ class Accounts:
             self._together.discard(account)
             own = self.in_processes(model_id, reading)
             return self._measured(model_id, {HOST: own}, exact=True)
-        self._window.loaded(model_id, account.package_key, account.estimate.needs, known=known)
+        if account.is_passed:
+            self._window.disturbed()
+        else:
+            self._window.loaded(model_id, account.package_key, account.estimate.needs, known=known)
         return None
 
     def load_ended(self, account: Account, reading: MemoryReading | None) -> None:
@@ -192,6 +243,10 @@ class Accounts:
         if requests != self._requests_before:
             self._window.disturbed()
         self._settle()
+        for account in self.loads:  # they stand still; what they took before is in the window
+            if not account.is_passed:
+                account.is_passed = True
+                self._window.disturbed()
         found = []
         for part in self._window.close(reading and reading.shared):
             own = self.in_processes(part.model_id, reading)

@@ -40,13 +40,13 @@ class ModelRecord:
     are the package's, unknown for a model of an earlier run. `instances`: the model's instances
     that had a python process of their own when the load ended, by their names in Triton.
     `state_since`: when it came into `state`, by the registry's clock. `waits_for` is None unless
-    the model is being loaded or unloaded. `basis` is that of its reservation, None for a model of
-    an earlier run. `begun_at` is when its load began (time.time), 0 for such a model.
-    `is_on_demand`: it was loaded since a call asked for it, and may be evicted. `asked_for` is the
-    name that answers carry: another than `id` only for one of two versions that are there at once.
-    `can_be_doubled`: another version of it may be loaded beside it. `is_renamed`: it has another
-    name in Triton than `asked_for`. `content_types`: those that it opted into, None without any.
-    `warnings`: what of its package is odd but no fault.
+    the model is being loaded or unloaded; `awaits` are the models that it waits for. `basis` is
+    that of its reservation, None for a model of an earlier run. `begun_at` is when its load began
+    (time.time), 0 for such a model. `is_on_demand`: it was loaded since a call asked for it, and
+    may be evicted. `asked_for` is the name that answers carry: another than `id` only for one of
+    two versions that are there at once. `can_be_doubled`: another version of it may be loaded
+    beside it. `is_renamed`: it has another name in Triton than `asked_for`. `content_types`: those
+    that it opted into, None without any. `warnings`: what of its package is odd but no fault.
     """
 
     id: ModelId
@@ -55,6 +55,7 @@ class ModelRecord:
     state: ModelState = ModelState.LOADING
     state_since: float = 0.0
     waits_for: WaitsFor | None = None
+    awaits: tuple[ModelId, ...] = ()
     in_flight: int = 0
     abandoned: int = 0
     lost: int = 0
@@ -276,7 +277,8 @@ class Registry:
                 self._disown(old)
         if after is None:
             return
-        record.state, record.state_since, record.waits_for = after, self._clock(), None
+        record.state, record.state_since = after, self._clock()
+        record.waits_for, record.awaits = None, ()
         self._counts[after] += 1
         if after is ModelState.STUCK:
             self.stuck[record.name] = record

@@ -13,7 +13,7 @@ class ModelState(Enum):
     DEAD = "DEAD"  # Triton still lists it, but the process that computed it is gone
     UNLOADING = "UNLOADING"
     RETURNING = "RETURNING"  # Triton has lost it, and it is to be loaded again
-    STUCK = "STUCK"  # Triton never ends its load; another load of the model takes another name
+    STUCK = "STUCK"  # Triton has not ended its load; another load of the model takes another name
 
 
 class WaitsFor(Enum):
@@ -27,6 +27,7 @@ class WaitsFor(Enum):
     TURN = "turn"  # earlier loads, or loads whose size is not known, come first
     MEMORY = "memory"  # it does not fit yet
     FILES = "files"  # they are linked, copied or sent to where Triton reads them
+    THREAD = "thread"  # Triton works on as many loads as it has threads for
     TRITON = "triton"
     REQUESTS = "requests"  # those in flight
     UNDOING = "undoing"  # the load failed, and what there is of it is taken down

@@ -161,6 +161,8 @@ class DebugState:
             "state": record.state.value,
             "state_seconds": round(now - record.state_since, 3),
             "waits_for": record.waits_for and record.waits_for.value,
+            "awaits": [*record.awaits],
+            "hanging_seconds": self._hanging_seconds(record, now),
             "in_flight": record.in_flight,
             "abandoned": record.abandoned,
             "served": record.served,
@@ -172,6 +174,10 @@ class DebugState:
             "is_pinned": self._is_pinned(record),
             "warnings": [*record.warnings],
         }
+
+    def _hanging_seconds(self, record: ModelRecord, now: float) -> float | None:
+        since = self._control.load_threads.hangs_since(record)
+        return None if since is None else round(now - since, 3)
 
     def _is_pinned(self, record: ModelRecord) -> bool:
         return self._residency is not None and self._residency.eviction.is_pinned(record.id)

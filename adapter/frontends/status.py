@@ -33,6 +33,7 @@ HTTP: Mapping[type[BaseException], tuple[int, str]] = {
     errors.NotRegistered: (404, "NotRegistered"),
     errors.SourceMissing: (404, "SourceMissing"),
     errors.AlreadyLoaded: (409, "AlreadyLoaded"),
+    errors.UnloadedMeanwhile: (409, "UnloadedMeanwhile"),
     errors.PayloadTooLarge: (413, "PayloadTooLarge"),
     errors.InferenceFailed: (500, "InferenceFailed"),
     errors.StoreDenied: (502, "StoreDenied"),
@@ -71,6 +72,7 @@ AWS: Mapping[type[BaseException], tuple[int, str]] = {
     errors.StoreUnavailable: _LATER,
     errors.StoreDenied: (530, "InternalDependencyException"),
     errors.ModelNotFound: _LATER,  # Triton has lost it: it is loaded again
+    errors.UnloadedMeanwhile: _LATER,  # the next call loads it
     errors.NotStarted: _LATER,
     errors.BackendUnavailable: _LATER,
     errors.BackendTimeout: MODEL_ERROR,
@@ -102,6 +104,7 @@ GRPC: Mapping[type[BaseException], grpc.StatusCode] = {
     errors.ArtifactNotFound: grpc.StatusCode.NOT_FOUND,
     errors.NotRegistered: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyLoaded: grpc.StatusCode.ALREADY_EXISTS,
+    errors.UnloadedMeanwhile: grpc.StatusCode.ABORTED,
     errors.NotStarted: grpc.StatusCode.UNAVAILABLE,
     errors.NotTaken: grpc.StatusCode.UNAVAILABLE,
     errors.StoreDenied: grpc.StatusCode.FAILED_PRECONDITION,  # an operator has to act

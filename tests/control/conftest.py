@@ -19,7 +19,9 @@ _TENTHS = [
     *((module, "_POLL_SECONDS") for module in (memory, reclaim)),
     *((module, "_LOOK_SECONDS") for module in (eviction, renewal, returns)),
     (load_limit, "_UNDO_SECONDS"),
-    (unloader, "_LATE_SECONDS"),
+    (load_limit, "_POLL_SECONDS"),
+    (memory, "_STILL_SECONDS"),
+    *((unloader, name) for name in ("_LATE_SECONDS", "_END_SECONDS")),
     (upkeep, "_SECONDS"),
 ]
 

@@ -207,8 +207,11 @@ class Crowd:
         assert all(r.in_flight == 0 for r in records)
         assert not control.memory.is_busy
         book = control.memory.ledger.snapshot()
-        assert (book.models, book.reserved_bytes) == (len(records), 0)
-        assert book.held_bytes == sum(self.house.held(r.id) for r in records)
+        stuck, held = len(control.registry.stuck), sum(self.house.held(r.id) for r in records)
+        assert book.reserved_bytes == 0
+        assert len(records) <= book.models <= len(records) + stuck
+        # Triton may hold memory for what it is stuck with
+        assert book.held_bytes >= held if stuck else book.held_bytes == held
 
     async def check_all_goes_on(self) -> None:
         """Once nothing fails any more each model can be loaded, and nothing is left of it. But for

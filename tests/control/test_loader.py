@@ -9,7 +9,14 @@ import pytest_asyncio
 from adapter.control.ports import TimeLimits
 from adapter.core.memory import HOST
 from adapter.core.state import ModelState
-from adapter.errors import BackendTimeout, LoadFailed, MemoryFigures, ModelTooLarge, OutOfMemory
+from adapter.errors import (
+    BackendTimeout,
+    LoadFailed,
+    MemoryFigures,
+    ModelTooLarge,
+    OutOfMemory,
+    UnloadedMeanwhile,
+)
 from tests.fakes.house import House
 
 MIB = 2**20
@@ -371,14 +378,33 @@ async def test_a_model_without_a_process_is_given_its_time(house):
     await load
 
 
-async def test_a_load_that_may_wait_in_tritons_queue_is_not_given_up(house, caplog):
-    """Its process starts when one of the others ends."""
-    house.packages.declared |= {"/m": 100 * MIB, "/n": 100 * MIB}
-    house.server.live["n"] = False
-    _, queued = await held_at(house, "load n", house.load("n"))
-    await asyncio.wait({await stick(house, "m"), queued}, timeout=5)
-    given_up = [r.model_id for r in caplog.records if r.message == "model.load_stuck"]
-    assert given_up == ["m", "n"]
+@pytest.mark.parametrize("end", ["unload", "limit"])
+async def test_the_processes_of_a_load_that_is_ended_are_killed(end, caplog):
+    limits = TimeLimits(load=0.5 if end == "limit" else 10, unload=10, alone=5)
+    house = await House(1000 * MIB, limits).open()
+    house.server.endable.add("m")
+    house.triton.loading.add("m")
+    _, load = await held_at(house, "load m", house.load("m"))
+    gate = house.steps.hold("unload m")
+    ending = house.begin(house.unload("m")) if end == "unload" else load
+    for _ in range(500):
+        if house.server.ended:
+            break
+        await asyncio.sleep(0.01)
+    assert house.server.ended == ["m"]
+    house.triton.loading.clear()
+    gate.open()  # Triton has ended the load
+    kind, text = (UnloadedMeanwhile, "unloaded") if end == "unload" else (BackendTimeout, "0.5 s")
+    with pytest.raises(kind, match=text):
+        await load
+    if end == "unload":
+        await ending
+    await house.quiet()
+    house.check()
+    lines = {r.message: r for r in caplog.records}
+    assert "processes were killed" in lines["model.load_ended"].reason
+    assert "model.load_stuck" not in lines
+    await house.close()
 
 
 async def test_a_triton_of_somebody_elses_has_no_processes_to_look_at():

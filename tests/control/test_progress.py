@@ -6,6 +6,7 @@ import logging
 import pytest
 import pytest_asyncio
 
+from adapter.control import load_limit
 from adapter.control.progress import Admission
 from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST
@@ -15,6 +16,7 @@ from adapter.core.sizing import Basis, Estimate
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
 from adapter.errors import InvalidModel, LoadFailed
 from tests.control.admin import admin_of
+from tests.control.test_ps import ps
 from tests.fakes.house import House
 
 MIB = 2**20
@@ -145,6 +147,40 @@ async def test_an_unload_that_failed_waits_for_nothing_any_more(house):
         await house.unload("m")
     (model,) = (await state_of(house))["models"]
     assert (model["state"], model["waits_for"]) == ("READY", None)
+
+
+async def test_loads_that_hang_in_all_threads_are_told_with_those_that_wait(house, monkeypatch):
+    monkeypatch.setattr(load_limit, "_HANGS_SECONDS", 0.1)
+    gates = {name: house.steps.hold(f"load {name}") for name in "ab"}
+    tasks = []
+    for name, gate in gates.items():
+        house.packages.declared[f"/{name}"] = 10 * MIB
+        tasks.append(house.begin(house.load(name)))
+        await asyncio.wait_for(gate.reached.wait(), 5)
+    house.packages.declared["/c"] = 10 * MIB
+    tasks.append(house.begin(house.load("c")))
+    await until_waits(house, "c", WaitsFor.THREAD)
+    watching = house.begin(house.control.run_housekeeping())  # which reads memory
+    for _ in range(500):
+        if notes := house.control.load_threads.notes():
+            break
+        await asyncio.sleep(0.01)
+    assert "keep all 2 load threads of Triton" in notes[0]
+    assert "'a' (for 0 s), 'b' (for 0 s)" in notes[0]
+    a, _, c = (await state_of(house))["models"]
+    assert (a["waits_for"], c["waits_for"], c["awaits"]) == ("triton", "thread", ["a", "b"])
+    assert a["hanging_seconds"] >= 0.1
+    assert c["hanging_seconds"] is None
+    out, _, _ = await ps(house)
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert "LOADING" in rows["b"]
+    assert ", hanging for " in rows["b"]
+    assert "waiting for one of Triton's load threads (behind a, b)" in rows["c"]
+    watching.cancel()
+    for gate in gates.values():
+        gate.open()
+    await asyncio.gather(*tasks)
+    assert house.control.load_threads.notes() == []
 
 
 def test_the_time_in_a_state_counts_from_its_beginning():

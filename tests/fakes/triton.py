@@ -70,10 +70,10 @@ class FakeControlTriton:
 
 class FakeServer:
     """Knows of no process unless told: `live["m"] = False`, or of one that has only been seen when
-    it is in `dies`. `instances["m"]` are the names of those that run. `ended` are the models whose
-    processes were killed. `processes` are those of each model, loaded or not; those in `unkillable`
-    stay when they are killed; `orphans` are those whose model has no python process. `restarts`
-    are the reasons given.
+    it is in `dies`. `endable` are those whose load ends with their processes. `instances["m"]` are
+    the names of those that run. `ended` are the models whose processes were killed. `processes` are
+    those of each model, loaded or not; those in `unkillable` stay when they are killed; `orphans`
+    are those whose model has no python process. `restarts` are the reasons given.
     """
 
     def __init__(self) -> None:
@@ -87,6 +87,7 @@ class FakeServer:
         self.load_threads = 2
         self.instances: dict[str, set[str]] = {}
         self.ended: list[str] = []
+        self.endable: set[str] = set()
         self.restarts: list[str] = []
         self.restarted = asyncio.Event()
 
@@ -105,6 +106,13 @@ class FakeServer:
 
     def end_stubs(self, name: TritonName) -> None:
         self.ended.append(name)
+
+    def end_instances(self, name: TritonName) -> bool:
+        """The load of a name in `endable` fails, as it does when its processes are killed."""
+        if name not in self.endable or name in self.ended:
+            return False
+        self.ended.append(name)
+        return True
 
     async def running_models(self) -> frozenset[TritonName]:
         return frozenset(name for name, processes in self.processes.items() if processes)

@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three, versitygw, envoy_gateway,
-# first_contact, mutants, ends_again, modelmesh_full, endpoint_clients and hundred_models take what they take.
+# first_contact, mutants, ends_again, modelmesh_full, endpoint_clients and hundred_models take what
+# they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),

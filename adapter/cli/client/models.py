@@ -29,6 +29,7 @@ _OLDEST_FAILURE_SECONDS = 600.0  # of those in the table; --json has them all
 _OF_MEMORY = frozenset({"InsufficientMemory", "OutOfMemory", "ModelTooLarge", "NoRoom"})
 _ADMIN_HINT = "only the admin listener tells this; --admin or --url say where it is"
 _OF_MODELS = ("models", "on_demand", "lost", "failures")
+_MOST_AWAITED = 4
 _HEAD = ["NAME", "STATE", "SIZE", "BASIS", "IN FLIGHT", "IDLE", "LOADED FOR"]
 _RIGHT = frozenset({2, 4, 5, 6, 7})
 _COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "DEAD": RED}
@@ -38,6 +39,7 @@ _WAITS = {
     "turn": "waiting for its turn",
     "memory": "waiting for memory",
     "files": "placing files",
+    "thread": "waiting for one of Triton's load threads",
     "triton": "waiting for Triton",
     "requests": "waiting for requests",
     "undoing": "undoing",
@@ -230,13 +232,26 @@ def _row(model: Mapping[str, Any]) -> list[str]:
     state = model["state"] if is_ready else f"{model['state']} {duration(seconds)}"
     return [
         model["model_id"],
-        f"{state}, {_WAITS.get(waits, waits)}" if waits else state,
+        f"{state}, {_wait(model)}" if waits else state,
         format_size(sum(model["bytes"].values())),
         model["basis"] or "-",
         str(model["in_flight"]),
         "-" if idle is None else duration(idle),
         duration(seconds) if is_ready else "-",
     ]
+
+
+def _wait(model: Mapping[str, Any]) -> str:
+    """Return what a load or unload waits for, and for which models; an adapter of an earlier
+    release does not tell these.
+    """
+    text = _WAITS.get(model["waits_for"], model["waits_for"])
+    if (seconds := model.get("hanging_seconds")) is not None:
+        text = f"hanging for {duration(seconds)}"
+    awaited = model.get("awaits") or []
+    named = ", ".join(awaited[:_MOST_AWAITED])
+    more = f" and {len(awaited) - _MOST_AWAITED} more" if len(awaited) > _MOST_AWAITED else ""
+    return f"{text} (behind {named}{more})" if awaited else str(text)
 
 
 def _painted(line: str, model: Mapping[str, Any]) -> str:
@@ -414,7 +429,7 @@ def _news(admin: Target | None, name: str, command: str) -> str:
     if models == [] and command == "unload":
         return "waiting for its memory to be free"
     waits = models[0]["waits_for"] if models else None
-    return _WAITS.get(waits, waits) if waits else ""
+    return _wait(models[0]) if models and waits else ""
 
 
 def _models(admin: Target | None, name: str) -> list[dict[str, Any]] | None:

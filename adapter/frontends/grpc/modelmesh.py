@@ -91,7 +91,7 @@ class ModelRuntime:
         self._load_slots = asyncio.Semaphore(options.load_concurrency)
         # one at a time: a load that crashed Triton must not fail the other repeated loads again
         self._broken_off = asyncio.Lock()
-        self._loads: set[asyncio.Task[ModelRecord]] = set()
+        self._loads: dict[asyncio.Task[ModelRecord], ModelId] = {}
         self._waiting: dict[ModelId, set[asyncio.Task[None]]] = defaultdict(set)  # to begin a load
         self._purging: asyncio.Task[None] | None = None
 
@@ -144,7 +144,7 @@ class ModelRuntime:
         terms = Terms(is_planned=True)
         work = self._control.load(model_id, source, terms, frontend="modelmesh", **log_fields)
         task = asyncio.create_task(work)
-        self._loads.add(task)
+        self._loads[task] = model_id
         task.add_done_callback(self._slot_released)
         return await asyncio.shield(task)
 
@@ -178,7 +178,7 @@ class ModelRuntime:
 
     def _slot_released(self, task: asyncio.Task[ModelRecord]) -> None:
         self._load_slots.release()
-        self._loads.discard(task)
+        del self._loads[task]
 
     async def _with_triton(
         self,
@@ -282,17 +282,15 @@ class ModelRuntime:
         return error is None
 
     async def _purge(self) -> None:
-        """End the loads that wait, and unload every model, whichever frontend loaded it."""
+        """End all loads, and unload every model, whichever frontend loaded it."""
         while True:
-            while self._waiting or self._loads:
-                waiting = {wait for waits in self._waiting.values() for wait in waits}
-                for wait in waiting:
-                    wait.cancel()
-                await asyncio.wait({*waiting, *self._loads})
-                await asyncio.sleep(0)  # for loads whose wait has just ended
-            ids = [record.id for record in self._control.registry.records()]
-            if not ids:
+            for wait in [wait for waits in self._waiting.values() for wait in waits]:
+                wait.cancel()
+            ids = {record.id for record in self._control.registry.records()}
+            ids.update(self._loads.values())
+            if not ids and not self._waiting:
                 return
+            await asyncio.sleep(0)  # for loads whose wait has just ended
             ended = await asyncio.gather(*map(self._unload, ids), return_exceptions=True)
             for error in ended:
                 if error is not None:

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from adapter.control.ports import TimeLimits
-from adapter.errors import (
-    LoadFailed,
-)
+from adapter.core.model import ModelId
+from adapter.core.state import WaitsFor
+from adapter.errors import LoadFailed, UnloadedMeanwhile
 from tests.control.memory.steps import (
     MIB,
     begin_load,
@@ -105,6 +105,77 @@ async def test_nobody_waits_for_long_behind_one_who_waits_for_memory():
     await asyncio.gather(unload, big)
     house.check("big", "small")
     await house.close()
+
+
+async def test_nobody_waits_for_a_load_that_takes_nothing_and_is_measured_all_the_same(house):
+    """As one that hangs; far below the time that a load waits to run alone."""
+    gate, hanging = await begin_load(house, "m")
+    await asyncio.wait_for(house.load("n"), 3)
+    assert house.held("n") == 200 * MIB
+    assert house.control.memory.sizes.is_exact(record_key(house, "n"))
+    assert not hanging.done()
+    gate.open()
+    await hanging
+    house.check("m", "n")
+    assert not house.control.memory.sizes.is_exact(record_key(house, "m"))  # of it nothing is known
+
+
+async def test_a_load_that_takes_memory_is_waited_for(house):
+    gate, growing = await begin_load(house, "m")
+    second = house.begin(house.load("n"))
+    for step in range(10):
+        house.loading["m"] = 20 * MIB * step
+        await asyncio.sleep(0.05)
+        assert "place n" not in house.steps.seen
+    house.loading.clear()
+    gate.open()
+    await asyncio.gather(growing, second)
+    house.check("m", "n")
+
+
+async def test_a_load_beyond_tritons_threads_waits_for_those_that_have_one(house, caplog):
+    declare(house, a=100, b=100, c=100)
+    (gate_a, load_a), (gate_b, load_b) = [await begin_load(house, name) for name in "ab"]
+    third = house.begin(house.load("c"))
+    await until_waits(house, "c", WaitsFor.THREAD)
+    assert house.control.registry.get("c").awaits == ("a", "b")
+    assert "load c" not in house.steps.seen
+    gate_b.open()
+    await asyncio.gather(load_b, third)
+    assert house.control.registry.get("c").awaits == ()
+    gate_a.open()
+    await load_a
+    house.check("a", "b", "c")
+
+
+async def test_a_load_has_its_thread_until_an_unload_has_ended_it(house):
+    declare(house, a=100, b=100, c=100)
+    begun = [await begin_load(house, name) for name in "ab"]
+    unload_gate = house.steps.hold("unload a")
+    unload = house.begin(house.unload("a"))
+    await asyncio.wait_for(unload_gate.reached.wait(), 5)
+    third = house.begin(house.load("c"))
+    await until_waits(house, "c", WaitsFor.THREAD)
+    unload_gate.open()
+    await asyncio.gather(unload, third)
+    begun[1][0].open()
+    await begun[1][1]
+    with pytest.raises(UnloadedMeanwhile):
+        await begun[0][1]
+    house.check("b", "c")
+
+
+async def until_waits(house: House, name: str, what: WaitsFor) -> None:
+    for _ in range(500):
+        record = house.control.registry.get(ModelId(name))
+        if record is not None and record.waits_for is what:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{name} does not wait for {what}")
+
+
+def record_key(house: House, name: str) -> str:
+    return house.control.registry.get(ModelId(name)).package_key
 
 
 async def test_without_a_reader_unknown_loads_do_not_wait():

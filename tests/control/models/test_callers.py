@@ -8,10 +8,11 @@ from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import (
     AlreadyLoaded,
+    BackendUnavailable,
     InferenceFailed,
-    LoadFailed,
     ModelNotFound,
     ModelNotReady,
+    UnloadedMeanwhile,
 )
 from tests.control.models.steps import LOAD, UNLOAD
 
@@ -53,30 +54,44 @@ async def test_a_model_being_loaded_cannot_be_invoked_yet(house):
     await first
 
 
-async def test_an_unload_during_a_load_waits_and_then_unloads(house):
-    gate = house.steps.hold("load")
+@pytest.mark.parametrize("step", ["prepare", "place", "load", "confirm"])
+async def test_an_unload_ends_a_load_at_every_step_and_undoes_it(house, step):
+    gate = house.steps.hold(step)
     load = house.begin(house.load("m"))
     await gate.reached.wait()
-    unload = house.begin(house.unload("m"))
+    await house.unload("m")
+    with pytest.raises(UnloadedMeanwhile, match="was unloaded while it was being loaded"):
+        await load
+    house.check()
+    await house.load("m")
+    house.check("m")
+
+
+async def test_an_unload_ends_a_load_that_waits_for_an_earlier_unload(house):
+    await house.load("m")
+    gate = house.steps.hold("unload")
+    first = house.begin(house.unload("m"))
+    await gate.reached.wait()
+    load = house.begin(house.load("m"))
     await asyncio.sleep(0)
+    second = house.begin(house.unload("m"))
+    with pytest.raises(UnloadedMeanwhile):
+        await load
     gate.open()
-    await load
-    await unload
-    assert house.steps.seen == LOAD + UNLOAD
+    await asyncio.gather(first, second)
     house.check()
 
 
-async def test_an_unload_during_a_load_that_fails_finds_nothing(house):
+async def test_a_load_that_fails_while_it_is_ended_leaves_nothing_to_unload(house):
     gate = house.steps.hold("load")
-    house.steps.fail("load", LoadFailed("no weights"))
+    house.steps.fail("unload", BackendUnavailable("the connection broke", delivered=True))
     load = house.begin(house.load("m"))
     await gate.reached.wait()
-    unload = house.begin(house.unload("m"))
-    await asyncio.sleep(0)
-    gate.open()
-    done = await asyncio.gather(load, unload, return_exceptions=True)
-    assert [type(d) for d in done] == [LoadFailed, ModelNotFound]
-    house.check()
+    await house.unload("m")
+    with pytest.raises(UnloadedMeanwhile):
+        await load
+    await house.quiet()
+    assert house.control.memory.ledger.snapshot().models == 0
 
 
 async def test_of_two_unloads_at_once_the_second_finds_nothing(house):

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from adapter.control import operations as control_operations
+from adapter.control.ports import TimeLimits
 from adapter.core.state import ModelState
 from adapter.errors import (
     AlreadyLoaded,
@@ -17,6 +18,7 @@ from adapter.errors import (
 )
 from adapter.telemetry.log import EVENTS
 from tests.control.models.steps import operations
+from tests.fakes.house import House
 
 
 async def test_a_load_outlives_its_caller(house):
@@ -56,8 +58,9 @@ async def test_an_unload_outlives_its_caller(house):
     house.check()
 
 
-async def test_a_caller_gets_a_timeout_while_the_undo_goes_on(hasty):
+async def test_a_caller_gets_a_timeout_while_the_undo_goes_on():
     """As when Triton still loads after the time limit: its unload waits for that."""
+    hasty = await House(limits=TimeLimits(load=0.6, unload=10)).open()
     hasty.steps.fail("load", BackendTimeout("Triton did not answer in time"))
     gate = hasty.steps.hold("unload")
     with pytest.raises(BackendTimeout, match=r"did not load within 0\.6 s") as caught:

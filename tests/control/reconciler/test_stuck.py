@@ -4,14 +4,18 @@ import asyncio
 
 import pytest
 
+from adapter.control.ports import TimeLimits
 from adapter.core.state import ModelState
 from adapter.errors import (
     BackendTimeout,
     BackendUnavailable,
     LoadFailed,
+    UnloadedMeanwhile,
 )
 from tests.control.reconciler.steps import LOST, QUICK
 from tests.fakes.house import House
+
+MIB = 2**20
 
 
 async def stick(house: House, *names: str) -> None:
@@ -113,6 +117,60 @@ async def test_a_triton_of_somebody_elses_is_only_said_to_be_stuck():
     assert house.control.why_stuck() is None
     house.check()
     await house.close()
+
+
+async def test_the_bytes_of_a_load_that_an_external_triton_goes_on_with_stay_booked():
+    house = await House(1000 * MIB, QUICK, embedded=False).open()
+    house.packages.declared["/a"] = 300 * MIB
+    for call in ("load", "unload"):
+        house.steps.fail(f"{call} a", BackendTimeout("Triton did not answer in time"))
+    with pytest.raises(BackendTimeout):
+        await house.load("a")
+    assert house.control.memory.ledger.snapshot().held_bytes == 300 * MIB
+    house.triton.loading.add("a")
+    assert (await house.load("a")).name != "a"  # booked twice: both may be there
+    assert house.control.memory.ledger.snapshot().held_bytes >= 300 * MIB
+    await house.unload("a")
+    assert house.control.memory.ledger.snapshot().held_bytes == 300 * MIB
+    come_back(house)
+    await house.control.triton_restarted()
+    assert house.control.memory.ledger.snapshot().models == 0
+    await house.close()
+
+
+async def test_an_unload_of_what_an_external_triton_loads_says_why_and_leaves_others_alone():
+    limits = TimeLimits(load=10, unload=0.3, stall=5, recovery=0.4, alone=5)
+    house = await House(1000 * MIB, limits, embedded=False).open()
+    house.packages.declared |= {"/a": 300 * MIB, "/b": 100 * MIB}
+    gates = [house.steps.hold(f"{call} a") for call in ("load", "unload")]
+    load = house.begin(house.load("a"))
+    await asyncio.wait_for(gates[0].reached.wait(), 5)
+    house.triton.loading.add("a")
+    with pytest.raises(BackendTimeout, match="Triton has been loading it for"):
+        await asyncio.wait_for(house.unload("a"), 5)
+    with pytest.raises(UnloadedMeanwhile):
+        await load
+    assert [r.id for r in house.control.registry.stuck.values()] == ["a"]
+    assert house.control.memory.ledger.snapshot().held_bytes == 300 * MIB
+    await asyncio.wait_for(house.load("b"), 5)
+    house.triton.loading.clear()
+    await house.control.triton_restarted()
+    await house.close()
+
+
+async def test_a_stuck_load_that_begins_to_serve_is_ended(house):
+    """Its process may not be killed before: Triton would never answer."""
+    await stick(house, "m")
+    house.server.endable.add("m")
+    watching = house.begin(house.control.run_housekeeping())
+    for _ in range(500):
+        if house.server.ended == ["m"]:
+            break
+        await asyncio.sleep(0.01)
+    assert house.server.ended == ["m"]
+    watching.cancel()
+    come_back(house)
+    await house.control.triton_restarted()
 
 
 async def test_what_ends_loading_after_all_is_unloaded_and_its_name_is_free_again(house):

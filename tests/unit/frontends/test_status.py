@@ -46,6 +46,7 @@ EXPECTED = {
     "SourceMissing": (404, "SourceMissing"),
     "ModelNotFound": (404, "ModelNotFound"),
     "AlreadyLoaded": (409, "AlreadyLoaded"),
+    "UnloadedMeanwhile": (409, "UnloadedMeanwhile"),
     "ModelNotReady": (503, "ModelNotReady"),
     "ModelTooLarge": (400, "ModelTooLarge"),  # 507 would make the platform evict for nothing
     "InsufficientMemory": (507, "InsufficientMemory"),

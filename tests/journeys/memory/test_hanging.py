@@ -1,0 +1,151 @@
+"""Models whose `initialize` never returns: an unload or the time limit ends their loads."""
+
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.asking import Gate, background, model_names, triton_index
+from tests.journeys.memory.models import check_agreement, write_eater
+from tests.processes import stubs, tritonserver
+from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import infer_body
+
+pytestmark = pytest.mark.triton
+
+_FOREVER = """\
+import time
+while True:
+    time.sleep(1)
+"""
+_ENDED_SECONDS = 5  # a DELETE of a load that hangs
+_LONGER_SECONDS = 2  # another load beside one
+
+
+def write_hanging(folder: Path) -> Path:
+    return write_eater(folder, 1, initialize=_FOREVER)
+
+
+def begin_hanging(adapter: RunningAdapter, others, name: str, package: Path):
+    asked = others.ask(lambda client: client.load(name, package))
+    # without an instance's name while it completes the configuration
+    wait_until(lambda: serves(adapter, name), 60, f"Triton initializes {name}")
+    return asked
+
+
+def serves(adapter: RunningAdapter, name: str) -> bool:
+    found = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in stubs(adapter, name)]
+    return any(
+        f"\0{name}_0_0\0".encode() in each or f"\0{name}_0\0".encode() in each for each in found
+    )
+
+
+def timed(act) -> float:
+    begun = time.monotonic()
+    assert act().status == 200
+    return time.monotonic() - begun
+
+
+def check_serving(adapter: RunningAdapter, client: Client, *names: str) -> None:
+    assert model_names(client) == [*names]
+    for name in names:
+        assert client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
+    check_agreement(adapter)
+
+
+def test_an_unload_ends_a_load_that_hangs_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    package = write_hanging(tmp_path / "hanging")
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}") as adapter,
+        closing(adapter.client()) as client,
+        background(adapter) as others,
+    ):
+        for _ in range(2):  # as well the second time
+            asked = begin_hanging(adapter, others, "m", package)
+            assert timed(lambda: client.delete("/models/m")) < _ENDED_SECONDS
+            reply = asked.result()[0]
+            assert (reply.status, reply.json()["code"]) == (409, "UnloadedMeanwhile")
+            assert "was unloaded while it was being loaded" in reply.json()["error"]
+            assert stubs(adapter, "m") == []
+            assert client.get("/models/m").status == 404
+            check_agreement(adapter)
+        assert adapter.events("model.load_stuck") == []
+
+
+def test_a_load_beside_one_that_hangs_is_not_held_back(tmp_path: Path) -> None:
+    hanging, sound = write_hanging(tmp_path / "hanging"), write_eater(tmp_path / "sound", 1)
+    more = [write_eater(tmp_path / f"sound{n}", 30) for n in range(2)]
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}") as adapter,
+        closing(adapter.client()) as client,
+        background(adapter) as others,
+    ):
+        without = timed(lambda: client.load("before", sound))
+        asked = begin_hanging(adapter, others, "m", hanging)
+        names = [f"beside{number}" for number in range(2)]  # of unknown size, as the hanging one is
+        beside = [
+            timed(lambda p=p, n=n: client.load(n, p)) for n, p in zip(names, more, strict=True)
+        ]
+        assert client.delete("/models/m").status == 200
+        assert max(beside) < without + _LONGER_SECONDS, (without, beside)
+        assert asked.result()[0].status == 409
+        check_serving(adapter, client, "before", "beside0", "beside1")
+
+
+@pytest.mark.parametrize("end", ["unload", "limit"])
+def test_four_hanging_loads_cost_no_model_that_is_loaded(tmp_path: Path, end: str) -> None:
+    hanging, sound = write_hanging(tmp_path / "hanging"), write_eater(tmp_path / "sound", 1)
+    flags = ["--load-timeout-seconds=12"] if end == "limit" else []
+    names = [f"m{number}" for number in range(4)]
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}", *flags) as adapter,
+        closing(adapter.client()) as client,
+        background(adapter, 6) as others,
+    ):
+        assert client.load("before", sound).status == 200
+        server = tritonserver(adapter)
+        asked = [others.ask(lambda c, n=n: c.load(n, hanging)) for n in names]
+        wait_until(lambda: all(serves(adapter, n) for n in names), 60, "all four hang")
+        fifth = others.ask(lambda c: c.load("fifth", sound))
+        if end == "unload":
+            for name in names:
+                assert timed(partial(client.delete, f"/models/{name}")) < _ENDED_SECONDS
+        replies = [each.result()[0] for each in asked]
+        expected = 409 if end == "unload" else 504
+        assert [reply.status for reply in replies] == [expected] * 4
+        fifth_status = fifth.result()[0].status
+        if fifth_status != 200:  # its time was over as well
+            assert end == "limit"
+            assert client.load("fifth", sound).status == 200
+        wait_until(lambda: set(triton_index(adapter).values()) == {"READY"}, 30, "nothing is left")
+        check_serving(adapter, client, "before", "fifth")
+        assert tritonserver(adapter) == server
+        assert adapter.events("model.load_stuck") == adapter.events("triton.ended") == []
+        ended = {line["model_id"] for line in adapter.events("model.load_ended")}
+        assert ended == {*names}
+
+
+def test_a_load_that_hangs_at_the_import_is_stuck_until_it_serves_and_is_ended_then(
+    tmp_path: Path, gate: Gate
+) -> None:
+    """To kill it before would cost a thread for good (docs/design/triton.md)."""
+    folder = tmp_path / "hanging"
+    package = write_eater(folder, 1, imports=gate.statements, initialize=_FOREVER)
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}", "--unload-timeout-seconds=3") as adapter,
+        closing(adapter.client()) as client,
+        background(adapter) as others,
+    ):
+        asked = others.ask(lambda c: c.load("m", package))
+        gate.wait_reached()
+        reply = client.delete("/models/m")
+        assert (reply.status, reply.json()["code"]) == (504, "BackendTimeout")
+        assert "Triton has been loading it for" in reply.json()["error"]
+        assert asked.result()[0].status == 409
+        assert stubs(adapter, "m") != []
+        gate.open()
+        wait_until(lambda: stubs(adapter, "m") == [], 30, "its process is killed")
+        wait_until(lambda: triton_index(adapter) == {}, 30, "it is cleared away")
+        check_agreement(adapter)
