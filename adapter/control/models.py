@@ -419,10 +419,9 @@ class ModelControl:
     def _load_failed(
         self, record: ModelRecord, lost: ModelRecord | None, *raised: *_Raised
     ) -> None:
-        event, error = ModelEvent.LOAD_FAILED, raised[1]
-        self._loader.tell_what_was_undone(record, error)
-        if lost is not None and record.state is ModelState.LOADING:
-            event = self.returns.after(record.id, error)
+        self._loader.tell_what_was_undone(record, raised[1])
+        is_return = lost is not None and record.state is ModelState.LOADING
+        event = self.returns.after(record.id, raised[1]) if is_return else ModelEvent.LOAD_FAILED
         self.registry.apply(record, event)
 
     async def _prepared(self, record: ModelRecord, source: ModelSource) -> Package:
