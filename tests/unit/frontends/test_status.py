@@ -57,6 +57,7 @@ EXPECTED = {
     "TooManyAbandoned": (503, "TooManyAbandoned"),
     "BackendTimeout": (504, "BackendTimeout"),
     "LoadFailed": (400, "InvalidModel"),
+    "GivenUp": (400, "InvalidModel"),
     "InferenceFailed": (500, "InferenceFailed"),
     "StubDied": (500, "InferenceFailed"),
     "InvalidCall": (400, "InvalidRequest"),
