@@ -34,6 +34,9 @@ _BACKOFF_SECONDS = (0.5, 30.0)
 _STEADY_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
+# What a stub imports first when Triton asks it to initialize its model.
+_NUMPY = b"_multiarray_umath"
+
 _Seen = TypeVar("_Seen", ProcessId, str)
 
 
@@ -177,12 +180,15 @@ class EmbeddedTriton:
                 processes.kill(running.of_unloaded([TritonName(triton_name)]))
 
     def end_instances(self, triton_name: str) -> bool:
-        """Kill the Python processes that serve this model, or begin to: its load then fails within
-        some seconds. One that completes the configuration is left alone, as Triton would never
-        answer that load (docs/design/triton.md).
+        """Kill the Python processes in which this model's instances are initialized, so that its
+        load fails within some seconds; return whether that was done. While one completes the
+        configuration, or starts up, all are left alone: Triton would never answer that load
+        (docs/design/triton.md).
         """
         living = self._stubs(triton_name)
-        if not living or any(stub.instance is None for stub in living):
+        if not living or not all(
+            stub.instance and processes.maps(stub.pid, _NUMPY) for stub in living
+        ):
             return False
         self.end_stubs(triton_name)
         return True

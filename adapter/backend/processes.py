@@ -64,6 +64,14 @@ def arguments_of(pid: int) -> list[bytes]:
         return []
 
 
+def maps(pid: int, library: bytes) -> bool:
+    """Return whether a process has mapped a file with this in its path; False if unknown."""
+    try:
+        return library in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return False
+
+
 def _below(ancestors: Iterable[int], children: _Children) -> list[Member]:
     found = [member for ancestor in ancestors for member in children.get(ancestor, ())]
     for member in found:

@@ -42,7 +42,7 @@ _SPANS = {
         "infer_once": "inference.GRPCInferenceService/ModelInfer",
     }.items()
 }
-_READY = frozenset({"READY"})
+_READY, _LOADING = frozenset({"READY"}), frozenset({"LOADING"})
 _PRESENT = _READY | {"LOADING", "UNLOADING"}
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _PROBE_SECONDS = 0.5
@@ -153,6 +153,10 @@ class TritonControl:
     async def present(self) -> set[str]:
         """Return the names of all models that Triton has, or is loading or unloading."""
         return await self._in_state(_PRESENT)
+
+    async def being_loaded(self) -> set[str]:
+        """Return the names of the models that Triton is loading; uploaded models are not seen."""
+        return await self._in_state(_LOADING)
 
     async def ready(self) -> set[str]:
         if self._payload is not None:

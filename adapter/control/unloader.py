@@ -122,14 +122,14 @@ class Unloader:
             call.cancel()
 
     async def end_loading(self, record: ModelRecord) -> bool:
-        """Kill the processes in which Triton loads the model, so that its load fails; return
-        whether there were any. A model that is loaded already is left alone, as its unload would
-        never end.
+        """Kill the processes in which Triton initializes the model, so that its load fails; return
+        whether there were any. A model that is loaded, or being unloaded, is left alone: its unload
+        would never end.
         """
         if (server := self._server) is None:
             return False
-        going_on = await self._triton.present() - await self._triton.ready()
-        names = [TritonName(n) for n in record.placement.names if n in going_on]
+        loading = await self._triton.being_loaded()
+        names = [TritonName(n) for n in record.placement.names if n in loading]
         return any([await PROCESSES.run(server.end_instances, name) for name in names])
 
     async def may_hold_memory(self, record: ModelRecord) -> bool:

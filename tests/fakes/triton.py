@@ -55,6 +55,10 @@ class FakeControlTriton:
         self.waited.append(seconds)
         return self.models & set(names)
 
+    async def being_loaded(self) -> set[str]:
+        await self._steps.take("being_loaded")
+        return set(self.loading)
+
     async def ready(self) -> set[str]:
         found = set(self.models)  # an answer may be old by the time it arrives
         await self._steps.take("ready")

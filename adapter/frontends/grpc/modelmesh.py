@@ -179,6 +179,8 @@ class ModelRuntime:
     def _slot_released(self, task: asyncio.Task[ModelRecord]) -> None:
         self._load_slots.release()
         del self._loads[task]
+        if not task.cancelled():
+            task.exception()  # its caller may have left
 
     async def _with_triton(
         self,

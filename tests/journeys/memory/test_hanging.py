@@ -107,7 +107,13 @@ def test_four_hanging_loads_cost_no_model_that_is_loaded(tmp_path: Path, end: st
         assert client.load("before", sound).status == 200
         server = tritonserver(adapter)
         asked = [others.ask(lambda c, n=n: c.load(n, hanging)) for n in names]
-        wait_until(lambda: all(serves(adapter, n) for n in names), 60, "all four hang")
+        hung = set[str]()  # with the limit the first may be ended before the last has begun
+
+        def all_have_hung() -> bool:
+            hung.update(name for name in names if serves(adapter, name))
+            return hung == {*names}
+
+        wait_until(all_have_hung, 60, "all four hang")
         fifth = others.ask(lambda c: c.load("fifth", sound))
         if end == "unload":
             for name in names:
@@ -149,3 +155,28 @@ def test_a_load_that_hangs_at_the_import_is_stuck_until_it_serves_and_is_ended_t
         wait_until(lambda: stubs(adapter, "m") == [], 30, "its process is killed")
         wait_until(lambda: triton_index(adapter) == {}, 30, "it is cleared away")
         check_agreement(adapter)
+
+
+@pytest.mark.parametrize("flags", [(), ("--triton-args=--disable-auto-complete-config",)])
+def test_a_load_that_is_unloaded_at_any_moment_leaves_nothing_and_costs_no_thread(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """Triton never ends a load whose process is killed as it starts, nor its unload amid which it
+    is killed.
+    """
+    package = write_eater(tmp_path / "sound", 1)
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}", *flags) as adapter,
+        closing(adapter.client()) as client,
+        background(adapter) as others,
+    ):
+        for tenths in range(12):
+            asked = others.ask(lambda c: c.load("m", package))
+            time.sleep(tenths / 10)
+            assert client.delete("/models/m").status in {200, 404}
+            assert asked.result()[0].status in {200, 409}
+            client.delete("/models/m")
+        wait_until(lambda: triton_index(adapter) == {}, 30, "nothing is left")
+        check_agreement(adapter)
+        assert stubs(adapter, "m") == []
+        assert adapter.events("model.load_stuck") == []
