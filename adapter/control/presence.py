@@ -56,6 +56,14 @@ class Presence:
         """Whether the adapter reloads the models that Triton loses, so that callers need not."""
         return self.on_restart[0] == "reload" or self.is_restarting
 
+    def comes_back(self, record: ModelRecord) -> bool:
+        """Whether the adapter loads a model again that Triton has lost: with `auto` only if Triton
+        has ended, as somebody may have unloaded the model there.
+        """
+        is_sure = self._loads_again is not None or self.is_restarting
+        has_ended = self.now() != self._confirmed
+        return self.come_back and record.can_load_again and (is_sure or has_ended)
+
     @property
     def on_restart(self) -> tuple[Literal["forget", "reload"], str]:
         """What becomes of the models when Triton is restarted, and why."""

@@ -142,7 +142,7 @@ class Reconciler:
         vanished = []
         for record in gone:
             self._memory.unloaded(record.id)
-            if self._comes_back(record) and record.id != given_up:
+            if self._presence.comes_back(record) and record.id != given_up:
                 # its load clears away what is left of it
                 self._registry.apply(record, ModelEvent.LOST)
                 continue
@@ -160,9 +160,6 @@ class Reconciler:
         if self._server is None:
             return False
         return await PROCESSES.run(_has_lost_a_process, record, self._server)
-
-    def _comes_back(self, record: ModelRecord) -> bool:
-        return self._presence.come_back and record.can_load_again
 
     async def confirm_death(self, error: AdapterError, model_id: ModelId) -> None:
         """Check whether the model has lost its process, if the text of `error` says so, before the
@@ -183,7 +180,9 @@ class Reconciler:
             self._returns.call_failed(record.id, error)
         elif isinstance(error, ModelNotFound):
             self._begin_reconcile()
-            if self._comes_back(record):  # "not found" would make the caller load it as well
+            if self._presence.comes_back(
+                record
+            ):  # "not found" would make the caller load it as well
                 again = f"model {record.id!r} is being loaded again"
                 return ModelNotReady(again, model_id=record.id)
         return error

@@ -88,11 +88,11 @@ def _ps(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     def look() -> list[str]:
         state = _only(state_of(target), args.names)
-        is_known = state["models"] or state["lost"] or _asked_for(state)
+        is_known = state["models"] or state.get("lost") or _asked_for(state)
         if args.names and args.watch is None and not is_known:
             raise AdapterError(f"no model {' or '.join(map(repr, args.names))} is loaded")
         if args.json:
-            return [json.dumps({name: state[name] for name in _OF_MODELS})]
+            return [json.dumps({name: state[name] for name in _OF_MODELS if name in state})]
         return table.lines(state)
 
     return shown(look, target, args)
@@ -103,7 +103,7 @@ def _only(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
     if not names:
         return state
     kept = {
-        part: [each for each in state[part] if each["model_id"] in names]
+        part: [each for each in state.get(part, []) if each["model_id"] in names]
         for part in ("models", "lost", "failures")
     }
     if (on_demand := state["on_demand"]) is not None:
@@ -178,7 +178,7 @@ class _Table:
         if not lines and sys.stdout.isatty():
             lines = ["no model is loaded"]
         aside = _aside(state["on_demand"])
-        lost = _lost(state["lost"])
+        lost = _lost(state.get("lost", []))
         return [coloured(title, BOLD), *lines, *aside, *lost, *_failures(state["failures"])]
 
     def _rates(self, models: list[dict[str, Any]]) -> dict[str, float] | None:

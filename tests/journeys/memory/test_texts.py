@@ -95,9 +95,9 @@ def grpc_outcome(call: Callable[[], object]) -> Outcome:
     else:
         return Outcome(is_out_of_memory=False, text=None)
     noun, _, text = failure.details().partition(": ")
-    # Triton's own queue has the same code, and another noun
+    # Triton's own queue has the same code, and another noun, which UNAVAILABLE of a model has too
     is_exhausted = failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert is_exhausted == (noun in {"OutOfMemory", "BackendUnavailable"}), failure
+    assert is_exhausted == (noun == "OutOfMemory") or noun == "BackendUnavailable", failure
     return Outcome(noun == "OutOfMemory", text)
 
 
