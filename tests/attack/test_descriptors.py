@@ -63,7 +63,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_triton_that_dies_while_descriptors_lack_is_replaced_once_they_are_back(
     model: Path,
 ) -> None:
-    flags = (f"--model-roots={model.parent}",)
+    flags = (f"--model-roots={model.parent}", "--on-triton-restart=forget")
     with embedded_adapter(*flags, descriptors=300) as adapter:
         client, admin = adapter.client(), Client(adapter.admin)
         with closing(client), closing(admin):

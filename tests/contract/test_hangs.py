@@ -20,7 +20,7 @@ from tests.trees import infer_body, write_python_model
 @pytest.mark.triton
 def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
     with (
-        embedded_adapter("--triton-hang-seconds=5") as adapter,
+        embedded_adapter("--triton-hang-seconds=5", "--on-triton-restart=forget") as adapter,
         closing(adapter.client()) as client,
     ):
         assert client.load("echo", EXAMPLES / "identity").status == 200

@@ -76,7 +76,7 @@ def test_a_server_that_dies_again_and_again_is_tried_ever_more_rarely_and_comes_
     script: Script,
 ) -> None:
     with (
-        embedded_adapter(f"--tritonserver={script.path}") as adapter,
+        embedded_adapter(f"--tritonserver={script.path}", "--on-triton-restart=forget") as adapter,
         closing(adapter.client()) as client,
     ):
         assert client.load("echo", EXAMPLES / "identity").status == 200

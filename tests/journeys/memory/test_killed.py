@@ -32,7 +32,7 @@ _EXPECTED = {200, 404, 409, 503}
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     root = tmp_path_factory.mktemp("models")
-    with embedded_adapter(f"--model-roots={root}") as adapter:
+    with embedded_adapter(f"--model-roots={root}", "--on-triton-restart=forget") as adapter:
         yield adapter, root
 
 
