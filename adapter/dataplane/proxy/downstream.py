@@ -6,19 +6,22 @@ from typing import Protocol
 
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.exchange import Exchange
-from adapter.dataplane.proxy.routing import Call
+from adapter.dataplane.proxy.routing import Call, too_large_call
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.connection import Endpoint
 from adapter.protocols.http2.flow_control import Receiver, Stream
 from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
-from adapter.protocols.http2.headers import HeaderReader
+from adapter.protocols.http2.headers import HeaderReader, HeadersTooLarge
 from adapter.protocols.http2.states import AFTER_PEERS_END, FAULTS, TAKES, State
 from adapter.protocols.http2.transport import Piece
 from adapter.protocols.http2.transport import State as Connection
 
 MAX_STREAMS = 1000
-_HEADER_BYTES = 2**16  # of a request: ModelMesh forwards the headers of its own clients
-_GLITCHES_OF_A_FAULT = 10
+# of a request: ModelMesh forwards the headers of its own clients
+_HEADER_BYTES, _BLOCK_BYTES = 2**15, 2**16
+# messages of less than 32 bytes are not sent in a stream
+_SMALL_BYTES, _TINY_BYTES, _GLITCHES_OF_TINY_DATA = 2**10, 2**5, 4
+_GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
 _KEPT_RESETS = 2**12
 _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
 
@@ -57,9 +60,7 @@ class Session(Protocol):
 
 class Downstream(Endpoint[Exchange]):
     def __init__(self, session: Session, context: ProxyContext) -> None:
-        super().__init__(
-            context.buffered, HeaderReader(context.calls, _HEADER_BYTES), _HEADER_BYTES
-        )
+        super().__init__(context.buffered, HeaderReader(context.calls, _HEADER_BYTES), _BLOCK_BYTES)
         self.session = session
         self._shutdown = Shutdown.NOT_BEGUN
         self._preface = frames.PREFACE
@@ -68,17 +69,18 @@ class Downstream(Endpoint[Exchange]):
         self._reset: dict[
             int, None
         ] = {}  # streams that we closed before the peer did: the latest ones
-        self.send_settings({frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
+        limits = {frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
+        self.send_settings({**limits, frames.MAX_HEADER_LIST_SIZE: _HEADER_BYTES})
 
     # -- the connection ---------------------------------------------------------------------
 
-    def received(self, data: bytes) -> None:
+    def received(self, data: bytes, at: int = 0) -> int:
         if self._preface:
             size = min(len(data), len(self._preface))
             if data[:size] != self._preface[:size]:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2")
-            self._preface, data = self._preface[size:], data[size:]
-        super().received(data)
+            self._preface, at = self._preface[size:], size
+        return super().received(data, at)
 
     def connected(self) -> None:
         if self._shutdown is Shutdown.WANTED:
@@ -143,7 +145,7 @@ class Downstream(Endpoint[Exchange]):
         is_new = stream_id > self._last_id
         self._last_id = max(stream_id, self._last_id)
         try:
-            call = self.reader.read(block)
+            call = self.reader.kept(block) or self._read(block)
             if not is_new and stream is None:
                 self.frame_without_stream(stream_id, frames.HEADERS)
                 return
@@ -158,6 +160,15 @@ class Downstream(Endpoint[Exchange]):
         self._last_accepted = stream_id
         self.session.requests.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
 
+    def _read(self, block: bytes) -> Call:
+        try:
+            call: Call = self.reader.read(block)
+        except HeadersTooLarge as fault:
+            call = too_large_call(fault.headers, str(fault))
+        finally:
+            self.glitch(self.reader.work)
+        return call
+
     def _takes_trailers(self, stream: Stream[Exchange]) -> bool:
         """Whether trailers may follow: never in gRPC, but RFC 9113 section 8.1 has them."""
         return not stream.is_ended and stream.owner.call.http_status is not None
@@ -170,6 +181,8 @@ class Downstream(Endpoint[Exchange]):
             raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:
+        if len(piece) < _SMALL_BYTES and not end:
+            self.glitch(1 if len(piece) > _TINY_BYTES else _GLITCHES_OF_TINY_DATA)
         self.session.requests.data(stream.owner, piece, end=end)
 
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
@@ -214,6 +227,7 @@ class Downstream(Endpoint[Exchange]):
     def sent(self, stream: Stream[Exchange], size: int) -> None:
         exchange = stream.owner
         exchange.taken_bytes += size
+        self.glitches -= 1
         if exchange.upstream is not None and exchange.outbound is not None:
             exchange.upstream.credit(exchange.outbound, size)
 
@@ -222,6 +236,8 @@ class Downstream(Endpoint[Exchange]):
         if not stream.is_ended:
             self.out.append(frames.reset(stream.id, Code.NO_ERROR))
             self._note_reset(stream.id)
+        if stream.owner.call.refusal is None:
+            self.glitches -= _GLITCHES_OF_AN_ANSWER
         self.forget(stream)
         self._close_if_done()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.downstream import Downstream
 from adapter.dataplane.proxy.exchange import Exchange, Stage
-from adapter.dataplane.proxy.routing import NOT_STARTED, Answer, DirectCall
+from adapter.dataplane.proxy.routing import HTTP_431, NOT_STARTED, Answer, DirectCall
 from adapter.errors import (
     AdapterError,
     BackendTimeout,
@@ -180,9 +180,11 @@ class Responses:
         self._downstream.credit(exchange.inbound, len(piece))
         if end:
             exchange.to(Stage.OVER)
-            inbound, block = exchange.inbound, plain_block(exchange.call.http_status or 0)
+            inbound, call = exchange.inbound, exchange.call
+            block = plain_block(call.http_status or 0)
+            text = f"{call.refusal}\n".encode() if call.http_status == HTTP_431 else _NOT_GRPC
             self._downstream.out.append(frames.header_block(inbound.id, block, end=False))
-            self._downstream.send(inbound, _NOT_GRPC, end=True)
+            self._downstream.send(inbound, text, end=True)
 
     def client_cancelled(self, exchange: Exchange) -> None:
         """The inbound stream is closed already."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 from adapter.core.calls import RPC_NOT_STARTED
-from adapter.errors import AdapterError, InvalidRequest, UnknownEncoding
+from adapter.errors import AdapterError, InvalidRequest, MessageTooLarge, UnknownEncoding
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.headers import (
     Headers,
@@ -23,6 +23,7 @@ NOT_STARTED: Headers = ((RPC_NOT_STARTED.encode(), b"1"),)
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,18}) *([HMSmun])")
 _NAME = re.compile(rb"[a-z0-9._-]+")
+HTTP_431 = 431  # Request Header Fields Too Large
 _ENCODINGS = (b"identity", b"deflate", b"gzip")
 _MOST_NUMBER, _COST_BYTES = 2**31, 8
 
@@ -42,7 +43,7 @@ class Call:
     direct: bytes | None
     mesh_id: str | None
     seconds: float | None
-    refusal: InvalidRequest | None
+    refusal: AdapterError | None
     max_bytes: int | None
     length: int | None
     http_status: int | None
@@ -141,6 +142,17 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     start = frames.headers_start(direct or b"", end=False)
     status = _http_status(found)
     return Call(path, fallback, direct, mesh_id, seconds, refusal, most, length, status, start)
+
+
+def too_large_call(headers: Headers, why: str) -> Call:
+    """Return a call of which only these headers were read. One that may be gRPC has the status that
+    grpc itself gives it, any other 431.
+    """
+    found = {b":method": b"POST", b":path": b"", b"content-type": b"application/grpc"}
+    found.update(headers)
+    refusal = MessageTooLarge(f"{why}; send fewer or shorter ones")
+    status = HTTP_431 if _http_status(found) else None
+    return Call(found[b":path"], b"", None, None, None, refusal, None, None, status, b"")
 
 
 def _http_status(found: Mapping[bytes, bytes]) -> int | None:

@@ -16,7 +16,7 @@ from adapter.protocols.http2.flow_control import (
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.headers import HeaderReader
 from adapter.protocols.http2.states import AFTER_PEERS_END, FAULTS, State
-from adapter.protocols.http2.transport import FrameTransport, Heard, Piece, part
+from adapter.protocols.http2.transport import FrameTransport, Heard, Piece, clock, part
 from adapter.protocols.http2.transport import State as Connection
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ _MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
 
 
 class Endpoint(FlowControl[Owner]):
-    """`glitches` counts this second's frames that had no effect, less some for DATA."""
+    """`glitches` weighs this second's frames that had no effect, less some for useful ones."""
 
     def __init__(
         self, shared: BufferedBytes, reader: HeaderReader[Any], max_block_bytes: int
     ) -> None:
-        super().__init__(FrameTransport(self), shared)
+        super().__init__(FrameTransport(self, shared.turns), shared)
         self.reader = reader
         self.is_acknowledged = False
         self._max_block = max_block_bytes
@@ -53,11 +53,17 @@ class Endpoint(FlowControl[Owner]):
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags, fragments
         self._continuations = 0
         self.max_streams = frames.MAX_STREAM
-        self._acts: tuple[Callable[[int, int, Any], None], ...] = (
-            *(self._on_data, self._on_headers, self._on_priority, self._on_reset),
-            *(self._on_settings, self._on_push, self._on_ping, self._on_goaway),
-            *(self._on_window_update, self._on_continuation),
-        )
+        self._acts: dict[int, Callable[[int, int, bytes], None]] = {
+            frames.HEADERS: self._on_headers,
+            frames.PRIORITY: self._on_priority,
+            frames.RST_STREAM: self._on_reset,
+            frames.SETTINGS: self._on_settings,
+            frames.PUSH_PROMISE: self._on_push,
+            frames.PING: self._on_ping,
+            frames.GOAWAY: self._on_goaway,
+            frames.WINDOW_UPDATE: self._on_window_update,
+            frames.CONTINUATION: self._on_continuation,
+        }
 
     def send_settings(self, values: dict[int, int]) -> None:
         values = {
@@ -138,16 +144,16 @@ class Endpoint(FlowControl[Owner]):
 
     # -- receiving --------------------------------------------------------------------------
 
-    def received(self, data: bytes) -> None:
-        at = self._complete(data) if self._rest else 0
+    def received(self, data: bytes, at: int = 0) -> int:
+        if self._rest:
+            at = self._complete(data, at)
         if self._data_left or self._padding_left:
             at = self._continue_data(data, at)
-        if at < len(data):
-            self._walk(data, at)
+        return self._walk(data, at) if at < len(data) else at
 
-    def _complete(self, data: bytes) -> int:
-        """Complete the frame in `_rest`; return how many bytes of `data` that took."""
-        rest, at = self._rest, 0
+    def _complete(self, data: bytes, at: int) -> int:
+        """Complete the frame in `_rest`; return where in `data` it ends."""
+        rest = self._rest
         while (more := self._needed(rest) - len(rest)) > 0:
             if at == len(data):
                 return at
@@ -167,8 +173,9 @@ class Endpoint(FlowControl[Owner]):
             size = 1 if flags & frames.PADDED else 0
         return int(frames.HEAD_BYTES + size)
 
-    def _walk(self, data: bytes, at: int) -> None:
-        end = len(data)
+    def _walk(self, data: bytes, at: int) -> int:
+        """Handle frames until the time is up; return where that is."""
+        end, until = len(data), self.transport.until
         while end - at >= _HEAD_BYTES:
             high, low, kind, flags, stream_id = _read_head(data, at)
             size, start = high << 8 | low, at + _HEAD_BYTES
@@ -184,11 +191,12 @@ class Endpoint(FlowControl[Owner]):
                 self._check_order(kind, flags, stream_id)
             if kind == _DATA:
                 self._on_data(flags, stream_id, part(data, start, at))
-            elif kind < len(self._acts):
-                self._acts[kind](flags, stream_id, data[start:at])
             else:
-                self.glitch()
+                self._acts.get(kind, self._on_unknown)(flags, stream_id, data[start:at])
+            if at < end and clock() > until:
+                return at
         self._keep(part(data, at, end))
+        return end
 
     def _keep(self, start: Piece) -> None:
         """The start of a frame that is gathered."""
@@ -363,6 +371,9 @@ class Endpoint(FlowControl[Owner]):
             self.glitch(len(self.streams) // _STREAMS_A_GLITCH)
             self.initial_window = window
             self.widen_streams(difference)
+
+    def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
+        self.glitch()
 
     def _on_push(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE was not asked for")

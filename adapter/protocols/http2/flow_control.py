@@ -7,13 +7,13 @@ sent when most of a window has been used, or a part of it and there is something
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.states import State
-from adapter.protocols.http2.transport import FrameTransport, Piece
+from adapter.protocols.http2.transport import FrameTransport, Piece, Turns
 from adapter.protocols.http2.transport import State as Connection
 
 Owner = TypeVar("Owner")
@@ -37,11 +37,12 @@ _ITEMS_A_FLUSH = 32
 @dataclass(slots=True)
 class BufferedBytes:
     """Counts what the connections of a listener have received and not forwarded yet. Beyond `limit`
-    no connection may buffer more than its share.
+    no connection may buffer more than its share. They also share the `turns` of the event loop.
     """
 
     limit: int
     total: int = 0
+    turns: Turns = field(default_factory=Turns)
 
 
 class Receiver(Protocol):

@@ -9,15 +9,18 @@ from itertools import pairwise
 from typing import Generic, TypeAlias, TypeVar
 
 from hpack import Decoder
-from hpack.exceptions import HPACKError, OversizedHeaderListError
+from hpack.exceptions import HPACKError
 
 from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
 
 T = TypeVar("T")
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
-_CACHED_BLOCKS, _CACHED_BLOCK_BYTES = 512, 2048
+MAX_FIELDS = 128
+_MOST_DECODED = 4  # times the limits: so much of a block is decoded for its effect on the table
+_CACHED_BLOCKS, _CACHED_BLOCK_BYTES, _CACHED_FIELD_BYTES = 512, 2048, 256
 _LITERAL_LIMIT = 0x7F  # of the 7 bits in an integer's first byte
+_MAX_SHIFT = 28  # an integer has at most five more bytes
 _SIZE_UPDATE_MASK, _SIZE_UPDATE = 0xE0, 0x20
 _ENTRY_BYTES = 32  # overhead of each header, by RFC 7541 section 4.1
 _SHORT_BYTES, _CACHED_SHORT = 128, 1024
@@ -51,19 +54,30 @@ class HeaderBlockCache(Generic[T]):
     def keep_field(self, field: bytes, header: tuple[bytes, bytes]) -> None:
         if len(self.fields) >= _CACHED_BLOCKS:
             self.fields.clear()
-        self.fields[field] = header  # each string has at most 129 bytes, by `field_starts`
+        self.fields[field] = header
+
+
+class HeadersTooLarge(StreamFault):
+    """A block exceeds a limit, which `headers` do not; the next block can be read."""
+
+    def __init__(self, headers: Headers, why: str) -> None:
+        super().__init__(Code.ENHANCE_YOUR_CALM, why)
+        self.headers = headers
 
 
 class HeaderReader(Generic[T]):
     """Decodes the header blocks of one connection. The peer may use a table until it acknowledges
-    our settings.
+    our settings. `work` is what the latest block cost, in glitches.
     """
 
     def __init__(self, cache: HeaderBlockCache[T], max_bytes: int) -> None:
         self._cache = cache
         self._max_bytes = max_bytes
-        self._decoder = Decoder(max_header_list_size=max_bytes)
+        self._decoder = Decoder(max_header_list_size=_MOST_DECODED * max_bytes)
+        self._has_table = True
+        self._known: dict[bytes, tuple[bytes, bytes]] = {}
         self.kept: Callable[[bytes], T | None] = _nothing
+        self.work = 0
 
     def table_size_acknowledged(self) -> None:
         """Cache blocks from here on. The peer's next block should start with a table size update
@@ -71,67 +85,106 @@ class HeaderReader(Generic[T]):
         """
         self._decoder.max_allowed_table_size = 0
         self._decoder.header_table_size = 0
+        self._has_table = False
+        self._known = self._cache.fields
         self.kept = self._cache.kept.get
 
     def read(self, block: bytes) -> T:
-        """StreamFault when the headers are malformed; the connection continues."""
+        """StreamFault when the headers are malformed or too large; the connection continues."""
+        self.work = 0
         if (kept := self.kept(block)) is not None:
             return kept
         try:
-            found = self._fields(block) if self.kept is not _nothing else self._decode(block)
-        except OversizedHeaderListError as error:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many headers") from error
+            found = self._fields(block)
         except HPACKError as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from error
         except (IndexError, UnicodeDecodeError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, "not a header block") from error
         meaning = self._cache.of(found)
-        if self.kept is not _nothing:
+        if not self._has_table:
             self._cache.keep(block, meaning)
         return meaning
 
-    def _decode(self, block: bytes) -> Headers:
-        found = self._decoder.decode(block, raw=True)
-        return tuple((bytes(key), bytes(value)) for key, value in found)
-
     def _fields(self, block: bytes) -> Headers:
-        """Decode by field: all but a timeout or an id occurred in earlier blocks."""
-        starts = field_starts(block)
-        if starts is None:
-            return self._decode(block)
+        """Decode by field: all but a timeout or an id occurred in earlier blocks. What exceeds a
+        limit is decoded only where there is a table that it may change.
+        """
         found: list[tuple[bytes, bytes]] = []
-        budget, fields = self._max_bytes, self._cache.fields
-        for start, end in pairwise((*starts, len(block))):
+        room, over, known = self._max_bytes, 0, self._known
+        most = _MOST_DECODED * MAX_FIELDS if self._has_table else MAX_FIELDS + 1
+        starts = field_starts(block, most)
+        self.work = len(starts) >> 2
+        for start, end in pairwise(starts):
             field = block[start:end]
-            if (header := fields.get(field)) is None:
-                (header,) = self._decode(field)
+            header = known.get(field) or self._decode(field, is_first=not found)
+            if header is None:
+                continue
+            room -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
+            if room >= 0 and len(found) < MAX_FIELDS:
+                found.append(header)
+                continue
+            over += 1
+            if not self._has_table:
+                break
+        is_whole = starts[-1] == len(block)
+        if is_whole and not over:
+            return tuple(found)
+        why = f"{self._max_bytes} bytes" if room < 0 else f"{MAX_FIELDS} headers"
+        why = f"the headers are more than {why}"
+        if self._has_table and (not is_whole or room < -_MOST_DECODED * self._max_bytes):
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, why)
+        raise HeadersTooLarge(tuple(found), why)
+
+    def _decode(self, field: bytes, *, is_first: bool) -> tuple[bytes, bytes] | None:
+        """Return None for an update of the table's size."""
+        self.work += 1 + (len(field) >> 4)
+        decoded = self._decoder.decode(field, raw=True)
+        for key, value in decoded:
+            header = (bytes(key), bytes(value))
+            if not self._has_table and len(field) <= _CACHED_FIELD_BYTES:
                 self._cache.keep_field(field, header)
-            budget -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
-            if budget < 0:
-                raise OversizedHeaderListError
-            found.append(header)
-        return tuple(found)
+            return header
+        if not is_first:
+            raise HPACKError("a table size update after a header")
+        return None
 
 
-def field_starts(block: bytes) -> list[int] | None:
-    """Return where fields start (RFC 7541 section 6); None where the decoder has to look."""
-    starts, at, end = [], 0, len(block)
-    while at < end:
-        starts.append(at)
+def field_starts(block: bytes, most: int) -> list[int]:
+    """Return where the first fields start (RFC 7541 section 6), at most so many, and where the last
+    of them ends.
+    """
+    starts, at, end = [0], 0, len(block)
+    while at < end and len(starts) <= most:
         first = block[at]
         if first & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
-            return None
-        prefix = 0x7F if first & 0x80 else 0x3F if first & 0x40 else 0x0F
+            prefix, strings = 0x1F, 0
+        elif first & 0x80:
+            prefix, strings = 0x7F, 0
+        else:
+            prefix = 0x3F if first & 0x40 else 0x0F
+            strings = 1 if first & prefix else 2
         index, at = first & prefix, at + 1
-        if index == prefix:  # the integer continues, by one byte where there is no table
-            if at == end or block[at] & 0x80:
-                return None
-            at += 1
-        for _ in range(0 if first & 0x80 else 1 if index else 2):
-            if at + 1 > end or block[at] & _LITERAL_LIMIT == _LITERAL_LIMIT:
-                return None
-            at += 1 + (block[at] & _LITERAL_LIMIT)
-    return starts if at == end else None
+        if index == prefix:
+            _, at = _long_integer(block, at, prefix)
+        for _ in range(strings):
+            size, at = block[at] & _LITERAL_LIMIT, at + 1
+            if size == _LITERAL_LIMIT:
+                size, at = _long_integer(block, at, size)
+            at += size
+        starts.append(at)
+    if at > end:
+        raise HPACKError("a header block breaks off")
+    return starts
+
+
+def _long_integer(block: bytes, at: int, value: int) -> tuple[int, int]:
+    """Return an integer that `value` begins and the byte at `at` continues, and where it ends."""
+    for shift in range(0, _MAX_SHIFT + 1, 7):
+        value += (block[at] & 0x7F) << shift
+        at += 1
+        if not block[at - 1] & 0x80:
+            return value, at
+    raise HPACKError("an integer is too long")
 
 
 def _nothing(_: bytes) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections import deque
 from enum import Enum, IntEnum, auto
 from typing import Protocol, TypeAlias, cast
 
@@ -17,6 +19,9 @@ _MAX_UNSENT_BYTES = 2**21
 _ERROR_CLOSE_SECONDS, _CLOSE_SECONDS = 2.0, 30.0
 _SMALL_BYTES = 2**12
 _JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
+# how long one connection is served in a turn of the event loop; shorter where others wait
+_TURN_SECONDS, _SHARED_TURN_SECONDS = 0.005, 0.001
+clock = time.monotonic
 
 
 class State(IntEnum):
@@ -45,7 +50,11 @@ class End(Protocol):
     """What is told of a transport."""
 
     def connected(self) -> None: ...
-    def received(self, data: bytes) -> None: ...
+    def received(self, data: bytes, at: int) -> int:
+        """Handle `data` from `at` on, until `clock` is past `until` of the transport; return how
+        far that is.
+        """
+
     def paused(self) -> None:
         """Handle that the peer does not read: what is written now is buffered."""
 
@@ -61,11 +70,44 @@ class End(Protocol):
         """Handle that the transport is CLOSED."""
 
 
+class Turns:
+    """Connections with more received bytes than a turn of the event loop has time for. Each turn
+    continues one of them, whatever their number.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[FrameTransport] = deque()
+
+    @property
+    def seconds(self) -> float:
+        return _SHARED_TURN_SECONDS if self._waiting else _TURN_SECONDS
+
+    def wait(self, transport: "FrameTransport") -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._continue_next)
+        self._waiting.append(transport)
+
+    def _continue_next(self) -> None:
+        transport = self._waiting[0]
+        waits = transport.continue_reading(_TURN_SECONDS)
+        self._waiting.popleft()
+        if waits:
+            self._waiting.append(transport)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._continue_next)
+
+
 class FrameTransport(asyncio.Protocol):
-    def __init__(self, end: End) -> None:
+    """`until` is when the time of this turn is up."""
+
+    def __init__(self, end: End, turns: Turns) -> None:
         self.state = _CONNECTING
         self.heard = _SOMETHING
+        self.until = 0.0
         self._end = end
+        self._turns = turns
+        self._unread = b""
+        self._read = 0  # bytes of `_unread`
         self._transport: asyncio.Transport | None = None
         self._abort: asyncio.TimerHandle | None = None
 
@@ -102,15 +144,38 @@ class FrameTransport(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.state is not _OPEN:
             return
-        end, self.heard = self._end, _SOMETHING
+        self.heard = _SOMETHING
+        if self._unread:  # some was on its way when reading was paused
+            self._unread += data
+        elif self._receive(data, 0, self._turns.seconds) and self._transport is not None:
+            self._transport.pause_reading()
+            self._turns.wait(self)
+
+    def continue_reading(self, seconds: float) -> bool:
+        """Handle what was left; return whether some is left again."""
+        data, self._unread = self._unread, b""
+        if self.state is not _OPEN or self._transport is None:
+            return False
+        if self._receive(data, self._read, seconds):
+            return True
+        self._transport.resume_reading()
+        return False
+
+    def _receive(self, data: bytes, at: int, seconds: float) -> bool:
+        """Return whether some of `data` is left when the time is up."""
+        end, self.until = self._end, clock() + seconds
         try:
-            end.received(data)
+            at = end.received(data, at)
         except ConnectionFault as fault:
             end.close(fault.code, str(fault))
         except Exception:
             log.exception("request.failed", extra={"method": "http/2"})
             end.close(Code.INTERNAL_ERROR)
         end.flush_all()
+        if at == len(data) or self.state is not _OPEN:
+            return False
+        self._unread, self._read = data, at
+        return True
 
     # -- sending ----------------------------------------------------------------------------
 

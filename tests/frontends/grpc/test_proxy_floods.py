@@ -6,12 +6,23 @@ from struct import pack
 
 import pytest
 
-from adapter.protocols.http2 import frames
+from adapter.protocols.http2 import frames, transport
 from adapter.protocols.http2.frames import Code
 from tests.fakes.http2_triton import answer, scripted_triton
-from tests.frontends.grpc.proxy_listener import frame, head_of, proxy_before, wire_to
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    SECONDS,
+    STREAM,
+    channel_to,
+    frame,
+    head_of,
+    prefixed,
+    proxy_before,
+    request_of,
+    wire_to,
+)
 from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_flow_control import request
+from tests.frontends.grpc.test_proxy_flow_control import MIB, big_request, request
 
 STREAMS, FLOOD_BYTES = 900, 120_000
 PRIORITY = frame(frames.PRIORITY, 0, 1, bytes(5))
@@ -30,8 +41,11 @@ def continuations(number: int, stream_id: int) -> bytes:
 
 
 @asynccontextmanager
-async def blocked_answers():
-    """A caller who has no window for any of its answers, all of which are here."""
+async def blocked_answers(monkeypatch):
+    """A caller who has no window for any of its answers, all of which are here. What it sends is
+    handled in one turn of the event loop.
+    """
+    monkeypatch.setattr(transport, "_TURN_SECONDS", SECONDS)
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxy_before(echo))
         behind = await stack.enter_async_context(scripted_triton(proxy))
@@ -50,17 +64,17 @@ async def blocked_answers():
 
 async def cost_of(wire, caller, flood: bytes) -> float:
     """CPU seconds that the adapter alone takes to read that, or until it closes."""
-    caller.glitches, spent, transport = 0, [], caller.transport
-    receive = type(transport).data_received
+    caller.glitches, spent, own = 0, [], caller.transport
+    receive = type(own).data_received
 
     def timed(data: bytes) -> None:
         begun = time.thread_time()
-        receive(transport, data)
+        receive(own, data)
         spent.append(time.thread_time() - begun)
 
-    transport.data_received = timed
+    own.data_received = timed
     # asyncio's transport keeps the method that it has found
-    transport._transport.set_protocol(transport)
+    own._transport.set_protocol(own)
     wire.send(flood, frames.ping(b"the end!"))
     while (found := await wire.next()) is not None and found[0] != frames.GOAWAY:
         if found[0] == frames.PING and found[3] == b"the end!":
@@ -79,8 +93,8 @@ async def cost_of(wire, caller, flood: bytes) -> float:
     ],
     ids=["settings", "wide settings", "long settings", "empty settings", "window updates"],
 )
-async def test_a_flood_costs_about_what_as_many_bytes_of_the_plainest_frames_cost(one):
-    async with blocked_answers() as (wire, caller):
+async def test_a_flood_costs_about_what_as_many_bytes_of_the_plainest_frames_cost(one, monkeypatch):
+    async with blocked_answers(monkeypatch) as (wire, caller):
         plain = await cost_of(wire, caller, PRIORITIES)
         flood = await cost_of(wire, caller, one * (FLOOD_BYTES // len(one) + 1))
         assert flood < 50 * plain  # it was hundreds
@@ -129,3 +143,99 @@ async def test_each_window_of_a_frame_of_settings_is_judged(windows):
         wire.greet()
         wire.send(settings(*windows))
         assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
+
+
+def literal(name: bytes, value: bytes = b"") -> bytes:
+    return bytes([0, len(name)]) + name + bytes([len(value)]) + value
+
+
+def heads(i: int) -> bytes:
+    """900 fields that nobody has sent yet."""
+    fields = b"".join(literal(b"%x" % (900 * i + j)) for j in range(900))
+    return frames.header_block(2 * i + 1, head_of() + fields, end=True)
+
+
+def known_heads(i: int) -> bytes:
+    """120 fields of which all but one were sent before."""
+    fields = literal(b"x-id", b"%d" % i) + literal(b"x", b"y") * 120
+    return frames.header_block(2 * i + 1, head_of() + fields, end=False) + frames.reset(
+        2 * i + 1, 8
+    )
+
+
+def tiny_data(i: int) -> bytes:
+    start = frames.header_block(1, head_of(STREAM), end=False) if not i else b""
+    return start + frame(frames.DATA, 0, 1, b"\0") * 50
+
+
+@pytest.mark.parametrize("flood", [heads, known_heads, tiny_data])
+@pytest.mark.usefixtures("one_second")
+async def test_a_flood_ends_its_connection_and_others_get_their_answers(flood):
+    async with (
+        proxy_before(echo) as proxy,
+        wire_to(proxy.address) as wire,
+        channel_to(proxy.address) as channel,
+    ):
+        wire.greet()
+        for i in range(500):
+            wire.send(flood(i))
+            if i % 10 == 9:
+                answer = await channel.unary_unary(INFER)(request_of("m", float(i)))
+                assert answer == await echo(request_of("m", float(i)), None)
+            if wire.writer.is_closing():
+                break
+        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+        assert i > 20
+
+
+@pytest.mark.usefixtures("one_second")
+async def test_a_thousand_calls_at_once_with_ids_of_their_own_are_no_flood():
+    ids = range(1, 2001, 2)
+    more = [(f"x-usual-{i}".encode(), b"z" * 20) for i in range(6)]
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        for i in ids:
+            own = [(b"traceparent", b"00-%055d" % i), (b"grpc-timeout", b"%dm" % (30_000 + i))]
+            wire.send(frames.header_block(i, head_of(INFER, *more, *own), end=False))
+        wire.send(*(frame(frames.DATA, 0, i, prefixed(request_of())[:9]) for i in ids))
+        wire.send(*(frame(frames.DATA, 1, i, prefixed(request_of())[9:]) for i in ids))
+        open_ids = set(ids)
+        while open_ids:
+            kind, flags, stream_id, _ = await wire.next()
+            assert kind != frames.GOAWAY
+            if kind == frames.HEADERS and flags & frames.END_STREAM:
+                open_ids.discard(stream_id)
+
+
+@pytest.mark.usefixtures("one_second")
+async def test_small_calls_one_after_the_other_are_no_flood_however_many():
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        for i in range(1, 1001, 2):
+            own = [(b"x-id-%d" % j, b"%036d" % i) for j in range(10)]
+            wire.send(frames.header_block(i, head_of(INFER, *own), end=False))
+            wire.send(frame(frames.DATA, frames.END_STREAM, i, prefixed(request_of())))
+            await wire.answer(i)
+            wire.send(frames.window_update(0, 100), frames.ping(bytes(8)))
+
+
+@pytest.mark.usefixtures("one_second")
+async def test_a_large_message_in_frames_of_16_kib_is_no_flood():
+    message = big_request("m", 16 * MIB)
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        assert await channel.unary_unary(INFER)(message)
+
+
+@pytest.mark.usefixtures("one_second")
+async def test_a_stream_of_small_messages_is_no_flood():
+    count = 500
+
+    async def messages():
+        for i in range(count):
+            yield request_of("m", float(i))
+
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        answers = [answer async for answer in channel.stream_stream(STREAM)(messages())]
+        (session,) = proxy.server._sessions
+        assert len(answers) == count
+        assert session.downstream.glitches < count / 5

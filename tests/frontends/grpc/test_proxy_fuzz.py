@@ -6,14 +6,14 @@ import logging
 import os
 
 import pytest
-from hpack import Encoder
+from hpack import Decoder, Encoder, HPACKError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter.errors import InvalidRequest
 from adapter.protocols.http2 import frames
-from adapter.protocols.http2.frames import ConnectionFault
-from adapter.protocols.http2.headers import HeaderBlockCache, HeaderReader, encoded
+from adapter.protocols.http2.frames import Code, ConnectionFault
+from adapter.protocols.http2.headers import HeaderBlockCache, HeaderReader, HeadersTooLarge, encoded
 from adapter.protocols.protobuf import NameScanner, first_name, plain_name, read_field
 from tests.frontends.grpc.proxy_listener import (
     INFER,
@@ -212,6 +212,14 @@ def reading(read, block):
         return fault.code
 
 
+def whole(decoder: Decoder, block: bytes):
+    """The same, by the HPACK of others."""
+    try:
+        return tuple((bytes(key), bytes(value)) for key, value in decoder.decode(block, raw=True))
+    except (HPACKError, IndexError):
+        return Code.COMPRESSION_ERROR
+
+
 @settings(max_examples=3 * settings().max_examples)
 @given(
     st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=5), max_size=4),
@@ -224,11 +232,27 @@ def test_a_block_read_by_its_fields_means_what_it_means_as_a_whole(blocks, garba
     encoder.header_table_size = 0
     made = [encoder.encode(headers, huffman=huffman) for headers in blocks]
     for block in (*made, *map(encoded, blocks), garbage, *(block + garbage for block in made)):
-        reader, whole = (
-            HeaderReader(meanings, 200),
-            HeaderReader(HeaderBlockCache(lambda h: h), 200),
-        )
+        reader, other = HeaderReader(meanings, 2**15), Decoder()
         reader.table_size_acknowledged()
-        whole.table_size_acknowledged()
-        whole._fields = whole._decode
-        assert reading(reader.read, block) == reading(whole.read, block)
+        other.max_allowed_table_size = other.header_table_size = 0
+        assert reading(reader.read, block) == whole(other, block)
+
+
+@given(
+    st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=5), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_a_block_over_the_limit_has_its_effect_on_the_table(blocks, huffman):
+    """Whether later blocks are read as another HPACK reads them, which has no limit."""
+    encoder, other = Encoder(), Decoder()
+    reader = HeaderReader(HeaderBlockCache(lambda headers: headers), 300)
+    for headers in blocks:
+        block = encoder.encode(headers, huffman=huffman)
+        found = whole(other, block)
+        size = sum(len(key) + len(value) + 32 for key, value in found)
+        if size <= 300:
+            assert reader.read(block) == found
+        else:
+            with pytest.raises(HeadersTooLarge) as fault:
+                reader.read(block)
+            assert found[: len(fault.value.headers)] == fault.value.headers

@@ -4,9 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from hpack import Decoder
+from hpack import Decoder, Encoder
 
 from adapter.protocols.http2 import frames
+from adapter.protocols.http2.frames import Code
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
@@ -20,7 +21,7 @@ from tests.frontends.grpc.proxy_listener import (
 from tests.frontends.grpc.test_proxy import echo
 from tests.frontends.grpc.test_proxy_ends import status
 
-INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 3, 8, 12, 13
 
 ODD = {
     "binary that is not base64": (b"trace-bin", b"!!!"),
@@ -138,3 +139,64 @@ async def test_grpc_itself_takes_the_same_headers(grpc_itself, more):
         data, trailers = await wire.answer(1)
         assert status(trailers) == (0 if more in FINE.values() else INTERNAL)
         assert bool(data) is (more in FINE.values())
+
+
+TOO_LARGE = {
+    "129 headers": (129, 1),
+    "33 KiB in a few": (3, 11 * 2**10),
+}
+
+
+@pytest.mark.parametrize("has_table", [True, False], ids=["a table", "no table"])
+@pytest.mark.parametrize("is_grpc", [True, False], ids=["gRPC", "not gRPC"])
+@pytest.mark.parametrize(("count", "size"), TOO_LARGE.values(), ids=TOO_LARGE)
+async def test_headers_over_the_limit_fail_their_call_and_others_go_on(
+    count, size, is_grpc, has_table
+):
+    """As grpc answers them, others as RFC 6585 has it; what they put into the table stays there."""
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        encoder = Encoder()
+        usual = list(Decoder().decode(head_of()[1:], raw=True))
+        if not is_grpc:
+            usual[0] = (b":method", b"GET")
+        more = [(f"x-{i}".encode(), b"v" * size) for i in range(count)] + [(b"last", b"kept")]
+        if has_table:
+            wire.send(frames.PREFACE, frames.settings({}))
+        else:
+            wire.greet()
+            encoder.header_table_size = 0
+        block = encoder.encode(usual + more, huffman=False)
+        wire.send(frames.header_block(1, block, end=not is_grpc))
+        while (found := await wire.next())[0] != frames.HEADERS:
+            pass
+        told = dict(Decoder().decode(found[3], raw=True))
+        if is_grpc:
+            assert (told[b":status"], found[1] & frames.END_STREAM) == (b"200", frames.END_STREAM)
+            assert int(told[b"grpc-status"]) == RESOURCE_EXHAUSTED
+            assert proxy.counted("RESOURCE_EXHAUSTED") == 1
+        else:
+            assert told[b":status"] == b"431"
+        usual[0] = (b":method", b"POST")
+        block = encoder.encode([*usual, (b"last", b"kept")], huffman=False)
+        assert (b"kept" in block) is not has_table  # it is sent by its place in the table
+        wire.send(frames.header_block(3, block, end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 3, prefixed(request_of())))
+        data, _ = await wire.answer(3)
+        assert len(data) > 5
+
+
+async def test_headers_over_four_times_the_limit_end_a_connection_with_a_table():
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.send(frames.PREFACE, frames.settings({}))
+        wire.send(frame(frames.HEADERS, frames.END_HEADERS, 1, head_of()[1:] + b"\x82" * 600))
+        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+
+
+async def test_128_headers_pass():
+    more = [(f"x-{i}".encode(), b"v" * 100) for i in range(122)]
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(INFER, *more), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        data, _ = await wire.answer(1)
+        assert len(data) > 5

@@ -1,5 +1,6 @@
 """DATA frames however the network cuts them: what is in them, their windows, what is kept."""
 
+import math
 import random
 
 import pytest
@@ -23,6 +24,7 @@ class Peer(Endpoint):
         self.has_ended = False
         self.credited = 0
         self.faults: list[int] = []
+        self.transport.until = math.inf
         self.received(frames.settings({}))
 
     def data(self, stream, piece, *, end):

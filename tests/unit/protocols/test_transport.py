@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.protocols.http2.transport import FrameTransport, Heard, State
+from adapter.protocols.http2.transport import FrameTransport, Heard, State, Turns
 
 
 @dataclass
@@ -24,6 +24,12 @@ class Wire(asyncio.Transport):
     def get_write_buffer_size(self):
         return self.unsent
 
+    def pause_reading(self):
+        self.ends.append("pause")
+
+    def resume_reading(self):
+        self.ends.append("resume")
+
     def close(self):
         self.ends.append("close")
 
@@ -33,14 +39,15 @@ class Wire(asyncio.Transport):
 
 class RecordingEnd:
     def __init__(self) -> None:
-        self.transport = FrameTransport(self)
+        self.transport = FrameTransport(self, Turns())
         self.told: list[str] = []
         self.fails: Exception | None = None
 
-    def received(self, data: bytes) -> None:
-        self.told.append(f"received {data!r}")
+    def received(self, data: bytes, at: int) -> int:
+        self.told.append(f"received {data[at:]!r}")
         if self.fails is not None:
             raise self.fails
+        return len(data)
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         self.told.append(f"close {Code(code).name}")
@@ -121,3 +128,42 @@ async def test_bytes_after_a_ping_are_heard(end):
     transport.heard = Heard.NOTHING_SINCE_PING
     transport.data_received(b"in")
     assert transport.heard is Heard.SOMETHING
+
+
+class SlowEnd(RecordingEnd):
+    """Takes longer over a byte than there is time in a turn."""
+
+    def __init__(self, name: str, turns: Turns, handled: list[str]) -> None:
+        super().__init__()
+        self.transport = FrameTransport(self, turns)
+        self.transport.connection_made(Wire())
+        self.name, self.handled = name, handled
+
+    def received(self, data: bytes, at: int) -> int:
+        self.handled.append(self.name + chr(data[at]))
+        return at + 1
+
+
+async def test_what_takes_longer_than_a_turn_goes_on_in_later_turns_in_fair_order():
+    handled: list[str] = []
+    turns = Turns()
+    one, other = (SlowEnd(name, turns, handled) for name in "xy")
+    asyncio.get_running_loop().call_soon(handled.append, "a turn")
+    one.transport.data_received(b"123")
+    other.transport.data_received(b"123")
+    assert handled == ["x1", "y1"]
+    assert one.transport._transport.ends == ["pause"]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert handled == ["x1", "y1", "a turn", "x2", "y2", "x3", "y3"]
+    assert other.transport._transport.ends == ["pause", "resume"]
+
+
+async def test_what_was_left_is_dropped_with_its_connection():
+    handled: list[str] = []
+    end = SlowEnd("x", Turns(), handled)
+    end.transport.data_received(b"123")
+    end.transport.connection_lost(None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert handled == ["x1"]
