@@ -12,6 +12,7 @@ from adapter.core.calls import RPC_NOT_STARTED
 from adapter.errors import AdapterError, InvalidRequest, MessageTooLarge, UnknownEncoding
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.headers import (
+    MAX_TEXT_BYTES,
     Headers,
     check_answer,
     check_request,
@@ -171,7 +172,9 @@ def read_answer(headers: Headers) -> Answer:
         frames.headers_start(block, end=False),
         frames.headers_start(block, end=True),
         int(status) if status.isdigit() and len(status) < 3 else None,  # noqa: PLR2004
-        unquote_to_bytes(found.get(b"grpc-message", b"")).decode("utf-8", "replace"),
+        unquote_to_bytes(found.get(b"grpc-message", b"")[:MAX_TEXT_BYTES]).decode(
+            "utf-8", "replace"
+        ),
         b":status" in found,
     )
 
