@@ -374,7 +374,8 @@ def was_not_started(error: AdapterError) -> bool:
 def let_go(error: BaseException) -> None:
     """Drop the tracebacks of an error that was answered, and of its causes. Their frames hold what
     the request has brought, and refer to the error again: what is large would stay until Python's
-    garbage collector looks at all that is old, which it seldom does.
+    garbage collector looks at all that is old, which it seldom does. Each frontend calls this in
+    one place, where it logs the error.
     """
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]

@@ -14,7 +14,7 @@ from aiohttp import ClientConnectionResetError, web
 from prometheus_client.exposition import gzip_accepted
 
 from adapter.control.models import ModelControl
-from adapter.errors import Forbidden, Unauthenticated
+from adapter.errors import Forbidden, Unauthenticated, let_go
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.status import challenge
 from adapter.telemetry.metrics import Metrics
@@ -129,9 +129,10 @@ async def _answered_bugs(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPException:
         raise
-    except Exception:
+    except Exception as error:
         fields = {"method": request.method, "path": request.raw_path[:500], "status": 500}
         log.exception("request.failed", extra=fields)
+        let_go(error)
         if request.writer.output_size:  # the caller sees that by an answer that breaks off
             raise
         return _error(500, "internal error; see the log")

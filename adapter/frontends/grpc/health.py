@@ -43,7 +43,8 @@ class Health:
         self, request: pb.HealthCheckRequest, context: Context
     ) -> pb.HealthCheckResponse:
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:200]!r}")
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details(f"no service {request.service[:200]!r}")
         return self._now(request.service)
 
     async def _watch(

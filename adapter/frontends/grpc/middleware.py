@@ -89,7 +89,7 @@ class GrpcMiddleware:
                 raise MessageTooLarge(f"message larger than max ({len(request)} vs. {max_bytes})")
             return await act(request, context)
 
-        async def handle(request: bytes, context: Context) -> bytes:
+        async def handle(request: bytes, context: Context) -> bytes | None:
             return await self._serve(method, served, bounded(request, context), context)
 
         return grpc.unary_unary_rpc_method_handler(handle)
@@ -128,6 +128,7 @@ class GrpcMiddleware:
         status = grpc.StatusCode.INTERNAL
         fields = {"listener": self._listener, "method": method, "status": status.name}
         log.error("request.failed", exc_info=error, extra=fields)
+        let_go(error)
         return status, "InternalError: internal error; see the log"
 
     def note(
@@ -147,8 +148,14 @@ class GrpcMiddleware:
         log.log(level_of(error), "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
+        let_go(error)
 
-    async def _serve(self, method: str, served: Served, work: Awaitable[T], context: Context) -> T:
+    async def _serve(
+        self, method: str, served: Served, work: Awaitable[T], context: Context
+    ) -> T | None:
+        """Return None with an error's status set. `abort` would raise an error that refers to
+        itself by the context, and so keeps the request until the garbage collector comes.
+        """
         request, code, waited = CountedRequest(served), grpc.StatusCode.OK, Waited()
         WAITED.set(waited)
         try:
@@ -163,9 +170,10 @@ class GrpcMiddleware:
             is_of_mesh = self._frontend == _OF_MESH or names_model(metadata_of(context))
             ids = ids_of(context)
             code, text = self.status_of(method, error, ids, is_of_mesh=is_of_mesh)
-            if isinstance(error, AdapterError):  # of a bug the log shows the traceback
-                let_go(error)
-            return await context.abort(code, text, trailers_of(error))
+            context.set_code(code)
+            context.set_details(text)
+            context.set_trailing_metadata(trailers_of(error))
+            return None
         finally:
             request.count(code.name, waited.seconds)
 

@@ -166,9 +166,8 @@ class _StreamProxy:
         finally:
             forwarding.cancel()
             await asyncio.wait({forwarding})
-            failure = None if forwarding.cancelled() else forwarding.exception()
-        if failure is not None:
-            raise failure
+        if not forwarding.cancelled():
+            forwarding.result()
 
     async def _forward_requests(self, requests: AsyncIterator[bytes]) -> None:
         try:
@@ -218,8 +217,10 @@ class _StreamProxy:
             control, failure = self._service.control, error
             error = await control.judged(failure, record.id)
             # control learns of a failure by a lease that ends with it
-            with suppress(AdapterError), control.lease(record.id):
-                raise failure
+            with suppress(AdapterError):
+                lease = control.lease(record.id)
+                lease.begin()
+                lease.end(failure)
         self._service.middleware.note(_METHOD, error, self._ids)
         return self._text(error)
 

@@ -447,11 +447,10 @@ class Inference:
 
     def bug(self, error: Exception) -> None:
         """An error that nobody expected: 500, or where an answer has begun its end."""
-        fields = self._path.observer.bug_fields(("", ""), None)
+        observer, request, model_id = self._path.observer, ("", ""), None
         if self._stage is not _NONE:
-            target = ("POST", headers_of(self._raw)[0])
-            fields = self._path.observer.bug_fields(target, self._plain.model_id)
-        log.error("request.failed", exc_info=error, extra=fields)
+            request, model_id = ("POST", headers_of(self._raw)[0]), self._plain.model_id
+        observer.bug(error, request, model_id)
         try:
             upstream = self._upstream
             if upstream is not None:
@@ -462,8 +461,8 @@ class Inference:
                 self._front.abort()
             else:
                 self._say(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)
-        except Exception:
-            log.exception("request.failed", extra=fields)
+        except Exception as another:  # noqa: BLE001 - it is logged, and the caller cut off
+            observer.bug(another, request, model_id)
             self._front.abort()
 
     def _end_claim(self) -> None:

@@ -18,7 +18,6 @@ from adapter.errors import (
     PayloadTooLarge,
     Unauthenticated,
     UnsupportedMediaType,
-    let_go,
     was_not_started,
 )
 from adapter.frontends.http.observer import (
@@ -171,13 +170,11 @@ class HttpMiddleware:
         except AdapterError as error:
             self._note(request, error, dialect.log_fields(request, error))
             response = dialect.refusal(request, error)
-            let_go(error)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - it is logged, and the caller answered
             target, model_id = (request.method, request.raw_path), request.get("model_id")
-            fields = self._observer.bug_fields(target, model_id)
-            log.exception("request.failed", extra=fields)
+            self._observer.bug(error, target, model_id)
             response = dialect.failure()
         if not response.prepared:
             response.headers.update(dialect.headers(request))

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from adapter.core.model import ModelId
-from adapter.errors import AboutMemory, AdapterError, InvalidRequest, OutOfMemory
+from adapter.errors import AboutMemory, AdapterError, InvalidRequest, OutOfMemory, let_go
 from adapter.frontends.status import HTTP, level_of, lookup
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
@@ -200,17 +200,21 @@ class Observer:
         log.log(level_of(error), "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and operation in _INFERENCES:
             self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
+        let_go(error)
 
-    def bug_fields(self, request: tuple[str, str], model_id: ModelId | None) -> dict[str, object]:
-        """Return the log fields of a request that failed by a bug. `request`: method, target."""
-        method, target = request
-        return {
+    def bug(
+        self, error: Exception, request: tuple[str, str], model_id: ModelId | None = None
+    ) -> None:
+        """Note an error that nobody expected. `request`: as for `refused`."""
+        fields = {
             "listener": self.listener,
-            "method": method,
-            "path": target[:500],
+            "method": request[0],
+            "path": request[1][:500],
             "status": HTTPStatus.INTERNAL_SERVER_ERROR.value,
             "model_id": model_id,
         }
+        log.error("request.failed", exc_info=error, extra=fields)
+        let_go(error)
 
     def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
         """Note what is no HTTP at all. `more`: as for `refused`."""

@@ -1,0 +1,191 @@
+"""An error that was answered is gone, and what its frames held of the request with it: nothing
+waits for Python's garbage collector, which seldom looks at what is old.
+"""
+
+import gc
+import sys
+import weakref
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+
+from adapter.errors import AdapterError
+from adapter.frontends.access import Access
+from adapter.frontends.grpc import stream
+from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
+from adapter.frontends.http.observer import Observer
+from adapter.frontends.probes import application
+from adapter.telemetry.metrics import Metrics
+from tests.fakes.house import House
+from tests.fakes.http_triton import says
+from tests.frontends.grpc.modelmesh.front import Front
+from tests.frontends.grpc.proxy_listener import (
+    INFER,
+    STREAM,
+    channel_to,
+    proxy_before,
+    request_of,
+)
+from tests.frontends.grpc.test_middleware import METHOD, serving
+from tests.frontends.http.listener import ANYWHERE, FAST, opened, request, until
+from tests.grpc_calls import SERVICE
+
+FIELDS = b"\x12\x00" * 2**16 + b"\x12\x00"  # one more than a message may have
+TOKEN = "a token"  # noqa: S105 - nobody has it
+FAILED = b'HTTP/1.1 500 No\r\nContent-Length: 13\r\n\r\n{"error":"x"}'
+
+
+class Kept:
+    """The errors of the adapter that were made and are still referred to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._made: list[weakref.ref[AdapterError]] = []
+        self.count = 0
+        init = AdapterError.__init__
+
+        def made(error: AdapterError, *args: object, **kwargs: object) -> None:
+            init(error, *args, **kwargs)
+            self._made.append(weakref.ref(error))
+            self.count += 1
+
+        monkeypatch.setattr(AdapterError, "__init__", made)
+
+    @property
+    def errors(self) -> list[AdapterError]:
+        return [error for made in self._made if (error := made()) is not None]
+
+    async def until_none(self) -> None:
+        assert self.count
+        await until(lambda: not self.errors)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    gc.collect()
+    gc.disable()
+    yield Kept(monkeypatch)
+    gc.enable()
+
+
+async def answers(*_: object) -> bytes:
+    return b""
+
+
+async def fails(*_: object) -> bytes:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "status"),
+    [
+        (FAST, FAILED, 500),  # the fast path
+        ("/v2/models/m/infer", FAILED, 500),
+        ("/models/other/invoke", FAILED, 404),  # aiohttp
+        ("/v2/models/other/infer", FAILED, 404),
+    ],
+)
+async def test_an_error_over_rest_is_not_kept(kept, asked, said, status):
+    async with opened(says(said)) as listener:
+        caller = await listener.connect()
+        assert (await caller.ask(request(asked, b'{"inputs": []}'))).status == status
+        await kept.until_none()
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "code"),
+    [
+        (INFER, request_of("m"), "INTERNAL"),  # of Triton
+        (INFER, request_of("other"), "NOT_FOUND"),  # by the server behind the proxy
+        (INFER, FIELDS, "INVALID_ARGUMENT"),
+        (f"/{SERVICE}/ModelReady", b"\x0b", "INVALID_ARGUMENT"),
+    ],
+)
+async def test_an_error_of_a_call_over_grpc_is_not_kept(kept, path, message, code):
+    async with proxy_before(fails) as proxy, channel_to(proxy.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await channel.unary_unary(path)(message)
+        assert raised.value.code().name == code
+        await kept.until_none()
+
+
+@pytest.mark.parametrize(
+    ("message", "code"), [(request_of("other"), "OK"), (FIELDS, "INVALID_ARGUMENT")]
+)
+async def test_a_message_of_a_stream_that_is_refused_is_not_kept(kept, monkeypatch, message, code):
+    """By a message of the stream, or, if it is malformed, by the end of the stream."""
+    messages: list[bytes] = []
+    read = stream.read_field
+
+    def seen(message: bytes, field: int) -> bytes | None:
+        messages.append(message)
+        return read(message, field)
+
+    monkeypatch.setattr(stream, "read_field", seen)
+    async with proxy_before(answers) as proxy, channel_to(proxy.address) as channel:
+        call = channel.stream_stream(STREAM)(iter([message]))
+        assert (await call.code()).name == code
+        await kept.until_none()
+        (held,), bare = messages, bytes(1000)
+        messages.clear()
+        await until(lambda: sys.getrefcount(held) == sys.getrefcount(bare))
+
+
+async def test_an_error_that_ends_a_stream_is_not_kept(kept):
+    async def act(requests: AsyncIterator[bytes], _: Context) -> None:
+        async for _ in requests:
+            raise AdapterError("refused")
+
+    async with serving(Metrics(), act) as address, channel_to(address) as channel:
+        call = channel.stream_stream(f"/a.Service/{METHOD}")(iter([b"x"]))
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        await kept.until_none()
+
+
+async def test_an_error_of_modelmesh_is_not_kept(kept, tmp_path):
+    house = await House(limit=10**9).open()
+    server = grpc.aio.server()
+    Front(house, tmp_path).runtime.add_to(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with channel_to(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="modelPath is empty"):
+            await channel.unary_unary("/mmesh.ModelRuntime/loadModel")(b"\x0a\x01m")
+        await kept.until_none()
+    await server.stop(None)
+    await house.close()
+
+
+async def test_an_error_of_an_operators_listener_is_not_kept(kept):
+    class Pages:
+        def add_to(self, router) -> None:
+            router.add_get("/x", self._serve)
+
+        async def _serve(self, request):
+            Access("admin", token=TOKEN).check("drain", request.headers.getall("Authorization", ()))
+
+    app = application(ANYWHERE, Pages())
+    async with TestServer(app) as server, ClientSession() as session:
+        async with session.get(server.make_url("/x")) as answer:
+            assert answer.status == 401
+        await kept.until_none()
+
+
+def bug() -> Exception:
+    """Return an error with frames, as it is when it is caught."""
+    with pytest.raises(RuntimeError) as raised:
+        raise RuntimeError("a bug")
+    return raised.value
+
+
+@pytest.mark.parametrize("note", ["rest", "grpc"])
+def test_a_bug_has_no_frames_once_it_is_logged(caplog, note):
+    error = bug()
+    if note == "rest":
+        Observer(Metrics()).bug(error, ("POST", "/"))
+    else:
+        GrpcMiddleware(Metrics(), "grpc").status_of("ModelInfer", error)
+    assert error.__traceback__ is None
+    assert "in bug" in caplog.text
