@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -126,6 +127,8 @@ async def test_a_message_of_a_stream_that_is_refused_is_not_kept(kept, monkeypat
     monkeypatch.setattr(stream, "read_field", seen)
     async with proxy_before(answers) as proxy, channel_to(proxy.address) as channel:
         call = channel.stream_stream(STREAM)(iter([message]))
+        with suppress(grpc.aio.AioRpcError):
+            [_ async for _ in call]
         assert (await call.code()).name == code
         await kept.until_none()
         (held,), bare = messages, bytes(1000)

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 
@@ -99,7 +100,9 @@ class GrpcMiddleware:
 
         async def checked(requests: AsyncIterator[bytes], context: Context) -> None:
             self._check(method, context)
-            await act(requests, context)
+            # grpc's receiver and its generator refer to each other, and keep the last message
+            async with aclosing(cast("AsyncGenerator[bytes, None]", aiter(requests))) as messages:
+                await act(messages, context)
 
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
             await self._serve(method, served, checked(requests, context), context)
