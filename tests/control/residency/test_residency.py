@@ -362,6 +362,23 @@ async def test_a_model_that_nobody_calls_is_unloaded_and_stays_on_disk():
     await residence.close()
 
 
+async def test_idle_models_are_unloaded_one_after_the_other():
+    """Triton 2.51 was seen to abort while two were unloaded at once beside a load."""
+    residence = await Residence(3, Options(idle_unload_seconds=0.01)).open("a", "b")
+    for name in "ab":
+        await residence.call(name)
+    gate = residence.steps.hold("unload a")
+    await asyncio.sleep(0.02)
+    unloading = asyncio.create_task(residence.residency._upkeep.unload_idle())
+    await gate.reached.wait()
+    await residence.house.turns()
+    assert "unload b" not in residence.steps.seen
+    gate.open()
+    await unloading
+    residence.check()
+    await residence.close()
+
+
 # -- explicit loads ---------------------------------------------------------------------------
 
 
