@@ -1,15 +1,16 @@
 """Tables of numbers as comma-separated text, from and to the bytes of a tensor."""
 
-import csv
-import io
 import math
-from itertools import islice
+import re
+from itertools import chain
 
 from adapter.protocols.tensors import packed, unpacked
 
 # Digits from which a value of that type can be read again; of the other types, as Python does.
 _FORMATS = {"FP16": ".5g", "FP32": ".9g"}
 _MAX_QUOTED = 50
+_PIECE_CHARACTERS = 2**14  # which one call of C is given; also the most that a value may have
+_ODD = re.compile(r'[_"]')  # Python takes the first for a separator of digits
 # Dimensions that can be written: a line for each value, or for each row.
 TABLE_RANKS = frozenset({1, 2})
 _MARK = b"\xef\xbb\xbf"  # which spreadsheets write in front of UTF-8
@@ -21,24 +22,83 @@ def read_table(raw: bytes, datatype: str) -> tuple[tuple[int, int], bytes]:
     Lines end in LF, CR LF or CR. Raises ValueError, with the row, for what is no table of that
     type's numbers.
     """
-    text = _text(raw)
-    number = float if datatype.startswith("FP") else int
-    packs: list[bytes] = []
-    columns = 0
-    lines = io.StringIO(text.rstrip(), newline=None)
-    try:
-        for count, row in enumerate(csv.reader(lines, strict=True), 1):
-            if not row:
-                raise ValueError(f"row {count} is empty")
-            columns = columns or len(row)
-            if len(row) != columns:
-                raise ValueError(f"row {count} has {len(row)} values; row 1 has {columns}")
-            packs.append(_packed(row, datatype, number, count))
-    except csv.Error as error:
-        raise ValueError(f"row {len(packs) + 1}: {error}") from error
-    if not columns:
+    text = _text(raw).rstrip()
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text:
         raise ValueError("it has no values")
-    return (len(packs), columns), b"".join(packs)
+    table = _Table(datatype)
+    packs, at = [], 0
+    while at <= len(text):
+        end = _end_of_piece(text, at, table.rows + 1)
+        packs.append(table.read(text[at:end], is_cut=text[end : end + 1] == ","))
+        at = end + 1
+    return (table.rows, table.columns), b"".join(packs)
+
+
+def _end_of_piece(text: str, at: int, row: int) -> int:
+    """Return where a separator or the end of the text is, a few thousand values on at most."""
+    if len(text) - at <= _PIECE_CHARACTERS:
+        return len(text)
+    last = at + _PIECE_CHARACTERS
+    end = max(text.rfind(",", at, last), text.rfind("\n", at, last))
+    if end < 0:
+        raise ValueError(f"row {row}: a value has more than {_PIECE_CHARACTERS} characters")
+    return end
+
+
+class _Table:
+    """A table that is read piece by piece. `_width`: the values of a row that goes on."""
+
+    def __init__(self, datatype: str) -> None:
+        self.rows = self.columns = 0
+        self._width = 0
+        self._datatype = datatype
+        self._number: type[float | int] = float if datatype.startswith("FP") else int
+
+    def read(self, piece: str, *, is_cut: bool) -> bytes:
+        """Return the values of the piece as bytes. `is_cut`: its last row goes on."""
+        lines = piece.split("\n")
+        widths = [line.count(",") + 1 for line in lines]
+        widths[0] += self._width
+        self._width = widths.pop() if is_cut else 0
+        self.columns = self.columns or (widths[0] if widths else 0)
+        is_right = set(widths) <= {self.columns} and "" not in lines and not _ODD.search(piece)
+        raw = self._packed(piece.replace("\n", ",").split(",")) if is_right else None
+        if raw is None:
+            raw = self._packed_by_row(lines, widths)
+        self.rows += len(widths)
+        return raw
+
+    def _packed(self, texts: list[str]) -> bytes | None:
+        """Return None where a value needs a closer look."""
+        try:
+            values = [*map(self._number, texts)]
+            if any(map(math.isinf, values)) and not all(map(_holds_inf, texts, values)):
+                return None
+            return packed(self._datatype, values)
+        except (ValueError, OverflowError):  # of an integer that no float can hold
+            return None
+
+    def _packed_by_row(self, lines: list[str], widths: list[int]) -> bytes:
+        packs = []
+        for row, line in enumerate(lines, self.rows + 1):
+            place = row - self.rows - 1
+            if not line and (place or widths[:1] == [1]):
+                raise ValueError(f"row {row} is empty")
+            if place < len(widths) and widths[place] != self.columns:
+                raise ValueError(f"row {row} has {widths[place]} values; row 1 has {self.columns}")
+            packs.append(_packed([*map(_unquoted, line.split(","))], self._datatype, row))
+        return b"".join(packs)
+
+
+def _holds_inf(text: str, value: float) -> bool:
+    return not math.isinf(value) or "inf" in text.lower()
+
+
+def _unquoted(text: str) -> str:
+    is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
+    return text[1:-1] if is_quoted else text
 
 
 def _text(raw: bytes) -> str:
@@ -50,7 +110,8 @@ def _text(raw: bytes) -> str:
         raise ValueError(f"byte {at} is 0x{raw[at]:02x}: no number") from error
 
 
-def _packed(row: list[str], datatype: str, number: type[float] | type[int], count: int) -> bytes:
+def _packed(row: list[str], datatype: str, count: int) -> bytes:
+    number = float if datatype.startswith("FP") else int
     values = []
     for text in row:
         try:
@@ -91,11 +152,18 @@ def write_table(raw: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
     if datatype == "BYTES" or len(shape) not in TABLE_RANKS:
         raise ValueError(f"{datatype} {list(shape)} is no table of numbers")
     digits = _FORMATS.get(datatype)
-    values = unpacked(datatype, raw)
-    if digits is None:
-        texts = iter([str(int(v) if v is True or v is False else v) for v in values])
-    else:
-        texts = iter([format(value, digits) for value in values])
     columns = math.prod(shape[1:])
-    rows = (",".join(islice(texts, columns)) for _ in range(shape[0]))
-    return "".join(f"{row}\n" for row in rows).encode()
+    if not columns:
+        raise ValueError(f"{datatype} {list(shape)} has no values")
+    parts, at = [], 0
+    for values in unpacked(datatype, raw):
+        ends = [","] * len(values)
+        last = slice((columns - 1 - at) % columns, None, columns)
+        ends[last] = ["\n"] * len(ends[last])
+        if digits is None:
+            texts = [str(int(v) if v is True or v is False else v) for v in values]
+        else:
+            texts = [format(value, digits) for value in values]
+        parts.append("".join(chain.from_iterable(zip(texts, ends, strict=True))).encode())
+        at += len(values)
+    return b"".join(parts)

@@ -5,6 +5,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 # The struct codes of V2's data types; BF16 is the upper half of an FP32.
@@ -23,6 +24,9 @@ CODES: Mapping[str, str] = {
     "FP64": "d",
 }
 _LENGTH = struct.Struct("<I")
+
+# A call of C holds the interpreter's lock until it returns, so none is given more values.
+PIECE_VALUES = 4096
 
 # NumPy's half, which the module array lacks; from the second figure on it is infinite.
 _HALF, _HALF_ROUNDS_UP = "FP16", 65520
@@ -52,22 +56,34 @@ def flat(data: Any) -> list[Any]:
     return [value for each in data for value in flat(each)]
 
 
-def unpacked(datatype: str, raw: bytes) -> list[Any]:
-    """Raise ValueError for a type that there is not, and bytes that are none of it."""
+def unpacked(datatype: str, raw: bytes) -> Iterator[list[Any]]:
+    """Yield the values in pieces. Raise ValueError for an unknown type, and for bytes of another
+    length than whole values have.
+    """
     if datatype == "BYTES":
-        return list(_strings(raw))
-    if datatype == "BF16":
-        halves = struct.unpack(f"<{len(raw) // 2}H", raw)
-        return [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
-    code = _code(datatype)
-    try:
-        return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
-    except struct.error as error:
-        raise ValueError(f"{len(raw)} bytes are no {datatype}: {error}") from error
+        strings = _strings(raw)
+        while piece := list(islice(strings, PIECE_VALUES)):
+            yield piece
+        return
+    code, size = ("H", 2) if datatype == "BF16" else (_code(datatype), SIZES[datatype])
+    if len(raw) % size:
+        raise ValueError(f"{len(raw)} bytes are no {datatype}")
+    for at in range(0, len(raw), PIECE_VALUES * size):
+        part = raw[at : at + PIECE_VALUES * size]
+        values = struct.unpack(f"<{len(part) // size}{code}", part)
+        if datatype == "BF16":
+            yield [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in values]
+        else:
+            yield list(values)
 
 
 def packed(datatype: str, values: Sequence[Any]) -> bytes:
     """Raise ValueError for a type that there is not, and values that are none of it."""
+    parts = range(0, len(values), PIECE_VALUES)
+    return b"".join(_packed(datatype, values[at : at + PIECE_VALUES]) for at in parts)
+
+
+def _packed(datatype: str, values: Sequence[Any]) -> bytes:
     try:
         if datatype == "BYTES":
             return b"".join(_LENGTH.pack(len(each)) + each for each in map(str.encode, values))
@@ -89,7 +105,17 @@ def cast(raw: bytes, source: str, target: str) -> bytes:
     """Return the values as those of another type: rounded, and infinite where they are too large
     for a floating type, as in NumPy. Raises ValueError for an integer out of the target's range.
     """
-    values = unpacked(source, raw) if source == _HALF else array(CODES[source], raw)
+    size = SIZES[source] * PIECE_VALUES
+    parts = range(0, len(raw), size)
+    return b"".join(_cast(raw[at : at + size], source, target) for at in parts)
+
+
+def _cast(raw: bytes, source: str, target: str) -> bytes:
+    values: Sequence[Any]
+    if source == _HALF:
+        values = struct.unpack(f"<{len(raw) // SIZES[_HALF]}e", raw)
+    else:
+        values = array(CODES[source], raw)
     if target == _HALF:
         return packed(target, [_half(value) for value in values])
     try:

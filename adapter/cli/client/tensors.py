@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from adapter.cli.text import printable
@@ -32,7 +33,10 @@ def tensors_of(answer: Mapping[str, Any], binary: bytes) -> list[Tensor]:
         size = output.get("parameters", {}).get("binary_data_size")
         raw = None if size is None else binary[at : at + size]
         at += size or 0
-        values = flat(output["data"]) if raw is None else unpacked(output["datatype"], raw)
+        if raw is None:
+            values = flat(output["data"])
+        else:
+            values = [*chain.from_iterable(unpacked(output["datatype"], raw))]
         found.append(Tensor(output["name"], output["datatype"], (*output["shape"],), values, raw))
     return found
 

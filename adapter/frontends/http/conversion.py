@@ -5,6 +5,7 @@ The values of a large tensor are passed on as they come, behind a head of ours.
 
 import json
 import math
+import re
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from adapter.frontends.http.content_types import JSON, Kind
 from adapter.protocols import npy
 from adapter.protocols.content_types import CSV, NPY, ContentTypes
 from adapter.protocols.tables import read_table, write_table
-from adapter.protocols.tensors import SIZES, cast, flat, may_cast, packed
+from adapter.protocols.tensors import PIECE_VALUES, SIZES, cast, may_cast, packed
 from adapter.runtime.threads import CONVERSIONS
 
 P = ParamSpec("P")
@@ -33,6 +34,11 @@ _WHOLE_BYTES = 2**20
 # In which an object of JSON begins.
 _BEGIN_BYTES = 4 * 2**10
 _LENGTH = struct.Struct("<I")
+# Values as Triton writes them: flat, and a quote in a string has a backslash before it.
+_DATA = b'"data":['
+_VALUES = re.compile(
+    rb"""(?:(?:"(?:[^"\\]|\\.)*+"|[^][{}",]++),?){1,%d}""" % PIECE_VALUES, re.DOTALL
+)
 _BLANKS = b" \t\r\n"
 
 
@@ -306,25 +312,45 @@ async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Source, tuple[int, i
     source = Source(await found.read() if head_size is None or is_short else found.chunks())
     text = (await source.start(head_size or 0))[:head_size]
     try:
-        outputs = (await _converted(len(text), json.loads, text)).get("outputs", [])
-        if len(outputs) != 1:
-            why = f"the answer has {len(outputs)} outputs, and only one can be converted"
-            raise NotAcceptable(f"{why}; {_ALWAYS}")
+        rest, data = (text, None) if head_size else await _converted(len(text), _split, text)
+        _refuse_but_one(text.count(_DATA) or 1)
+        outputs = (await _converted(len(rest), json.loads, rest)).get("outputs", [])
+        _refuse_but_one(len(outputs))
         output: dict[str, Any] = outputs[0]
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None and (head_size is not None or not size):
             return output, source, (len(text), size)  # Triton marks no head before 0 bytes
-        raw = await _converted(len(text), _packed, output)
+        raw = await _converted(len(text), _packed, output, data)
     except (ValueError, AttributeError) as error:
         why = "ask for it as binary data"
         raise NotAcceptable(f"the answer in JSON cannot be converted; {why}: {error}") from error
     return output, Source(raw), (0, len(raw))
 
 
-def _packed(output: dict[str, Any]) -> bytes:
-    if "data" not in output:
+def _refuse_but_one(outputs: int) -> None:
+    if outputs != 1:
+        why = f"the answer has {outputs} outputs, and only one can be converted"
+        raise NotAcceptable(f"{why}; {_ALWAYS}")
+
+
+def _split(text: bytes) -> tuple[bytes, list[bytes] | None]:
+    """Return an answer without the values of its last output, and those: lists in JSON of a few
+    thousand values each, as a parser that is given more holds the interpreter's lock.
+    """
+    front, mark, more = text.rpartition(_DATA)
+    if not mark:
+        return text, None
+    at, pieces = 0, []
+    while (found := _VALUES.match(more, at)) is not None:
+        at = found.end()
+        pieces.append(b"[" + found[0].removesuffix(b",") + b"]")
+    return front + mark + more[at:], pieces
+
+
+def _packed(output: dict[str, Any], data: list[bytes] | None) -> bytes:
+    if "data" not in output or data is None:
         raise ValueError("its values are elsewhere, in shared memory perhaps")
-    return packed(output["datatype"], flat(output["data"]))
+    return b"".join(packed(output["datatype"], json.loads(piece)) for piece in data)
 
 
 async def _converted(size: int, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from adapter.protocols import tables as tables_
 from adapter.protocols.tables import read_table, write_table
 
 TYPES = {
@@ -103,3 +104,44 @@ def test_a_row_is_a_line_and_so_is_a_value_of_a_vector():
 def test_what_is_no_table_of_numbers_is_not_written(datatype, shape):
     with pytest.raises(ValueError, match="no table"):
         write_table(bytes(4), datatype, shape)
+
+
+class Longest:
+    """The most values that one call was given."""
+
+    def __init__(self) -> None:
+        self.values = 0
+
+    def of(self, act):
+        def measured(datatype, values):
+            self.values = max(self.values, len(values))
+            return act(datatype, values)
+
+        return measured
+
+
+@pytest.mark.parametrize("end", [b",", b"\n"])
+def test_a_table_of_any_form_is_read_a_few_thousand_values_at_a_time(monkeypatch, end):
+    """A call of C holds the interpreter's lock, and with it the event loop."""
+    longest, count = Longest(), 100_000
+    monkeypatch.setattr(tables_, "packed", longest.of(tables_.packed))
+    shape, raw = read_table((b"1.5" + end) * count + b"1.5", "FP32")
+    assert shape == ((1, count + 1) if end == b"," else (count + 1, 1))
+    assert raw == np.full(count + 1, 1.5, "<f4").tobytes()
+    assert 0 < longest.values < 2**14
+
+
+def test_a_row_that_spans_pieces_has_the_right_number_in_an_error():
+    row = b",".join([b"123456"] * 5000)
+    with pytest.raises(ValueError, match="row 3: 'x' is no FP32"):
+        read_table(b"\n".join([row, row, row[:-6] + b"x", row]), "FP32")
+    with pytest.raises(ValueError, match="row 2 has 5001 values; row 1 has 5000"):
+        read_table(b"\n".join([row, row + b",1", row]), "FP32")
+
+
+def test_a_table_of_any_form_is_written_as_it_is_read():
+    values = np.arange(20_000, dtype="<f4")
+    for shape in ((20_000,), (1, 20_000), (20_000, 1), (2, 10_000), (4000, 5)):
+        text = write_table(values.tobytes(), "FP32", shape)
+        rows = shape if len(shape) > 1 else (*shape, 1)
+        assert read_table(text, "FP32") == (rows, values.tobytes())

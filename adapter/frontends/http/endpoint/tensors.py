@@ -96,16 +96,16 @@ def as_line(message: bytes, record: ModelRecord) -> bytes | StreamError:
     parameters = {n: _value(one) for n, one in answer.parameters.items() if n != _FINAL}
     if parameters:
         told["parameters"] = parameters
-    told["outputs"] = [
-        {
-            "name": output.name,
-            "datatype": output.datatype,
-            "shape": [*output.shape],
-            "data": unpacked(output.datatype, raw),
-        }
-        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
-    ]
-    return json.dumps(told).encode() + b"\n"
+    pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
+    outputs = b", ".join(_output(output, raw) for output, raw in pairs)
+    return json.dumps(told)[:-1].encode() + b', "outputs": [' + outputs + b"]}\n"
+
+
+def _output(output: Any, raw: bytes) -> bytes:
+    """Return an output as JSON, its values piece by piece: `json.dumps` holds Python's lock."""
+    told = {"name": output.name, "datatype": output.datatype, "shape": [*output.shape]}
+    data = b", ".join(json.dumps(each)[1:-1].encode() for each in unpacked(output.datatype, raw))
+    return json.dumps(told)[:-1].encode() + b', "data": [' + data + b"]}"
 
 
 def _value(parameter: Any) -> Any:
