@@ -209,7 +209,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "try again; if it lasts, give it more memory or disk, or pin less",
     ),
     errors.TooManyWaiting: (
-        "256 callers wait for models that are being fetched, 32 for one, or 256 MiB of bodies",
+        "256 callers wait for models that are being fetched, 32 for one, or no room for a body",
         "try again in a while",
     ),
     errors.SourceMissing: (
@@ -254,7 +254,10 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "try again, or another copy of the model; ModelMesh does so by itself",
     ),
     errors.SlowBody: (
-        "it comes at less than 64 KiB/s, averaged over more than 10 s; HTTP connections close",
+        (
+            "it comes at less than 64 KiB/s, averaged over more than 10 s, or would take over a "
+            "minute more while others wait; HTTP connections close"
+        ),
         "send faster, or less: compress, or use raw tensors",
     ),
     errors.NotTaken: (

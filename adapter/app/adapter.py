@@ -21,14 +21,12 @@ from adapter.control.presence import MODELS_LOOKED_FOR
 from adapter.control.residency import Residency
 from adapter.control.wanted import WantedModels
 from adapter.core.faults import Faults
-from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, ModelSource
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import AdapterError, BackendUnavailable
 from adapter.frontends.access import Access
 from adapter.frontends.admin import Admin
-from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.debug_state import DebugState
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc.fast_path import FRONTEND
@@ -43,6 +41,7 @@ from adapter.frontends.sites import SitePolicy
 from adapter.frontends.traced import TracedCalls
 from adapter.packages.source.location import start_models
 from adapter.runtime import background, lag
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.threads import REPOSITORY
 from adapter.settings import Address, Loaded, for_programs
 from adapter.store.cache import ArtifactCache
@@ -153,18 +152,24 @@ class Adapter:
             tracing=self._tracing,
             control=self._control,
             drain=self._drain,
-            inflight=InflightBytes(
-                settings.max_inflight_body_bytes or host_limit_bytes() // _SHARE_IN_FLIGHT
-            ),
+            budget=self._build_budget(),
             rpc=self._rpc,
             faults=faults,
             is_ready=self._readiness.is_ready,
             max_connections=most,
             single_model=self._single,
             residency=self._build_residency(),
-            bodies=HeldBodies(),
-            load_bodies=HeldBodies(),
         )
+
+    def _build_budget(self) -> ByteBudget:
+        given, cut = self._settings.max_inflight_body_bytes, self._metrics.bodies_cut
+        budget = ByteBudget(
+            given or host_limit_bytes() // _SHARE_IN_FLIGHT,
+            on_cut=lambda reason: cut.labels(reason.value).inc(),
+        )
+        self._metrics.body_bytes.set_function(lambda: budget.held)
+        self._metrics.bodies_waiting.set_function(lambda: budget.waiting)
+        return budget
 
     def _build_on_demand(self, cache: ArtifactCache | None) -> OnDemand | None:
         if cache is None:

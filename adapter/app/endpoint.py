@@ -39,7 +39,7 @@ def build_endpoint(
         streams,
         residency,
         _endpoints(settings),
-        bodies=shared.bodies,
+        budget=shared.budget,
         max_body_bytes=settings.max_body_bytes,
         callers=_build_callers(settings.endpoint_keys),
     )

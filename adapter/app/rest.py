@@ -76,7 +76,7 @@ def _build(
     listener = HttpListener(
         serve,
         FastPath(
-            *(shared.control, plane, observer, Clock(), shared.inflight),
+            *(shared.control, plane, observer, Clock(), shared.budget),
             make=inference_kind(shared),
         ),
         heads,
@@ -151,7 +151,7 @@ def _build_inferences(shared: Shared, dataplane: V2DataPlane) -> Inferences:
         load_wait_seconds=settings.load_wait_seconds,
         max_body_bytes=settings.max_body_bytes,
         default_model=shared.single_model,
-        inflight=shared.inflight,
+        budget=shared.budget,
         serving=shared.serving,
         operation=settings.inference_type,
     )
@@ -172,7 +172,7 @@ def _build_v2(
         repository,
         access=access,
         load_wait_seconds=settings.load_wait_seconds,
-        load_bodies=shared.load_bodies,
+        budget=shared.budget,
         max_body_bytes=settings.gathered_bytes,
         max_control_body_bytes=settings.max_control_body_bytes,
         passthrough=frozenset(() if access.infers_only else settings.passthrough),

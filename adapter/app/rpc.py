@@ -61,7 +61,7 @@ class Rpc:
             load_wait_seconds=shared.settings.load_wait_seconds,
             passthrough=shared.settings.passthrough,
             limits=self._limits,
-            load_bodies=shared.load_bodies,
+            budget=shared.budget,
             serving=shared.serving,
         )
 
@@ -118,7 +118,7 @@ class Rpc:
             connect_to(lambda: server),
             timeout_seconds=shared.settings.infer_timeout_seconds,
             max_message_bytes=shared.settings.grpc_max_message_bytes,
-            inflight=shared.inflight,
+            budget=shared.budget,
         )
         refused = metrics.connections_shed.labels(name, "refused").inc
         proxy = ProxyListener(context, max_connections=shared.max_connections, on_refused=refused)

@@ -7,12 +7,11 @@ from adapter.control.lease import Serving
 from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
 from adapter.core.faults import Faults
-from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.frontends.access import Access
-from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.drain import Drain
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import Address, Settings
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
@@ -21,7 +20,7 @@ from adapter.telemetry.tracing import Tracing
 @dataclass(frozen=True, slots=True)
 class Shared:
     """`max_connections`: of each listener. `single_model`: the one that /invocations is about.
-    `residency`: None without a store. `bodies`: of the endpoint; `load_bodies`: of loads over V2.
+    `residency`: None without a store. `budget`: of callers' bytes.
     """
 
     settings: Settings
@@ -29,15 +28,13 @@ class Shared:
     tracing: Tracing | None
     control: ModelControl
     drain: Drain
-    inflight: InflightBytes
+    budget: ByteBudget
     rpc: GrpcDataPlane
     faults: Faults
     is_ready: Callable[[], bool]
     max_connections: int
     single_model: ModelId | None
     residency: Residency | None
-    bodies: HeldBodies
-    load_bodies: HeldBodies
 
     @property
     def serving(self) -> Serving | None:

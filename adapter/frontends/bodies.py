@@ -1,48 +1,67 @@
-"""Bodies that are held: for the endpoint while their models are fetched, loaded and asked, and of
-loads over V2 that bring files.
-"""
+"""Bodies that coroutines read, as the budget of callers' bytes knows them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
 
-from adapter.errors import TooManyWaiting
+from adapter.errors import AdapterError
+from adapter.runtime.byte_budget import ByteBudget
 
-_ALL_BYTES = 256 * 2**20
 
-
-class HeldBodies:
-    """Bounds the sum of the bodies that are held. `held`: the bytes that have come of them.
-
-    What is announced counts for nothing: whoever announces much and sends little would keep all
-    others out.
+class HeldBody:
+    """A body that counts until `end`. `turn` is set while it may be read. `fail` tells who reads
+    it that it was cut.
     """
 
-    def __init__(self, limit: int = _ALL_BYTES) -> None:
-        self.limit = limit
-        self.held = 0
+    def __init__(
+        self,
+        budget: ByteBudget,
+        announced: int | None,
+        senders: Iterable[str] = (),
+        *,
+        fail: Callable[[AdapterError], None] = lambda _: None,
+        is_reading: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.turn = asyncio.Event()
+        self.turn.set()
+        self.is_reading = is_reading
+        self._fail = fail
+        self._error: AdapterError | None = None
+        self._holding = budget.hold(self, announced, senders)
+        self.arrived, self.verify = self._holding.arrived, self._holding.verify
 
-    @contextmanager
-    def hold(self, announced: int) -> Iterator[Callable[[int], None]]:
-        """Yield what counts the bytes of one body as they come. Both raise TooManyWaiting where
-        there is no room for them.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._holding.end()
+        self.turn.set()
+
+    async def take(self, size: int) -> None:
+        """Count `size` bytes that have arrived, and wait until more may come. Raises what the body
+        was cut for.
         """
-        self._refuse_beyond(announced)
-        taken = 0
+        if not self._holding.take(size):
+            self.turn.clear()
+            await self.turn.wait()
+        if self._error is not None:
+            raise self._error
 
-        def take(size: int) -> None:
-            nonlocal taken
-            self._refuse_beyond(size)
-            self.held += size
-            taken += size
+    # -- for the budget ---------------------------------------------------------------------
 
-        try:
-            yield take
-        finally:
-            self.held -= taken
+    def resume(self) -> None:
+        self.turn.set()
 
-    def _refuse_beyond(self, size: int) -> None:
-        if self.held + size > self.limit:
-            raise TooManyWaiting(
-                f"{self.held} bytes of bodies are held; with {size} more these would be above the "
-                f"limit of {self.limit}"
-            )
+    def cut(self, error: AdapterError) -> None:
+        self._error = error
+        self.turn.set()
+        self._fail(error)

@@ -1,4 +1,4 @@
-"""Verifies AWS's Signature Version 4 of a request whose head and body are there.
+"""Verifies AWS's Signature Version 4: first the head, without the key, and then all with the body.
 
 A signature covers the method, the path, the headers that it names and the hash of the body. It may
 be of any region: an endpoint of one's own has none.
@@ -21,10 +21,17 @@ _AUTHORIZATION = re.compile(
     r"SignedHeaders=([a-z0-9;_-]+), *Signature=([0-9a-f]{64})"
 )
 _TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z")
+_HASH_FORM = re.compile(r"[0-9a-f]{64}")
 _HASH, _DATE, _HOST = "x-amz-content-sha256", "x-amz-date", "host"
 # What else means something must be signed where it is there: all of the service's own, and what
 # says how the body is read.
 _SIGNED_IF_THERE = ("x-amzn-sagemaker-", "x-amz-", "content-type", "content-encoding")
+
+
+_OTHER_BODY = (
+    f"The header {_HASH} must be the SHA-256 of the body; unsigned and streamed bodies are not "
+    "accepted."
+)
 
 
 class SignatureError(Exception):
@@ -34,7 +41,7 @@ class SignatureError(Exception):
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
     """`target` is the path as it was sent, `headers` all of them in their order, `body_hash` the
-    SHA-256 of the body in hex.
+    SHA-256 of the body in hex; empty as long as the body has not come.
     """
 
     method: str
@@ -55,7 +62,7 @@ class Claim:
 
 
 def read_claim(request: SignedRequest, now: datetime) -> Claim:
-    """Raise SignatureError for all that can be judged without the key."""
+    """Raise SignatureError for all that can be judged without the key and the body."""
     headers = _by_name(request.headers)
     found = _AUTHORIZATION.fullmatch(_only(headers, "authorization"))
     if found is None:
@@ -72,13 +79,15 @@ def read_claim(request: SignedRequest, now: datetime) -> Claim:
     _check_time(time, day, now)
     if "?" in request.target:
         raise SignatureError("A signed request has no query here.")
-    sent = headers.get(_HASH, [request.body_hash])
-    if sent != [request.body_hash]:
-        raise SignatureError(
-            f"The header {_HASH} must be the SHA-256 of the body; unsigned and streamed bodies are "
-            "not accepted."
-        )
+    if _HASH in headers and _HASH_FORM.fullmatch(_only(headers, _HASH)) is None:
+        raise SignatureError(_OTHER_BODY)
     return Claim(access_key, f"{day}/{region}/{service}/aws4_request", time, signed, signature)
+
+
+def check_body(request: SignedRequest) -> None:
+    """Raise SignatureError if the head names the hash of another body."""
+    if _by_name(request.headers).get(_HASH, [request.body_hash]) != [request.body_hash]:
+        raise SignatureError(_OTHER_BODY)
 
 
 def is_signed_by(claim: Claim, secret: str, request: SignedRequest) -> bool:

@@ -280,8 +280,8 @@ class Settings(Rules):
     )
     max_inflight_body_bytes: Size | None = _setting(
         None,
-        "how much of requests above 256 KiB may be on its way to Triton at once; above it callers "
-        "are not read from until some have gone on",
+        "how much callers' bodies may take at once, here and on their way to Triton; above it "
+        "callers are not read from, and after 10 s refused",
         "a quarter of the host's memory",
     )
     grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] = _setting(

@@ -21,6 +21,7 @@ EVENTS: Mapping[str, str] = {
     "adapter.preload_refused": "a model of preload is missing or invalid, and is not tried again",
     "adapter.wanted_no_more": "a caller has asked for the unload of a model of load_at_start or "
     "preload: it is not loaded again, and readiness does not wait for it",
+    "body.cut": "a body was refused for want of room: why, and how much is held",
     "adapter.models_loaded": "all models of load_at_start and preload are loaded",
     "adapter.open_to_others": "these listeners may be reached from other machines, and ask nobody "
     "who they are",

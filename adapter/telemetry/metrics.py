@@ -109,6 +109,7 @@ class Metrics:
         self._count_operations()
         self._count_waits()
         self._count_connections()
+        self._count_bodies()
         self._count_memory()
         self._count_on_demand()
         self._count_evictions()
@@ -209,6 +210,27 @@ class Metrics:
             "Connections that were one too many: idle ones closed to make room, new ones refused.",
             ("listener", "how"),
         )
+
+    def _count_bodies(self) -> None:
+        self.body_bytes = Gauge(
+            "triton_adapter_body_bytes",
+            "Callers' bytes in memory, here or on their way to Triton: of bodies, and of answers"
+            " that wait for their callers. max_inflight_body_bytes is the limit.",
+            registry=self.registry,
+        )
+        self.bodies_waiting = Gauge(
+            "triton_adapter_bodies_waiting",
+            "Callers who are not read from until there is room.",
+            registry=self.registry,
+        )
+        self.bodies_cut = self._counter(
+            "triton_adapter_bodies_cut",
+            "Bodies refused for want of room: slow, while others waited; long, which would have"
+            " taken longer than those that waited; waited, for ten seconds.",
+            ("reason",),
+        )
+        for reason in ("slow", "long", "waited"):
+            self.bodies_cut.labels(reason)
 
     @contextmanager
     def waiting_load(self, reason: str) -> Iterator[None]:

@@ -98,7 +98,7 @@ async def test_an_error_over_rest_is_not_kept(kept, asked, said, status):
 @pytest.mark.parametrize(
     ("path", "message", "code"),
     [
-        (INFER, request_of("m"), "INTERNAL"),  # of Triton
+        (INFER, request_of("m"), "UNKNOWN"),  # of Triton
         (INFER, request_of("other"), "NOT_FOUND"),  # by the server behind the proxy
         (INFER, FIELDS, "INVALID_ARGUMENT"),
         (f"/{SERVICE}/ModelReady", b"\x0b", "INVALID_ARGUMENT"),

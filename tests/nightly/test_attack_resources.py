@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attack.test_bodies import Slow
 from tests.processes import tritonserver
 from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -132,7 +133,25 @@ class Attacks:
             self.standing_reader,
             self.archives,
             self.wide_json,
+            self.bodies_that_never_end,
+            self.announced_bodies,
         ]
+
+    def bodies_that_never_end(self) -> None:
+        size = 64 * 2**20
+        self._send_slowly(4, size, bytes(size - 10), b" ", 3)
+
+    def announced_bodies(self) -> None:
+        self._send_slowly(3, 2**31 - 1, bytes(68_000), bytes(68_000), 1)
+
+    def _send_slowly(
+        self, count: int, length: int, first: bytes, more: bytes, seconds: float
+    ) -> None:
+        with ExitStack() as stack, suppress(OSError):
+            for _ in range(count):
+                slow = Slow(self._adapter.http, "/models/oracle/invoke", length)
+                stack.enter_context(closing(slow)).send(first, more, seconds)
+            time.sleep(_ATTACK_SECONDS)
 
     def connections(self) -> None:
         host, _, port = self._adapter.http.rpartition(":")

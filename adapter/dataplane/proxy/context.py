@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adapter.core.inflight import InflightBytes
 from adapter.dataplane.proxy.routing import Answer, Call, RoutingPolicy, read_answer, read_call
-from adapter.protocols.http2.flow_control import BufferedBytes
 from adapter.protocols.http2.headers import HeaderBlockCache
+from adapter.protocols.http2.transport import Turns
+from adapter.runtime.byte_budget import ByteBudget
 
-MAX_BUFFERED_BYTES = 2**26
 _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3
 
 Connect = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
@@ -32,9 +31,7 @@ class CallerLimits:
 
 
 class ProxyContext:
-    """`connect_*` raise OSError. `buffered` counts what was received and cannot be forwarded yet.
-    `is_stopping`: the adapter stops, and clients get little more time.
-    """
+    """`connect_*` raise OSError. `is_stopping`: clients get little more time."""
 
     def __init__(
         self,
@@ -44,16 +41,15 @@ class ProxyContext:
         *,
         timeout_seconds: float,
         max_message_bytes: int,
-        inflight: InflightBytes,
-        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+        budget: ByteBudget,
     ) -> None:
         self.policy = policy
         self.connect_triton = connect_triton
         self.connect_fallback = connect_fallback
         self.timeout_seconds = timeout_seconds
         self.max_message_bytes = max_message_bytes
-        self.inflight = inflight
-        self.buffered = BufferedBytes(max_buffered_bytes)
+        self.budget = budget
+        self.turns = Turns()
         self.caller_limits = CallerLimits()
         self.is_stopping = False
         self.calls: HeaderBlockCache[Call] = HeaderBlockCache(partial(read_call, policy))

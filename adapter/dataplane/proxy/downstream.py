@@ -60,7 +60,7 @@ class Session(Protocol):
 
 class Downstream(Endpoint[Exchange]):
     def __init__(self, session: Session, context: ProxyContext) -> None:
-        super().__init__(context.buffered, HeaderReader(context.calls, _HEADER_BYTES), _BLOCK_BYTES)
+        super().__init__(context, HeaderReader(context.calls, _HEADER_BYTES), _BLOCK_BYTES)
         self.session = session
         self._shutdown = Shutdown.NOT_BEGUN
         self._preface = frames.PREFACE

@@ -2,15 +2,12 @@
 
 import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from adapter.dataplane.proxy.routing import Call, DirectCall
 from adapter.protocols.http2.flow_control import Stream
 from adapter.protocols.http2.transport import Piece
 from adapter.protocols.protobuf import PREFIX_BYTES, NameScanner
-
-if TYPE_CHECKING:
-    from adapter.core.inflight import Claim
 
 
 class Stage(Enum):
@@ -19,7 +16,7 @@ class Stage(Enum):
     follows: tuple["Stage", ...]
 
     ARRIVING = "nothing has been forwarded; what was received is buffered"
-    WAITING = "as ARRIVING, while too many bytes are in flight to Triton, or the model is loaded"
+    WAITING = "as ARRIVING, while the model is loaded"
     SENDING = "its headers have been forwarded, its end has not"
     SENT = "all of it has been forwarded"
     ABANDONED = "as SENT, and nobody waits for the response, which is not complete"
@@ -54,8 +51,15 @@ class UpstreamConnection(Protocol):
     def add_buffered(self, size: int) -> None: ...
 
 
+class Body(Protocol):
+    """A large message in the budget of callers' bytes."""
+
+    def take(self, size: int) -> None: ...
+    def end(self) -> None: ...
+
+
 class Wait:
-    """A wait for a model, in place of a claim; `end` gives it up."""
+    """A wait for a model; `end` gives it up."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
@@ -69,7 +73,7 @@ class Exchange:
     `direct_call` is set when the upstream is Triton. `deadline` is by the event loop's clock.
 
     `buffered` holds what was received while ARRIVING or WAITING; with less than `needed_bytes` of
-    it there is nothing to decide. `claim` is a large request's share of the bytes in flight.
+    it there is nothing to decide. `body` counts a large message in the budget of callers' bytes.
     Once it is forwarded `remaining_bytes` of its message are still to come. `last_byte` goes
     together with END_STREAM, so that Triton never executes a request whose end was not received.
     `received_bytes` of the request came in `waited_seconds`; `taken_bytes` of the response were
@@ -78,9 +82,9 @@ class Exchange:
     """
 
     __slots__ = (
+        "body",
         "buffered",
         "call",
-        "claim",
         "deadline",
         "direct_call",
         "has_data",
@@ -97,6 +101,7 @@ class Exchange:
         "taken_bytes",
         "unread_mark",
         "upstream",
+        "wait",
         "waited_seconds",
     )
 
@@ -109,7 +114,8 @@ class Exchange:
         self.upstream: UpstreamConnection | None = None
         self.direct_call: DirectCall | None = None
         self.scanner: NameScanner | None = None
-        self.claim: Claim | Wait | None = None
+        self.body: Body | None = None
+        self.wait: Wait | None = None
         self.buffered: bytearray | bytes = b""
         self.needed_bytes = PREFIX_BYTES + 2
         self.remaining_bytes = 0
@@ -135,5 +141,8 @@ class Exchange:
         if stage not in self.stage.follows:
             raise RuntimeError(f"{self.stage.name} is not followed by {stage.name}")
         self.stage = stage
-        if self.claim is not None and stage not in _RECEIVING:
-            self.claim.end()
+        if stage not in _RECEIVING:
+            if self.body is not None:
+                self.body.end()
+            if self.wait is not None:
+                self.wait.end()

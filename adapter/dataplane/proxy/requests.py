@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from typing import Protocol
 
+from adapter.dataplane.proxy.bodies import LargeBody
 from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.downstream import Downstream
 from adapter.dataplane.proxy.exchange import Exchange, Stage, Wait
@@ -82,6 +83,8 @@ class Requests:
         elif exchange.call.http_status is not None:
             self._responses.discard(exchange, piece, end=end)
         elif exchange.stage is _SENDING:
+            if exchange.body is not None:
+                exchange.body.take(len(piece))
             self._forward(exchange, piece, end=end)
         elif exchange.stage is _ARRIVING:
             self._arrive(exchange, piece, end=end)
@@ -120,7 +123,7 @@ class Requests:
                 return
         name = self._name_in(exchange, start)
         if end or not self._needs_more(exchange, name, start):
-            self._claim_and_route(exchange, name, bytes(exchange.buffered) or piece, end=end)
+            self._hold_and_route(exchange, name, bytes(exchange.buffered) or piece, end=end)
         elif start is piece:
             self._buffer(exchange, piece)
 
@@ -150,40 +153,41 @@ class Requests:
 
     def drain_buffers(self) -> None:
         """Route requests that are being buffered: they keep out the bytes that would complete them.
-        Refuse those that wait for others, since they may keep out what the others need.
+        Refuse those that wait for their model, since they may keep out what others need.
         """
         for stream in list(self._downstream.streams.values()):
             exchange = stream.owner
             if exchange.stage is Stage.ARRIVING and exchange.buffered:
                 name = self._name_in(exchange, exchange.buffered)
                 if name is not Peek.MORE:
-                    self._claim_and_route(exchange, name, bytes(exchange.buffered), end=False)
+                    self._hold_and_route(exchange, name, bytes(exchange.buffered), end=False)
             elif exchange.stage is Stage.WAITING:
-                error = Overloaded("too much is on its way to Triton", delivered=False)
-                self._responses.refuse(exchange, error)
+                self._responses.refuse(exchange, _overloaded())
+
+    def refuse_held_back(self) -> None:
+        """Refuse the latest request that waits for room, if another one, which need not wait,
+        cannot come because of it.
+        """
+        arriving = [stream for stream in self._downstream.streams.values() if not stream.is_ended]
+        if any(not stream.is_held_back for stream in arriving):
+            last = next(stream for stream in reversed(arriving) if stream.is_held_back)
+            self._responses.refuse(last.owner, _overloaded())
 
     # -- routing ----------------------------------------------------------------------------
 
-    def _claim_and_route(
+    def _hold_and_route(
         self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool
     ) -> None:
-        """A large message waits while too many bytes are in flight."""
-        inflight, size = self._context.inflight, length_of(piece)
-        if size <= _BUFFERED_MESSAGE_BYTES:
-            self._route(exchange, name, piece, end=end)
-        elif inflight.has_room_for(size):
-            exchange.claim = inflight.claim(size)
-            self._route(exchange, name, piece, end=end)
-        else:
-            if not exchange.buffered:
-                self._buffer(exchange, piece)
-            exchange.to(Stage.WAITING)
-            exchange.claim = inflight.claim(size, partial(self._route_waiting, exchange))
-
-    def _route_waiting(self, exchange: Exchange) -> None:
-        piece = bytes(exchange.buffered)
-        self._route(exchange, self._name_in(exchange, piece), piece, end=exchange.inbound.is_ended)
-        self._responses.flush()
+        """The bytes of a large message count until they have been forwarded."""
+        size = length_of(piece)
+        if size > _BUFFERED_MESSAGE_BYTES:
+            self._responses.release_buffer(exchange)
+            exchange.body = LargeBody(
+                *(exchange, self._downstream, self._responses, self._context.budget),
+                PREFIX_BYTES + size,
+            )
+            exchange.body.take(len(piece))
+        self._route(exchange, name, piece, end=end)
 
     def _route(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
         self._responses.release_buffer(exchange)
@@ -213,22 +217,23 @@ class Requests:
     def _wait_for_model(self, exchange: Exchange, name: bytes, piece: Piece) -> None:
         """Keep back a message that is too large for the fallback server until its model takes
         inferences, and it can go to Triton directly. The stream's window bounds what comes of it
-        meanwhile, and none of it counts as in flight.
+        meanwhile, which counts as buffered.
         """
-        if exchange.claim is not None:
-            exchange.claim.end()
+        if exchange.body is not None:
+            exchange.body.end()
+            exchange.body = None
         self._buffer(exchange, piece)
         exchange.to(Stage.WAITING)
-        exchange.claim = Wait(self._context.begin(self._route_ready(exchange, name)))
+        exchange.wait = Wait(self._context.begin(self._route_ready(exchange, name)))
 
     async def _route_ready(self, exchange: Exchange, name: bytes) -> None:
         error = await self._context.policy.ready(name, exchange.call.mesh_id)
-        exchange.claim = None
+        exchange.wait = None
         if error is not None:
             self._responses.refuse(exchange, error)
         else:
             piece = bytes(exchange.buffered)
-            self._claim_and_route(exchange, name, piece, end=exchange.inbound.is_ended)
+            self._hold_and_route(exchange, name, piece, end=exchange.inbound.is_ended)
         self._responses.flush()
 
     def _too_large(self, exchange: Exchange, size: int) -> MessageTooLarge | None:
@@ -309,3 +314,7 @@ class Requests:
             elif not exchange.remaining_bytes and piece:
                 piece, exchange.last_byte = piece[:-1], bytes(piece[-1:])
         upstream.send(outbound, piece, end=end)
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("too much is on its way to Triton", delivered=False)

@@ -110,6 +110,8 @@ class ProxySession:
         self.time_limits.check()
         if self.downstream.is_over_budget:
             self.requests.drain_buffers()
+        elif self.downstream.is_stalled:
+            self.requests.refuse_held_back()
         self.flush()
 
     def check_connection(self) -> None:

@@ -46,7 +46,9 @@ class TimeLimits:
         """`seconds` have passed since the last check."""
         if self._context.is_stopping:
             self._refuse_arriving(exchange, "the adapter is stopping")
-        elif self._downstream.may_send(exchange.inbound) and exchange.stage is not Stage.WAITING:
+        elif exchange.stage is Stage.WAITING or exchange.inbound.is_held_back:
+            return  # its caller is not the one that is waited for
+        elif self._downstream.may_send(exchange.inbound):
             exchange.waited_seconds += seconds
             limits, waited = self._context.caller_limits, exchange.waited_seconds
             if waited > limits.slow and exchange.received_bytes < waited * limits.rate:

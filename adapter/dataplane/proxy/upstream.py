@@ -43,9 +43,7 @@ class Upstream(Endpoint[Exchange]):
     """
 
     def __init__(self, session: Session, context: ProxyContext, *, is_triton: bool) -> None:
-        super().__init__(
-            context.buffered, HeaderReader(context.answers, _HEADER_BYTES), _HEADER_BYTES
-        )
+        super().__init__(context, HeaderReader(context.answers, _HEADER_BYTES), _HEADER_BYTES)
         self.session = session
         self.is_triton = is_triton
         self.has_goaway = False
@@ -129,8 +127,9 @@ class Upstream(Endpoint[Exchange]):
         stream.state = AFTER_OUR_END[stream.state]
         stream.owner.to(_SENT)
 
-    def receiver_of(self, _: Stream[Exchange]) -> Receiver:
-        return self.session.downstream
+    def receiver_of(self, stream: Stream[Exchange]) -> Receiver | None:
+        """None for a large message, which counts by itself."""
+        return self.session.downstream if stream.owner.body is None else None
 
     # -- responses --------------------------------------------------------------------------
 

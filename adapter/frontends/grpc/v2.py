@@ -27,7 +27,7 @@ from adapter.errors import (
     PayloadTooLarge,
 )
 from adapter.frontends.access import Access
-from adapter.frontends.bodies import HeldBodies
+from adapter.frontends.bodies import HeldBody
 from adapter.frontends.extensions import Extensions
 from adapter.frontends.grpc.middleware import (
     Context,
@@ -48,6 +48,7 @@ from adapter.frontends.grpc.naming import (
 from adapter.frontends.grpc.stream import StreamInfer
 from adapter.frontends.model_repository import Repository
 from adapter.protocols.protobuf import read_field
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.metrics import Metrics
 
 SERVICE = "inference.GRPCInferenceService"
@@ -91,7 +92,7 @@ class V2Service(grpc.GenericRpcHandler):
         load_wait_seconds: float,
         passthrough: Collection[str],
         limits: MessageLimits,
-        load_bodies: HeldBodies,
+        budget: ByteBudget,
         serving: Serving | None = None,
     ) -> None:
         self._control = control
@@ -109,7 +110,7 @@ class V2Service(grpc.GenericRpcHandler):
         for name, setting in _ON_REQUEST.items():
             handlers[name] = self._on_request(middleware, name, setting, setting in passthrough)
         if repository is not None:
-            calls = GrpcRepository(repository, load_bodies)
+            calls = GrpcRepository(repository, budget)
             handlers["RepositoryIndex"] = middleware.unary("RepositoryIndex", calls.index)
             handlers["RepositoryModelLoad"] = middleware.unary("RepositoryModelLoad", calls.load)
             handlers["RepositoryModelUnload"] = middleware.unary(
@@ -271,13 +272,13 @@ def _with_callers_names(answer: bytes, records: Collection[ModelRecord]) -> byte
 
 
 class GrpcRepository:
-    """Triton's model repository extension: frontends/model_repository.py in protobuf. `bodies`
-    bounds the sum of the messages of loads, which may bring files.
+    """Triton's model repository extension: frontends/model_repository.py in protobuf. `budget`
+    bounds the messages of loads, which may bring files.
     """
 
-    def __init__(self, repository: Repository, bodies: HeldBodies) -> None:
+    def __init__(self, repository: Repository, budget: ByteBudget) -> None:
         self._repository = repository
-        self._bodies = bodies
+        self._budget = budget
 
     async def index(self, message: bytes, _: Context) -> bytes:
         request = _parsed(pb.RepositoryIndexRequest, message)
@@ -286,8 +287,9 @@ class GrpcRepository:
         return serialised(pb.RepositoryIndexResponse(models=models))
 
     async def load(self, message: bytes, context: Context) -> bytes:
-        with self._bodies.hold(len(message)) as take:
-            take(len(message))
+        with HeldBody(self._budget, None) as held:
+            await held.take(len(message))
+            held.arrived()
             request = _parsed(pb.RepositoryModelLoadRequest, message)
             model_id, parameters = _about(request)
             await self._repository.load(model_id, parameters, **ids_of(context))

@@ -43,8 +43,8 @@ class Front(Protocol):
 
 
 class Application:
-    """`make` makes its handler. `is_for_good`: all bytes that follow are aiohttp's. `turn`: the
-    body in hand may be read, or never will come.
+    """`make` makes its handler. `is_for_good`: all bytes that follow are aiohttp's. `turn` is
+    set unless the body in hand waits for room.
     """
 
     def __init__(self, front: Front, make: Callable[["Application"], "Handler"]) -> None:
@@ -55,6 +55,7 @@ class Application:
         self._request: web.BaseRequest | None = None
         self._begun = 0
         self.turn = asyncio.Event()
+        self.turn.set()
 
     # -- for the connection -----------------------------------------------------------------
 

@@ -355,7 +355,8 @@ class Connection(asyncio.Protocol):
 
     def _look_at_request(self, now: float) -> None:
         if self._arrival is not None and not self._is_whole():
-            error = self._arrival.look(now, is_reading=self.transport.is_reading())
+            is_reading = self.transport.is_reading() and self._application.turn.is_set()
+            error = self._arrival.look(now, is_reading=is_reading)
             if error is not None:
                 self._fail(error)
 

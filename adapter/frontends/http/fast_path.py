@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
-from adapter.core.calls import NOT_STARTED, Check, FastDataPlane, RawHeaders, Upstream
-from adapter.core.inflight import Claim, InflightBytes
-from adapter.errors import AdapterError, BackendError, CapacityError, was_not_started
+from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
+from adapter.errors import AdapterError, BackendError, CapacityError
 from adapter.frontends.http import binary
 from adapter.frontends.http.callbacks import guarded
 from adapter.frontends.http.content_types import explained
@@ -27,17 +26,17 @@ from adapter.frontends.http.observer import (
     OF_THE_CONNECTION,
     Clock,
     Observer,
+    again_headers,
     begin_of_head,
     encoded,
     error_body,
     json_answer,
 )
+from adapter.runtime.byte_budget import ByteBudget, Holding
 
-# Bodies up to this size are gathered, and answers up to this are; others are passed on, and all
-# are while so many bytes are held.
+# Bodies up to this size are gathered, and answers up to this are; others are passed on.
 _GATHERED_BYTES = 256 * 2**10
 _WHOLE_BYTES = 2**20
-_ALL_HELD_BYTES = 64 * 2**20
 # One write of so much costs less than one of its pieces.
 _JOINED_BYTES = 2**14
 
@@ -52,7 +51,6 @@ _BINARY = binary.content_type(0).removesuffix("0").encode()
 class Stage(Enum):
     NONE = auto()
     GATHERING = auto()
-    WAITING_ITS_TURN = auto()  # until there is less on its way to Triton
     CONNECTING = auto()
     SENDING = auto()
     WAITING = auto()  # Triton has the request
@@ -62,24 +60,22 @@ class Stage(Enum):
 
 # Python 3.11 looks long for a member of an enumeration.
 _HELD = LeaseState.HELD
-_NONE, _GATHERING, _WAITING_ITS_TURN, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING = Stage
+_NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING = Stage
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class FastPath:
-    """What all plain inferences share. `held`: bytes of bodies that wait for the rest of them, and
-    of answers. `inflight`: of bodies that are not gathered. `takes_more`: the next request of a
-    connection is welcome here. `make`: an Inference of another kind.
+    """What all plain inferences share. `takes_more`: the next request of a connection is welcome
+    here. `make`: an Inference of another kind.
     """
 
     control: ModelControl
     dataplane: FastDataPlane
     observer: Observer
     clock: Clock
-    inflight: InflightBytes
-    held: int = 0
+    budget: ByteBudget
     takes_more: bool = True
     make: "Callable[[Front, FastPath], Inference] | None" = None
 
@@ -109,11 +105,12 @@ class Inference:
         self._plain: Plain
         self._upstream: Upstream | None = None
         self._lease: Lease | None = None
-        self._claim: Claim | None = None
+        self._holding: Holding | None = None
+        self._is_blocked = False  # Triton does not take what is written
         self._check: Check | None = None
         self._task: asyncio.Task[None] | None = None
         self._pieces: list[bytes] = []
-        self._held = 0
+        self._answer_held = 0
 
     # -- the caller's side ------------------------------------------------------------------
 
@@ -129,11 +126,12 @@ class Inference:
         self._is_whole = len(body) == length
         self._status = 0
         self._check = None
+        self._is_blocked = False
         self._stage = _GATHERING
         plain.served.in_flight.count += 1
         if self._is_whole:
             is_taken = self._serve(body)
-        elif self._hold(length, _GATHERED_BYTES):
+        elif length <= _GATHERED_BYTES:
             is_taken = self._gather(body)
         else:
             is_taken = self._stream(body, length)
@@ -143,9 +141,10 @@ class Inference:
 
     def feed(self, piece: bytes, *, is_last: bool) -> None:
         self._is_whole = is_last
+        self._take(len(piece))
         if self._stage is _SENDING:
             self._pass_on(piece)
-        elif self._stage in {_GATHERING, _WAITING_ITS_TURN, _CONNECTING}:
+        elif self._stage in {_GATHERING, _CONNECTING}:
             self._pieces.append(piece)
             if is_last and self._stage is _GATHERING:
                 self._gathered()
@@ -166,30 +165,25 @@ class Inference:
 
     # -- to Triton --------------------------------------------------------------------------
 
-    def _hold(self, size: int, most: int) -> bool:
-        """So many bytes, until `_let_go_of_held`, where there may be so many."""
-        path = self._path
-        if size > most or path.held + size > _ALL_HELD_BYTES:
-            return False
-        self._held = size
-        path.held += size
-        return True
+    def _hold(self, body: bytes) -> None:
+        self._holding = self._path.budget.hold(self, self._head.length)
+        self._take(len(body))
 
-    def _let_go_of_held(self) -> None:
-        self._path.held -= self._held
-        self._held = 0
+    def _take(self, size: int) -> None:
+        if self._holding is not None and not self._holding.take(size):
+            self._front.transport.pause_reading()
 
     def _gather(self, body: bytes) -> bool:
         if self._find_lease() is None:
-            self._let_go_of_held()
             return False
+        self._hold(body)
         self._pieces = [body]
         return True
 
     def _gathered(self) -> None:
         self._callers = monotonic() - self._begun
         body, self._pieces = b"".join(self._pieces), []
-        self._let_go_of_held()
+        self._end_holding()
         if not self._serve(body):
             self._over()
             self._front.serve_by_application(self._raw + body)
@@ -218,22 +212,9 @@ class Inference:
         lease.begin()
         lease.arrives(lambda: self._front.refuse("the model is being unloaded"))
         self._check = self._path.dataplane.checking(self._plain.json_bytes, length)
-        inflight = self._path.inflight
-        if inflight.has_room_for(length):
-            self._claim = inflight.claim(length)
-            self._to_triton(body)
-        else:
-            self._stage = _WAITING_ITS_TURN
-            self._pieces = [body]
-            self._front.transport.pause_reading()
-            self._claim = inflight.claim(length, self._take_turn)
+        self._hold(body)
+        self._to_triton(body)
         return True
-
-    @guarded
-    def _take_turn(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        self._front.transport.resume_reading()
-        self._to_triton(b"".join(pieces))
 
     def _to_triton(self, body: bytes) -> None:
         """`body` is all of it, or the first of a stream."""
@@ -272,8 +253,7 @@ class Inference:
         self._task = None
         body, self._pieces = b"".join(self._pieces), []
         self._send(upstream, body)
-        if not self._is_whole:
-            self._front.transport.resume_reading()
+        self.resume()
 
     def _send(self, upstream: Upstream, body: bytes) -> None:
         assert self._lease is not None  # noqa: S101 - it is taken before
@@ -299,7 +279,7 @@ class Inference:
         self._upstream.write(piece)
         if self._is_whole:
             self._stage = _WAITING
-            self._end_claim()
+            self._end_holding()
             self._upstream.sent()
 
     # -- Receiver ---------------------------------------------------------------------------
@@ -325,8 +305,10 @@ class Inference:
         assert self._upstream is not None  # noqa: S101 - it tells this
         length = self._upstream.length
         self._is_chunked = length is None
-        if length is not None:
-            self._hold(length, _WHOLE_BYTES)
+        budget = self._path.budget
+        if length is not None and length <= _WHOLE_BYTES and budget.has_buffer_for(length):
+            self._answer_held = length
+            budget.buffer(length)
         self._answers_head = self._begin_answer(length)
 
     def _begin_answer(self, length: int | None, more: bytes = b"") -> bytes:
@@ -361,7 +343,7 @@ class Inference:
         if self._is_chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         self._pieces.append(piece)
-        if not self._held:
+        if not self._answer_held:
             self._write()
 
     def _write(self) -> None:
@@ -370,7 +352,7 @@ class Inference:
         if not self._status:
             self._status = _OK
             pieces.insert(0, self._answers_head)
-        if self._held <= _JOINED_BYTES:
+        if self._answer_held <= _JOINED_BYTES:
             front.transport.write(b"".join(pieces))
         else:
             front.transport.writelines(pieces)
@@ -406,12 +388,28 @@ class Inference:
             self._refuse(error)
 
     def pause_writing(self) -> None:
+        self._is_blocked = True
         if self._stage is _SENDING:
             self._front.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._stage is _SENDING:
+        self._is_blocked = False
+        self.resume()
+
+    # -- for the budget ---------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        return self._front.transport.is_reading()
+
+    def resume(self) -> None:
+        holding = self._holding
+        if holding is None or holding.since is not None or self._is_blocked:
+            return
+        if self._stage is _SENDING or self._stage is _GATHERING:
             self._front.transport.resume_reading()
+
+    def cut(self, error: AdapterError) -> None:
+        self.failed(error)
 
     # -- how it ends ------------------------------------------------------------------------
 
@@ -429,7 +427,8 @@ class Inference:
         error = explained(error, headers, None) if plain.is_typed else error
         status, body = error_body(error, plain.model_id)
         observer.refused(error, headers, ("POST", target), plain.route.operation, plain.model_id)
-        self._say(status, body, [(NOT_STARTED.encode(), b"1")] if was_not_started(error) else [])
+        fields = [(name.encode(), value.encode()) for name, value in again_headers(error).items()]
+        self._say(status, body, fields)
 
     def _say(
         self, status: int, body: dict[str, Any], fields: Sequence[tuple[bytes, bytes]] = ()
@@ -465,10 +464,10 @@ class Inference:
             observer.bug(another, request, model_id)
             self._front.abort()
 
-    def _end_claim(self) -> None:
-        claim, self._claim = self._claim, None
-        if claim is not None:
-            claim.end()
+    def _end_holding(self) -> None:
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            holding.end()
 
     def _let_go(self, error: AdapterError | None) -> BaseException | None:
         """Of all that the request has. Returns what its caller is told of `error`."""
@@ -480,8 +479,10 @@ class Inference:
                 upstream.leave(self, lease)
             if lease.state is _HELD:
                 told = lease.end(error)
-        self._let_go_of_held()
-        self._end_claim()
+        if self._answer_held:
+            self._path.budget.buffer(-self._answer_held)
+            self._answer_held = 0
+        self._end_holding()
         self._pieces = []
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():

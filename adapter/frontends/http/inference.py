@@ -2,7 +2,6 @@
 their way to Triton. Those that are plain never come here (http/fast_path.py).
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing
@@ -14,7 +13,6 @@ from aiohttp import HttpVersion11, web
 from adapter.control.lease import Lease, Serving
 from adapter.control.models import ModelControl
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
-from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest, NotJson
@@ -30,9 +28,10 @@ from adapter.frontends.http.content_types import (
     refuse_bytes,
 )
 from adapter.frontends.http.conversion import Source, as_answer, as_request
-from adapter.frontends.http.middleware import chunks_of, dialect_of, whole_body
+from adapter.frontends.http.middleware import chunks_of, dialect_of, held_body, whole_body
 from adapter.frontends.http.observer import FORWARDED, call_headers, passed_on, path_segments
 from adapter.protocols.content_types import ContentTypes
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import waiting_for_caller
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -43,8 +42,6 @@ _INFER, _GENERATE_STREAM = "infer", "generate_stream"
 _SEVERAL_ANSWERS = b'{"error":"generate expects'
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
-# What a body may become whose length nobody has said, or that is compressed.
-_UNKNOWN_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ class Inferences:
         load_wait_seconds: float,
         max_body_bytes: int,
         default_model: ModelId | None,
-        inflight: InflightBytes,
+        budget: ByteBudget,
         serving: Serving | None = None,
         operation: str = _INFER,
     ) -> None:
@@ -114,7 +111,7 @@ class Inferences:
         self._load_wait = load_wait_seconds
         self._max_body = max_body_bytes
         self._default_model = default_model
-        self._inflight = inflight
+        self._budget = budget
         self._operation = operation
 
     async def serve(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
@@ -147,22 +144,24 @@ class Inferences:
         length = request.content_length if request.can_read_body else 0
         is_packed = "Content-Encoding" in request.headers
         if length is None or length > _WHOLE_BYTES or (length and is_packed):
-            size = _UNKNOWN_BYTES if length is None or is_packed else length
-            turn = application_of(request).turn = asyncio.Event()
-            return self._in_turn(chunks_of(request, self._max_body), size, turn, held)
-        with waiting_for_caller():
+            return self._counted(chunks_of(request, self._max_body), request, held)
+        if request.content.is_eof():
             return await whole_body(request, self._max_body)
+        with waiting_for_caller(), held_body(request, self._budget) as counted:
+            return await whole_body(request, self._max_body, counted)
 
-    async def _in_turn(
-        self, body: AsyncIterator[bytes], size: int, turn: asyncio.Event, held: ExitStack | None
+    async def _counted(
+        self, body: AsyncIterator[bytes], request: web.BaseRequest, held: ExitStack | None
     ) -> AsyncIterator[bytes]:
-        """Once so much more may be on its way to Triton."""
+        """Triton holds what it has of a body until the body is complete."""
         with ExitStack() as passed_on:
-            claim = self._inflight.claim(size, turn.set)
-            (passed_on if held is None else held).callback(claim.end)
-            await turn.wait()
+            counted = (passed_on if held is None else held).enter_context(
+                held_body(request, self._budget)
+            )
             async for piece in body:
+                await counted.take(len(piece))
                 yield piece
+            counted.arrived()
 
     # -- SageMaker's ------------------------------------------------------------------------
 

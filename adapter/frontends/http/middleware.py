@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from aiohttp import ClientError, HttpVersion11, web
 
-from adapter.core.calls import NOT_STARTED
 from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
@@ -18,11 +17,13 @@ from adapter.errors import (
     PayloadTooLarge,
     Unauthenticated,
     UnsupportedMediaType,
-    was_not_started,
 )
+from adapter.frontends.bodies import HeldBody
+from adapter.frontends.http.application import application_of
 from adapter.frontends.http.observer import (
     INTERNAL_ERROR,
     Observer,
+    again_headers,
     contract_of,
     echoed_headers,
     encoded,
@@ -30,6 +31,7 @@ from adapter.frontends.http.observer import (
 )
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.status import challenge
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry import request_ids
 from adapter.telemetry.traffic import WAITED, Waited
 
@@ -62,8 +64,7 @@ def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
         response.headers["Accept"] = error.accepted
     if isinstance(error, Unauthenticated):
         response.headers["WWW-Authenticate"] = challenge(error)
-    if was_not_started(error):
-        response.headers[NOT_STARTED] = "1"
+    response.headers.update(again_headers(error))
     return response
 
 
@@ -194,15 +195,29 @@ def chunks_of(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:
     return _counted(request, limit)
 
 
-async def whole_body(
-    request: web.BaseRequest, limit: int, take: Callable[[int], object] = lambda _: None
-) -> bytes:
-    """`take` is told how many bytes have come, and may raise an error."""
+async def whole_body(request: web.BaseRequest, limit: int, held: HeldBody | None = None) -> bytes:
     chunks = []
     async for chunk in chunks_of(request, limit):
-        take(len(chunk))
+        if held is not None:
+            await held.take(len(chunk))
         chunks.append(chunk)
+    if held is not None:
+        held.arrived()
     return b"".join(chunks)
+
+
+def held_body(
+    request: web.BaseRequest, budget: ByteBudget, senders: Iterable[str] = ()
+) -> HeldBody:
+    """Begin to count the request's body, which is cut by an error for who reads it."""
+    application = application_of(request)
+    held = HeldBody(
+        *(budget, request.content_length, senders),
+        fail=application.failed,
+        is_reading=application.front.transport.is_reading,
+    )
+    application.turn = held.turn
+    return held
 
 
 async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:

@@ -9,8 +9,18 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
+from adapter.core.calls import NOT_STARTED
 from adapter.core.model import ModelId
-from adapter.errors import AboutMemory, AdapterError, InvalidRequest, OutOfMemory, let_go
+from adapter.errors import (
+    AboutMemory,
+    AdapterError,
+    InvalidRequest,
+    OutOfMemory,
+    TooManyConnections,
+    TooManyWaiting,
+    let_go,
+    was_not_started,
+)
 from adapter.frontends.status import HTTP, level_of, lookup
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
@@ -113,6 +123,14 @@ def error_body(error: AdapterError, model_id: ModelId | None) -> tuple[int, dict
     if isinstance(error, AboutMemory):
         body |= asdict(error.figures) | {"matched": error.matched}
     return status, body
+
+
+def again_headers(error: AdapterError) -> dict[str, str]:
+    """Return what tells a caller whether, and when, to send the request again."""
+    headers = {NOT_STARTED: "1"} if was_not_started(error) else {}
+    if isinstance(error, TooManyConnections | TooManyWaiting):
+        headers["Retry-After"] = "1"
+    return headers
 
 
 def encoded(body: Mapping[str, Any] | list[Any]) -> bytes:

@@ -1,13 +1,11 @@
 """The http listener: aiohttp serves, and a fast path of callbacks in front of it."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import NoReturn
 
 from aiohttp import ClientConnectionResetError, web
 
-from adapter.core.calls import NOT_STARTED
-from adapter.errors import AdapterError, InvalidCall, TooManyConnections, was_not_started
+from adapter.errors import AdapterError, InvalidCall, TooManyConnections
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.application import (
     Application,
@@ -22,7 +20,13 @@ from adapter.frontends.http.endpoint.errors import Told, new_request_id, refusal
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import Serve
-from adapter.frontends.http.observer import Observer, encoded, error_body, json_answer
+from adapter.frontends.http.observer import (
+    Observer,
+    again_headers,
+    encoded,
+    error_body,
+    json_answer,
+)
 from adapter.runtime import background, sockets
 from adapter.settings import Address
 
@@ -30,7 +34,6 @@ from adapter.settings import Address
 _BACKLOG = 1024
 
 _TOO_MANY = TooManyConnections("too many connections")
-_RETRY = [(b"Retry-After", b"1")]
 
 
 class HttpListener:
@@ -132,7 +135,7 @@ class HttpListener:
     # -- for connections --------------------------------------------------------------------
 
     def _accept(self) -> asyncio.Protocol:
-        refusal = self._refusal(_TOO_MANY, Told(new_request_id()), _RETRY)
+        refusal = self._refusal(_TOO_MANY, Told(new_request_id()))
         return self._connections.accept(lambda: Connection(self), refusal)
 
     def handler(self, application: Application) -> Handler:
@@ -152,19 +155,17 @@ class HttpListener:
         self._observer.malformed(error, more)
         return self._refusal(error, told)
 
-    def _refusal(
-        self, error: AdapterError, told: Told, fields: Sequence[tuple[bytes, bytes]] = ()
-    ) -> bytes:
+    def _refusal(self, error: AdapterError, told: Told) -> bytes:
         """The answer to what was not read: where it may be a call of the endpoint, such a client
         finds what it looks for in it as well.
         """
         status, body = error_body(error, None)
-        headers = {NOT_STARTED: "1"} if was_not_started(error) else {}
+        headers = again_headers(error)
         if self._is_endpoint:
             refusal = refusal_of(error, told)
             body |= refusal.body
             headers |= refusal.headers | told.headers()
-        fields = [*fields, *((k.encode(), v.encode()) for k, v in headers.items())]
+        fields = [(name.encode(), value.encode()) for name, value in headers.items()]
         return json_answer(status, encoded(body), self.fast.clock, fields, is_last=True)
 
     def _take_no_more(self) -> None:

@@ -5,7 +5,7 @@ Everything else is passed on to Triton as it is.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
@@ -20,20 +20,21 @@ from adapter.core.calls import V2Call, V2DataPlane
 from adapter.core.model import parse_model_id
 from adapter.errors import BackendUnavailable, InvalidRequest, NotPassedThrough
 from adapter.frontends.access import Access
-from adapter.frontends.bodies import HeldBodies
+from adapter.frontends.bodies import HeldBody
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.extensions import Extensions
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import Route, Serve, answer, ids_of, whole_body
+from adapter.frontends.http.middleware import Route, Serve, answer, held_body, ids_of, whole_body
 from adapter.frontends.http.observer import call_headers, path_segments
 from adapter.frontends.http.v2_models import V2Models, relay
 from adapter.frontends.model_repository import Repository
+from adapter.runtime.byte_budget import ByteBudget
 
 
 class V2:
     """`passthrough` opens calls that reach beyond one model: `shared_memory`, `trace` and `log`.
-    `load_wait_seconds`: how long a call waits for the end of its model's load. `load_bodies` bounds
-    the sum of the bodies of loads, which may bring files.
+    `load_wait_seconds`: how long a call waits for the end of its model's load. `budget` bounds
+    the bodies of loads, which may bring files.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class V2:
         *,
         access: Access,
         load_wait_seconds: float,
-        load_bodies: HeldBodies,
+        budget: ByteBudget,
         max_body_bytes: int,
         max_control_body_bytes: int,
         passthrough: frozenset[str] = frozenset(),
@@ -67,7 +68,7 @@ class V2:
         )
         self._repository = repository
         self._max_body = max_body_bytes
-        self._load_bodies = load_bodies
+        self._budget = budget
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         _, *path = path_segments(request.raw_path)
@@ -145,8 +146,8 @@ class V2:
 
     async def _load(self, request: web.BaseRequest) -> web.Response:
         # until the end, as the files stay in memory until they are in place
-        with self._load_bodies.hold(request.content_length or 0) as take:
-            given = _parameters(await _body(request, self._max_body, take))
+        with held_body(request, self._budget) as held:
+            given = _parameters(await _body(request, self._max_body, held))
             await self._repository.load(request["model_id"], given, **ids_of(request))
         return answer({})
 
@@ -157,10 +158,10 @@ class V2:
 
 
 async def _body(
-    request: web.BaseRequest, limit: int, take: Callable[[int], object] = lambda _: None
+    request: web.BaseRequest, limit: int, held: HeldBody | None = None
 ) -> dict[str, Any]:
-    """An empty body means what an empty object does. `take`: see whole_body."""
-    raw = await whole_body(request, limit, take)
+    """An empty body means what an empty object does."""
+    raw = await whole_body(request, limit, held)
     return json_object(raw, "the body") if raw else {}
 
 

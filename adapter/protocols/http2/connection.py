@@ -1,14 +1,13 @@
 """One end of an HTTP/2 connection: frames judged by RFC 9113 sections 4 to 6."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.flow_control import (
     CONNECTION_WINDOW,
     MAX_FRAME,
     STREAM_WINDOW,
-    BufferedBytes,
     FlowControl,
     Owner,
     Stream,
@@ -21,10 +20,12 @@ from adapter.protocols.http2.transport import (
     FrameTransport,
     Heard,
     Piece,
+    Turns,
     clock,
     part,
 )
 from adapter.protocols.http2.transport import State as Connection
+from adapter.runtime.byte_budget import ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,13 +43,18 @@ _MAX_GATHERED = 2**16  # of a frame that is no DATA; what RFC 9113 has is shorte
 _MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
 
 
+class Shared(Protocol):
+    """What the connections of a listener share."""
+
+    budget: ByteBudget
+    turns: Turns
+
+
 class Endpoint(FlowControl[Owner]):
     """`glitches` weighs this second's frames that had no effect, less some for useful ones."""
 
-    def __init__(
-        self, shared: BufferedBytes, reader: HeaderReader[Any], max_block_bytes: int
-    ) -> None:
-        super().__init__(FrameTransport(self, shared.turns), shared)
+    def __init__(self, shared: Shared, reader: HeaderReader[Any], max_block_bytes: int) -> None:
+        super().__init__(FrameTransport(self, shared.turns), shared.budget)
         self.reader = reader
         self.is_acknowledged = False
         self._max_block = max_block_bytes

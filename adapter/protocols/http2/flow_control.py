@@ -7,14 +7,14 @@ sent when most of a window has been used, or a part of it and there is something
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.states import State
-from adapter.protocols.http2.transport import FrameTransport, Piece, Turns
+from adapter.protocols.http2.transport import FrameTransport, Piece
 from adapter.protocols.http2.transport import State as Connection
+from adapter.runtime.byte_budget import ByteBudget
 
 Owner = TypeVar("Owner")
 # looking up a member of an enumeration is slow in Python 3.11
@@ -34,17 +34,6 @@ _TURN_BYTES = 2**16  # of one stream, before the next stream's turn
 _ITEMS_A_FLUSH = 32
 
 
-@dataclass(slots=True)
-class BufferedBytes:
-    """Counts what the connections of a listener have received and not forwarded yet. Beyond `limit`
-    no connection may buffer more than its share. They also share the `turns` of the event loop.
-    """
-
-    limit: int
-    total: int = 0
-    turns: Turns = field(default_factory=Turns)
-
-
 class Receiver(Protocol):
     """The connection that received what another one sends on."""
 
@@ -55,11 +44,14 @@ class Stream(Generic[Owner]):
     """A stream of one connection, with both of its windows. `number` is its id as four bytes.
 
     `queue` holds DATA beyond `send_window`, `tail` the frames that end the stream after it.
-    `unannounced` is receive credit that no WINDOW_UPDATE has carried yet.
+    `unannounced` is receive credit that no WINDOW_UPDATE has carried yet; while `is_held_back`,
+    none will, nor the connection's for `held_back` bytes of it.
     """
 
     __slots__ = (
+        "held_back",
         "id",
+        "is_held_back",
         "number",
         "owner",
         "queue",
@@ -81,6 +73,8 @@ class Stream(Generic[Owner]):
         self.tail = b""
         self.receive_window = STREAM_WINDOW
         self.unannounced = 0
+        self.held_back = 0
+        self.is_held_back = False
         self.state = _OPEN
 
     @property
@@ -94,7 +88,7 @@ class FlowControl(ABC, Generic[Owner]):
     were received here and not forwarded yet. `is_paused`: the peer does not read.
     """
 
-    def __init__(self, transport: FrameTransport, shared: BufferedBytes) -> None:
+    def __init__(self, transport: FrameTransport, shared: ByteBudget) -> None:
         self.transport = transport
         self.out: list[Piece] = []
         self.is_paused = False
@@ -110,7 +104,7 @@ class FlowControl(ABC, Generic[Owner]):
         self._receive_window = CONNECTION_WINDOW
         self._unannounced = 0
         self._waiting: dict[int, Stream[Owner]] = {}  # have credit to announce
-        self.buffered = 0
+        self.buffered = self.held_back = 0
 
     # -- for subclasses ---------------------------------------------------------------------
 
@@ -131,18 +125,40 @@ class FlowControl(ABC, Generic[Owner]):
     def credit(self, stream: Stream[Owner], size: int) -> None:
         """Return receive credit: `size` bytes of that stream were forwarded, or are not needed."""
         stream.unannounced += size
-        if stream.unannounced >= _STREAM_CREDIT:
+        if stream.unannounced >= _STREAM_CREDIT and not stream.is_held_back:
             self._waiting[stream.id] = stream
+
+    def hold_back(self, stream: Stream[Owner], size: int) -> None:
+        """Return no credit of that stream until `let_on`, nor the connection's for these `size`
+        bytes: the connection's window bounds what its callers send that nobody has room for.
+        """
+        stream.is_held_back = True
+        stream.held_back += size
+        self.held_back += size
+        self._unannounced -= size
+        self._waiting.pop(stream.id, None)
+
+    def let_on(self, stream: Stream[Owner]) -> None:
+        size, stream.held_back = stream.held_back, 0
+        stream.is_held_back = False
+        self.held_back -= size
+        self._unannounced += size
+        self.credit(stream, 0)
+
+    @property
+    def is_stalled(self) -> bool:
+        """What is held back keeps all other streams from sending."""
+        return self.held_back > 0 and self._receive_window <= 0
 
     def add_buffered(self, size: int) -> None:
         """Count `size` received bytes that are kept here; negative when they are released."""
         self.buffered += size
-        self.shared.total += size
+        self.shared.buffer(size)
 
     @property
     def is_over_budget(self) -> bool:
         """All connections are over the limit, and this one over its share."""
-        return self.buffered > _SHARE_BYTES and self.shared.total > self.shared.limit
+        return self.buffered > _SHARE_BYTES and self.shared.is_buffer_full
 
     def _add_window_updates(self) -> None:
         """Announce receive credit in large steps."""
@@ -283,6 +299,8 @@ class FlowControl(ABC, Generic[Owner]):
     def forget(self, stream: Stream[Owner]) -> None:
         if stream.queue:
             self.unqueue(stream)
+        if stream.is_held_back:
+            self.let_on(stream)
         self.streams.pop(stream.id, None)
 
     def widen_connection(self, increment: int) -> None:

@@ -11,18 +11,17 @@ from typing import Any
 import grpc
 
 from adapter.core.faults import Faults
-from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.proxy.context import ProxyContext, connect_to
 from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.frontends.access import Access
-from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.headers import encoded
+from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.grpc_triton import _Echo
 from tests.fakes.house import House
 from tests.grpc_calls import SERVICE, infer_request
@@ -86,7 +85,7 @@ class ProxySetup:
                 assert session.downstream.streams == {}
                 assert session.upstreams == []
                 assert session.downstream.buffered == 0
-            assert self.server._context.buffered.total == 0
+            assert self.server._context.budget.held == 0
             while self.server._context.tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -138,7 +137,7 @@ async def proxy_before(
         load_wait_seconds=5,
         passthrough=(),
         limits=limits,
-        load_bodies=HeldBodies(),
+        budget=ByteBudget(2**30),
     ).add_to(inner)
     folder = tempfile.mkdtemp(prefix="proxy-")
     inner.add_insecure_port(f"unix:{folder}/s")
@@ -150,7 +149,7 @@ async def proxy_before(
         connect_to(lambda: f"unix:{folder}/s"),
         timeout_seconds=timeout_seconds,
         max_message_bytes=max_message_bytes,
-        inflight=InflightBytes(max_inflight_bytes),
+        budget=ByteBudget(max_inflight_bytes),
     )
     proxy.server = ProxyListener(context)
     proxy.address = f"127.0.0.1:{await proxy.server.listen('127.0.0.1', 0, None)}"

@@ -12,10 +12,10 @@ from adapter.core.calls import RpcDataPlane
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.frontends.access import Access
-from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.grpc.health import Health
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.v2 import V2Service
+from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.grpc_triton import Act, dataplane_to
 from tests.fakes.house import House
 from tests.grpc_calls import SERVICE, infer_request
@@ -59,7 +59,7 @@ async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
             load_wait_seconds=1,
             passthrough=(),
             limits=MessageLimits(2**22, 2**26),
-            load_bodies=HeldBodies(),
+            budget=ByteBudget(2**30),
         )
         service.add_to(server)
         Health([SERVICE], lambda: listener.is_ready).add_to(server)

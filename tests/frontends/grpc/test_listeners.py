@@ -14,13 +14,13 @@ from aiohttp import web
 
 from adapter.backend.triton import TritonControl
 from adapter.core.faults import Faults
-from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.proxy.context import ProxyContext, connect_to
 from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.frontends.grpc.fast_path import GrpcFastPath
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.listeners import Listeners
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
 from tests.fakes.house import House
 from tests.running import EXAMPLES
@@ -76,7 +76,7 @@ async def proxy() -> AsyncIterator[Callable[[str], ProxyListener]]:
             connect_to(lambda: server),
             timeout_seconds=SECONDS,
             max_message_bytes=2000,
-            inflight=InflightBytes(2**20),
+            budget=ByteBudget(2**20),
         )
         return ProxyListener(context)
 

@@ -1,15 +1,18 @@
 """How much of a request is taken: its length as it was said, each message, and all together."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
-from adapter.core.inflight import InflightBytes
+from adapter.frontends.bodies import HeldBody
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.flow_control import STREAM_WINDOW
 from adapter.protocols.http2.frames import Code
+from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
@@ -161,99 +164,126 @@ async def until(condition) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_large_requests_go_on_in_turn_and_small_ones_go_on_beside_them():
-    """The first has claimed all there is, and its caller takes its time."""
-    message = prefixed(big_request("m", MIB))
+BEGUN = prefixed(big_request("m", MIB))
+
+
+def begun(stream_id: int = 1, count: int = 1) -> bytes:
+    """A large request, and so many of its DATA frames."""
+    block = frames.header_block(stream_id, head_of(), end=False)
+    return block + pieces(stream_id, BEGUN)[: count * (2**14 + 9)]
+
+
+@asynccontextmanager
+async def all_taken(budget: ByteBudget) -> AsyncIterator[HeldBody]:
+    """By one who may go on alone, while Triton takes nothing of its body."""
+    with HeldBody(budget, 2**30, is_reading=lambda: False) as other:
+        await other.take(budget.limit)
+        yield other
+
+
+async def test_what_is_announced_and_does_not_come_keeps_nobody_waiting():
+    async with (
+        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
+        wire_to(proxy.address) as slow,
+        channel_to(proxy.address) as channel,
+    ):
+        slow.greet()
+        slow.send(begun(1), begun(3), begun(5))
+        await until(lambda: proxy.server._context.budget.held > 2**15)
+        assert len(await channel.unary_unary(INFER)(big_request("m", MIB // 2))) > MIB // 2
+
+
+async def test_large_requests_wait_for_room_and_small_ones_go_on_beside_them():
+    message = BEGUN[5:]
     async with proxy_before(echo, max_inflight_bytes=MIB) as proxy:
-        inflight = proxy.server._context.inflight
-        async with wire_to(proxy.address) as slow, channel_to(proxy.address) as channel:
-            slow.greet({frames.INITIAL_WINDOW_SIZE: 2**31 - 1})
-            slow.send(frames.window_update(0, 2**30))
-            slow.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
-            await until(lambda: inflight.taken)
+        budget = proxy.server._context.budget
+        async with channel_to(proxy.address) as channel:
             infer = channel.unary_unary(INFER)
-            waiting = [asyncio.ensure_future(infer(message[5:])) for _ in range(3)]
-            await until(lambda: inflight.waiting == 3)
-            await infer(request_of())
-            assert not any(call.done() for call in waiting)
-            assert proxy.counted("OK") == 1
-            left = memoryview(pieces(1, message))[2**14 + 9 :]
-            room = STREAM_WINDOW - 2**14
-            while left:
-                if room < 2**15:
-                    _, _, more = await slow.until(frames.WINDOW_UPDATE, 1)
-                    room += int.from_bytes(more)
-                slow.send(bytes(left[: 2**14 + 9]))
-                left, room = left[2**14 + 9 :], room - 2**14
-            await slow.answer(1)
-            assert {len(each) for each in await asyncio.gather(*waiting)} == {len(message) - 5}
-        assert (inflight.taken, inflight.waiting) == (0, 0)
+            async with all_taken(budget):
+                large = asyncio.ensure_future(infer(message))
+                await until(lambda: budget.waiting == 1)
+                await infer(request_of())
+                assert not large.done()
+            assert len(await large) == len(message)
+        assert (budget.held, budget.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("end", ["reset", "close", "unload"])
-async def test_who_leaves_while_it_waits_lets_others_go_on(end):
-    message = prefixed(big_request("m", MIB))
-    begun = frames.header_block(1, head_of(), end=False) + pieces(1, message)[: 2**14 + 9]
+async def test_who_leaves_while_it_waits_keeps_nothing(end):
     async with (
         proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        wire_to(proxy.address) as first,
-        wire_to(proxy.address) as second,
+        wire_to(proxy.address) as wire,
     ):
-        inflight = proxy.server._context.inflight
-        for wire in (first, second):
+        budget = proxy.server._context.budget
+        async with all_taken(budget):
             wire.greet()
-            wire.send(begun)
-            await until(lambda: inflight.taken)
-        await until(lambda: inflight.waiting)
-        assert proxy.in_flight("m") == 1
-        for wire in (second, first):
+            wire.send(begun())
+            await until(lambda: budget.waiting)
+            assert proxy.in_flight("m") == 1
             if end == "reset":
                 wire.send(frames.reset(1, Code.CANCEL))
             elif end == "close":
                 wire.writer.close()
-        if end == "unload":
-            await proxy.house.unload("m")
-            await first.answer(1)  # refused; and then the other's turn comes, of no model
-            await until(lambda: inflight.taken and not inflight.waiting)
-            second.send(frames.reset(1, Code.CANCEL))
-        await until(lambda: not inflight.taken and not inflight.waiting)
+            else:
+                await proxy.house.unload("m")
+                await wire.answer(1)
+            await until(lambda: budget.held == MIB and not budget.waiting)
 
 
-async def test_the_deadline_of_what_waits_for_its_turn_is_kept():
-    message = prefixed(big_request("m", MIB))
+async def test_the_deadline_of_what_waits_for_room_is_kept():
     async with (
         proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        wire_to(proxy.address) as first,
         channel_to(proxy.address) as channel,
     ):
-        first.greet()
-        first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
-        inflight = proxy.server._context.inflight
-        await until(lambda: inflight.taken)
-        call = channel.unary_unary(INFER)(message[5:], timeout=0.3)
-        assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
-        await until(lambda: not inflight.waiting)
-        assert isinstance(inflight, InflightBytes)
+        budget = proxy.server._context.budget
+        async with all_taken(budget):
+            call = channel.unary_unary(INFER)(BEGUN[5:], timeout=0.5)
+            assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
+            await until(lambda: not budget.waiting)
 
 
-async def test_what_waits_is_refused_where_too_much_is_held():
-    message = prefixed(big_request("m", 2 * MIB))
+async def test_what_finds_no_room_is_refused_after_a_while():
     async with (
         proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        wire_to(proxy.address) as first,
-        wire_to(proxy.address) as second,
+        channel_to(proxy.address) as channel,
     ):
-        site = proxy.server._context
-        site.buffered.limit = MIB
-        first.greet()
-        first.send(frames.header_block(1, head_of(), end=False), pieces(1, message)[: 2**14 + 9])
-        await until(lambda: site.inflight.taken)
-        second.greet()
-        streams = range(1, 11, 2)
-        for stream_id in streams:
-            second.send(frames.header_block(stream_id, head_of(), end=False))
-            second.send(pieces(stream_id, message)[: 15 * (2**14 + 9)])
-        for stream_id in streams:
-            _, trailers = await second.answer(stream_id)
+        async with all_taken(proxy.server._context.budget):
+            code, text = await refusal(channel.unary_unary(INFER)(BEGUN[5:]))
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "TooManyWaiting: there was no room for the body for 10 s" in text
+
+
+async def test_who_waits_may_send_one_window_and_no_more():
+    async with (
+        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
+        wire_to(proxy.address) as wire,
+    ):
+        budget = proxy.server._context.budget
+        async with all_taken(budget) as other:
+            wire.greet()
+            wire.send(begun(1, STREAM_WINDOW // 2**14))
+            await until(lambda: budget.held == MIB + STREAM_WINDOW)
+            assert not [f for f in wire.got if f[0] == frames.WINDOW_UPDATE and f[2] == 1]
+            other.end()
+            await wire.until(frames.WINDOW_UPDATE, 1)
+
+
+async def test_what_waits_is_refused_where_it_keeps_out_what_need_not_wait():
+    """The window of the connection is used up by two who wait."""
+    async with (
+        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
+        wire_to(proxy.address) as wire,
+    ):
+        budget = proxy.server._context.budget
+        async with all_taken(budget):
+            wire.greet()
+            wire.send(begun(1, 32), begun(3, 32))
+            await until(lambda: budget.held == 2 * MIB)
+            wire.send(frames.header_block(5, head_of(), end=False))
+            _, trailers = await wire.answer(3)
             assert b"too much is on its way to Triton" in trailers
-        assert site.buffered.total == 0
+            small = prefixed(request_of())
+            wire.send(frame(frames.DATA, frames.END_STREAM, 5, small))
+            data, _ = await wire.answer(5)
+            assert len(data) > 5
+            assert budget.waiting == 1

@@ -189,12 +189,11 @@ async def test_more_than_the_window_of_a_stream_ends_that_stream():
 
 async def test_more_than_the_window_of_the_connection_ends_it():
     async with (
-        proxy_before(echo) as proxy,
+        proxy_before(echo, max_inflight_bytes=1) as proxy,
         scripted_triton(proxy) as behind,
         wire_to(proxy.address) as wire,
     ):
         wire.greet()
-        proxy.server._context.buffered.limit = 0
         await wire.until(frames.SETTINGS)
         message = prefixed(
             pb.ModelInferRequest(

@@ -10,7 +10,6 @@ from typing import Any
 
 from aiohttp import web
 
-from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.connection import Limits
@@ -23,6 +22,7 @@ from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.sites import SitePolicy
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from tests.fakes.house import House
 from tests.fakes.http_triton import Script, Upstream, served
@@ -226,14 +226,14 @@ async def opened(
     async with served(script) as (plane, upstream):
         house = await House(limit=1024 * MIB).open()
         await house.load("m")
-        inflight = InflightBytes(inflight_bytes)
+        budget = ByteBudget(inflight_bytes)
         inferences = Inferences(
             house.control,
             plane,
             load_wait_seconds=0.01,
             max_body_bytes=MAX_BODY,
             default_model=ModelId("m"),
-            inflight=inflight,
+            budget=budget,
         )
         server: HttpListener
         listener: Listener
@@ -255,7 +255,7 @@ async def opened(
         drain = Drain(house.control, house.metrics.traffic, 0)
         server = HttpListener(
             HttpMiddleware(application, observer, sites, {"endpoint": EndpointDialect()}).serve,
-            FastPath(house.control, plane, observer, Clock(), inflight),
+            FastPath(house.control, plane, observer, Clock(), budget),
             heads,
             observer,
             drain=drain,
@@ -278,7 +278,7 @@ async def opened(
             assert listener.in_flight() == listener.abandoned()
             await plane.close()
             assert listener.in_flight() == 0
-            assert (inflight.taken, inflight.waiting) == (0, 0)
+            assert (budget.held, budget.waiting) == (0, 0)
             await house.close()
     while left := asyncio.all_tasks() - before:
         await asyncio.wait(left, timeout=10)

@@ -5,7 +5,6 @@ import asyncio
 import pytest_asyncio
 from aiohttp import ClientSession, web
 
-from adapter.core.inflight import InflightBytes
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import BackendUnavailable
 from adapter.frontends.drain import Drain
@@ -14,6 +13,7 @@ from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import HttpMiddleware, answer
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
 from tests.fakes.house import House
 from tests.frontends.http.listener import ANYWHERE
@@ -44,7 +44,7 @@ class Listener:
         observer = Observer(house.metrics)
         self._lane = HttpListener(
             HttpMiddleware(self._handle, observer, ANYWHERE).serve,
-            FastPath(house.control, NoTriton(), observer, Clock(), InflightBytes(2**30)),
+            FastPath(house.control, NoTriton(), observer, Clock(), ByteBudget(2**30)),
             Heads(
                 house.metrics.traffic.served,
                 default_model=None,

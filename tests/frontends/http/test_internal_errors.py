@@ -62,7 +62,7 @@ async def test_a_bug_in_an_inference_is_500_in_the_log_and_nothing_is_left_of_it
             found = await caller.ask(request(FAST))
         assert (found.status, found.json()["code"]) == (500, "InternalError")
         assert (listener.in_flight(), listener.house.metrics.traffic.in_flight) == (0, 0)
-        assert listener.server.fast.held == listener.server.fast.inflight.taken == 0
+        assert listener.server.fast.budget.held == 0
         listener.upstream.script = script
         assert (await (await listener.connect()).ask(request(FAST))).status == 200
     (record,) = [record for record in caplog.records if record.exc_info]
@@ -82,7 +82,7 @@ async def test_a_bug_before_a_large_body_has_come_is_500_and_the_connection_ends
         assert (await caller.answer()).status == 500
         assert await caller.rest() == b""
         assert (listener.in_flight(), listener.house.metrics.traffic.in_flight) == (0, 0)
-        assert listener.server.fast.inflight.taken == 0
+        assert listener.server.fast.budget.held == 0
 
 
 async def test_a_bug_amid_an_answer_ends_the_connection(monkeypatch):

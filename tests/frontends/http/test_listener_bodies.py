@@ -1,12 +1,13 @@
 """Bodies that are still coming: nobody waits for them who has to go, nor for slow ones for ever."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from adapter.core.model import ModelId
-from adapter.frontends.http import fast_path
+from adapter.frontends.bodies import HeldBody
 from adapter.protocols.content_types import ContentTypes, Tensor
 from tests.frontends.http.listener import FAST, MIB, PATHS, head, opened, request, until
 from tests.frontends.http.test_listener_ends import LONG
@@ -148,28 +149,97 @@ async def test_time_in_which_triton_does_not_read_is_not_the_callers():
         assert (await caller.answer()).status == 200
 
 
-@pytest.mark.parametrize("frame", FRAMES[1:], ids=["fast", "by aiohttp"])
-async def test_above_what_may_be_on_its_way_to_triton_a_large_body_waits_and_is_not_read(frame):
+fast_or_not = pytest.mark.parametrize("frame", FRAMES[1:], ids=["fast", "by aiohttp"])
+BODY = b"8\r\n" + bytes(8) + b"\r\n0\r\n\r\n"
+
+
+@asynccontextmanager
+async def all_taken(listener):
+    """By a caller who may go on alone, while Triton takes nothing of its body."""
+    budget = listener.server.fast.budget
+    with HeldBody(budget, 100 * MIB, is_reading=lambda: False) as other:
+        await other.take(8 * MIB)
+        yield other
+
+
+@fast_or_not
+async def test_what_is_announced_and_does_not_come_keeps_nobody_waiting(frame):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
-        inflight = listener.server.fast.inflight
-        first, second = await listener.connect(), await listener.connect()
-        await first.send(head(FAST, FRAMES[1]) + bytes(7 * MIB))
-        await until(lambda: inflight.taken == 8 * MIB)
-        is_chunked = frame == FRAMES[2]
-        body = b"1000\r\n" + bytes(4096) + b"\r\n0\r\n\r\n" if is_chunked else bytes(8 * MIB)
-        sending = asyncio.create_task(second.send(head(FAST, frame) + body))
-        await until(lambda: inflight.waiting == 1)
-        assert len(listener.upstream.requests) == 0
-        await first.send(bytes(MIB))
-        assert (await first.answer()).status == 200
-        assert (await second.answer()).status == 200
+        for _ in range(3):
+            slow = await listener.connect()
+            await slow.send(head(FAST, f"Content-Length: {64 * MIB}") + bytes(68_000))
+        caller = await listener.connect()
+        body = BODY if frame == FRAMES[2] else bytes(8 * MIB)
+        if frame == FRAMES[1]:
+            frame, body = "Content-Length: 600000", bytes(600_000)
+        await caller.send(head(FAST, frame) + body)
+        assert (await caller.answer()).status == 200
+
+
+@fast_or_not
+async def test_above_the_limit_a_large_body_is_not_read_until_there_is_room(frame):
+    size = 4 * MIB
+    async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
+        budget = listener.server.fast.budget
+        caller = await listener.connect()
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (size, bytes(size))
+        if frame == FRAMES[1]:
+            frame, body = f"Content-Length: {size}", bytes(size)
+        async with all_taken(listener):
+            sending = asyncio.create_task(caller.send(head(FAST, frame) + body))
+            await until(lambda: budget.waiting == 1)
+            assert budget.held < 9 * MIB
+        assert (await caller.answer()).status == 200
         await sending
+
+
+@both
+async def test_a_small_body_in_pieces_counts_and_waits_as_well(path):
+    async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
+        budget = listener.server.fast.budget
+        async with all_taken(listener):
+            caller = await listener.connect()
+            await caller.send(head(FAST, FRAMES[0]) + b"{}")
+            await until(lambda: budget.waiting == 1)
+        await caller.send(bytes(998))
+        assert (await caller.answer()).status == 200
+
+
+async def test_a_small_body_that_is_there_at_once_does_not_wait():
+    async with opened(inflight_bytes=8 * MIB) as listener, all_taken(listener):
+        caller = await listener.connect()
+        assert (await caller.ask(request(FAST))).status == 200
+
+
+@fast_or_not
+async def test_who_finds_no_room_is_told_when_to_come_again(frame):
+    async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(20):
+        async with all_taken(listener):
+            caller = await listener.connect()
+            await caller.send(head(FAST, frame) + b"2\r\n{}\r\n")
+            found = await caller.answer()
+        assert found.refusal == (503, "TooManyWaiting")
+        assert (found.headers["retry-after"], found.headers[NOT_STARTED]) == ("1", "1")
+
+
+@fast_or_not
+async def test_who_hardly_sends_is_cut_for_who_waits(frame):
+    async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(20):
+        slow, caller = await listener.connect(), await listener.connect()
+        begin = b"%x\r\n" % (64 * MIB) if frame == FRAMES[2] else b""
+        frame = f"Content-Length: {64 * MIB}" if not begin else frame
+        await slow.send(head(FAST, frame) + begin + bytes(9 * MIB))
+        await until(lambda: listener.server.fast.budget.held >= 9 * MIB)
+        await caller.send(head(FAST, "Content-Length: 400000") + bytes(300_000))
+        assert (await slow.answer()).refusal == (408, "SlowBody")
+        await caller.send(bytes(100_000))
+        assert (await caller.answer()).status == 200
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "text/csv"])
 async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_type):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
-        inflight, house = listener.server.fast.inflight, listener.house
+        budget, house = listener.server.fast.budget, listener.house
         is_text = content_type == "text/csv"
         tensor = Tensor("IN", "FP32" if is_text else "BYTES", (-1, -1) if is_text else (1,))
         record = house.control.registry.serving(ModelId("m"))
@@ -181,52 +251,25 @@ async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_typ
         asked = head(target, FRAMES[2], f"Content-Type: {content_type}")
         await caller.send(asked + b"3\r\n1,2\r\n0\r\n\r\n")
         await listener.reached.wait()
-        assert inflight.taken > 0
+        assert budget.held > 0
         listener.gate.set()
         assert (await caller.answer()).status == 200
-        await until(lambda: inflight.taken == 0)
+        await until(lambda: budget.held == 0)
 
 
-@pytest.mark.parametrize("frame", FRAMES[1:], ids=["fast", "by aiohttp"])
-async def test_who_leaves_before_its_turn_or_behind_it_keeps_nobody_waiting(frame):
+@fast_or_not
+@pytest.mark.parametrize("how", ["leaves", "unload"])
+async def test_who_leaves_while_it_waits_or_whose_model_does_keeps_nobody_waiting(frame, how):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
-        inflight = listener.server.fast.inflight
-        first, second = await listener.connect(), await listener.connect()
-        await first.send(head(FAST, FRAMES[1]) + bytes(7 * MIB))
-        await until(lambda: inflight.taken == 8 * MIB)
-        await second.send(head(FAST, frame) + b"2\r\n{}\r\n")
-        await until(lambda: inflight.waiting == 1)
-        second.reset()
-        first.reset()
-        await until(lambda: inflight.waiting == inflight.taken == listener.in_flight() == 0)
-
-
-@pytest.mark.parametrize("frame", FRAMES[1:], ids=["fast", "by aiohttp"])
-async def test_an_unload_does_not_wait_for_who_waits_for_its_turn(frame):
-    async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(SECONDS):
-        await listener.house.load("other")
-        first, second = await listener.connect(), await listener.connect()
-        await first.send(head("/models/other/invoke", FRAMES[1]) + b"{}")
-        await until(lambda: listener.server.fast.inflight.taken == 8 * MIB)
-        await second.send(head(FAST, frame) + b"2\r\n{}\r\n")
-        await until(lambda: listener.server.fast.inflight.waiting == 1)
-        unloading = asyncio.create_task(listener.house.unload("m"))
-        await refused(second)
-        await unloading
-        first.reset()
-
-
-async def test_no_more_than_so_much_of_all_small_bodies_is_gathered(monkeypatch):
-    """What would be too much goes on as it comes."""
-    size, most = 200_000, 2**19
-    monkeypatch.setattr(fast_path, "_ALL_HELD_BYTES", most)
-    async with opened() as listener:
-        callers = [await listener.connect() for _ in range(4)]
-        for caller in callers:
-            await caller.send(head(FAST, f"Content-Length: {size}") + b" " * 1000)
-        await until(lambda: listener.in_flight() == 2)  # these two have a lease already
-        assert listener.server.fast.held == 2 * size <= most
-        for caller in callers:
-            await caller.send(b" " * (size - 1002) + b"{}")
-            assert (await caller.answer()).status == 200
-        assert listener.server.fast.held == 0
+        budget = listener.server.fast.budget
+        async with all_taken(listener):
+            caller = await listener.connect()
+            await caller.send(head(FAST, frame) + b"2\r\n{}\r\n")
+            await until(lambda: budget.waiting == 1)
+            if how == "leaves":
+                caller.reset()
+            else:
+                unloading = asyncio.create_task(listener.house.unload("m"))
+                await refused(caller)
+                await unloading
+        await until(lambda: budget.waiting == listener.in_flight() == 0)

@@ -14,11 +14,10 @@ import pytest_asyncio
 from aiohttp import web
 
 from adapter.core.faults import Faults
-from adapter.core.inflight import InflightBytes
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.access import Access
-from adapter.frontends.bodies import HeldBodies
+from adapter.frontends.bodies import HeldBody
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
@@ -28,6 +27,7 @@ from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from tests.fakes.house import House
 from tests.frontends.http.listener import ANYWHERE
@@ -59,7 +59,7 @@ class Listener:
     house: House
     caller: aiohttp.ClientSession
     dataplane: HttpDataPlane
-    load_bodies: HeldBodies
+    budget: ByteBudget
 
 
 async def opened(stack: AsyncExitStack, server: web.Server) -> str:
@@ -81,14 +81,14 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10)
     dataplane.connect(await opened(stack, web.Server(upstream.handle)))
     stack.push_async_callback(dataplane.close)
-    inflight, load_bodies = InflightBytes(2**30), HeldBodies(limit=MIB)
+    budget = ByteBudget(MIB)
     inferences = Inferences(
         house.control,
         dataplane,
         load_wait_seconds=0.01,
         max_body_bytes=2 * MIB,
         default_model=None,
-        inflight=inflight,
+        budget=budget,
     )
     v2 = V2(
         house.control,
@@ -97,7 +97,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         Repository(house.control, no_versions, []),
         access=Access("http"),
         load_wait_seconds=0.01,
-        load_bodies=load_bodies,
+        budget=budget,
         max_body_bytes=2 * MIB,
         max_control_body_bytes=100,
         passthrough=frozenset(passthrough),
@@ -109,7 +109,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     heads.host = dataplane.host
     server = HttpListener(
         HttpMiddleware(v2.handle, observer, ANYWHERE).serve,
-        FastPath(house.control, dataplane, observer, Clock(), inflight),
+        FastPath(house.control, dataplane, observer, Clock(), budget),
         heads,
         observer,
         drain=Drain(house.control, house.metrics.traffic, 0),
@@ -118,7 +118,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     stack.push_async_callback(server.close, 10)
     caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
     await stack.enter_async_context(caller)
-    return Listener(upstream, house, caller, dataplane, load_bodies)
+    return Listener(upstream, house, caller, dataplane, budget)
 
 
 @pytest_asyncio.fixture
@@ -350,16 +350,25 @@ async def test_without_triton_it_is_503(closed, path):
 _LOAD = "/v2/repository/models/m/load"
 
 
-async def test_loads_hold_their_bodies_within_one_bound(closed):
-    with closed.load_bodies.hold(0) as take:
-        take(MIB - 10)
-        async with closed.caller.post(_LOAD, data=b" " * 11) as reply:
+async def test_the_body_of_a_load_waits_while_others_take_all_there_is(closed):
+    with HeldBody(closed.budget, 2 * MIB) as other:
+        await other.take(MIB)
+        asking = asyncio.create_task(closed.caller.post(_LOAD, data=pieces(b"{}")))
+        async with asyncio.timeout(5):
+            while not closed.budget.waiting:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+    async with await asking as reply:
+        assert (reply.status, (await reply.json())["code"]) == (404, "SourceMissing")
+    assert closed.budget.held == 0
+
+
+async def test_a_load_that_finds_no_room_is_told_when_to_come_again(closed):
+    with HeldBody(closed.budget, 2 * MIB, is_reading=lambda: False) as other:
+        await other.take(MIB)
+        async with closed.caller.post(_LOAD, data=pieces(b"{}")) as reply:
             assert (reply.status, (await reply.json())["code"]) == (503, "TooManyWaiting")
-        async with closed.caller.post(_LOAD, data=pieces(b" " * 11)) as reply:
-            assert (reply.status, (await reply.json())["code"]) == (503, "TooManyWaiting")
-        async with closed.caller.post(_LOAD, data=b"{}") as reply:
-            assert (reply.status, (await reply.json())["code"]) == (404, "SourceMissing")
-    assert closed.load_bodies.held == 0
+            assert reply.headers["Retry-After"] == "1"
+            assert reply.headers["X-Triton-Adapter-Not-Started"] == "1"
 
 
 async def pieces(body: bytes) -> AsyncIterator[bytes]:

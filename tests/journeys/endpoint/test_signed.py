@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -135,6 +136,35 @@ def test_an_unsigned_call_is_refused_before_its_model_is_looked_at(caller: Clien
         reply = caller.post(PATH, BODY, {TARGET: name})
         assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")
         assert reply.headers["x-triton-adapter-cache"] == "miss"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"Authorization": None},
+        {"Authorization": ("AKIDTEAMA", "AKIDNOBODY")},
+        {"X-Amz-Date": ("Z", "")},
+        {"X-Amz-Date": ("20", "19")},
+        {"X-Amz-Meta": "unsigned"},
+    ],
+)
+def test_what_the_head_shows_is_refused_before_the_body_is_read(
+    signed: RunningAdapter, changed: dict[str, Any]
+) -> None:
+    """An unknown key is told by an earlier answer from a wrong secret. Keys are no secrets: each
+    request shows its own, and AWS names an unknown one in words.
+    """
+    headers = {"Host": signed.http, **signed_headers(signed, bytes(1000))}
+    for name, how in changed.items():
+        old = headers.pop(name, "")
+        if how is not None:
+            headers[name] = how if isinstance(how, str) else old.replace(*how, 1)
+    lines = [f"{name}: {value}" for name, value in headers.items() if name != "Content-Length"]
+    head = "\r\n".join([f"POST {PATH} HTTP/1.1", *lines, "Content-Length: 1000", "\r\n"])
+    host, _, port = signed.http.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as caller:
+        caller.sendall(head.encode())
+        assert caller.recv(2**16).startswith(b"HTTP/1.1 403 ")
 
 
 def signed_headers(adapter: RunningAdapter, body: bytes, **more: str) -> dict[str, str]:

@@ -7,8 +7,10 @@ import pytest
 
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.connection import Endpoint
-from adapter.protocols.http2.flow_control import MAX_FRAME, STREAM_WINDOW, BufferedBytes, Stream
+from adapter.protocols.http2.flow_control import MAX_FRAME, STREAM_WINDOW, Stream
 from adapter.protocols.http2.frames import Code, ConnectionFault
+from adapter.protocols.http2.transport import Turns
+from adapter.runtime.byte_budget import ByteBudget
 
 SIZES = (0, 1, 2**14 - 1, 2**14, 2**14 + 1, 2**16, 300_000)
 KIB = 2**10
@@ -18,7 +20,8 @@ class Peer(Endpoint):
     """Takes what comes for its one stream, and notes what of it is the last."""
 
     def __init__(self) -> None:
-        super().__init__(BufferedBytes(2**30), None, 2**16)
+        self.budget, self.turns = ByteBudget(2**30), Turns()
+        super().__init__(self, None, 2**16)
         self.stream = self.streams[1] = Stream(1, None, 0)
         self.pieces: list[bytes] = []
         self.has_ended = False

@@ -14,6 +14,7 @@ from adapter.protocols.sigv4 import (
     SKEW_SECONDS,
     SignatureError,
     SignedRequest,
+    check_body,
     is_signed_by,
     read_claim,
 )
@@ -54,6 +55,7 @@ def changed(request: SignedRequest, name: str, value: str | None) -> SignedReque
 def is_valid(request: SignedRequest, secret: str = SECRET, now: datetime | None = None) -> bool:
     claim = read_claim(request, now or datetime.now(UTC))
     assert claim.access_key == "AKID"
+    check_body(request)
     return is_signed_by(claim, secret, request)
 
 

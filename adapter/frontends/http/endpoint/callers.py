@@ -9,7 +9,14 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from adapter.errors import Forbidden, InvalidSignature
-from adapter.protocols.sigv4 import SignatureError, SignedRequest, is_signed_by, read_claim
+from adapter.protocols.sigv4 import (
+    Claim,
+    SignatureError,
+    SignedRequest,
+    check_body,
+    is_signed_by,
+    read_claim,
+)
 from adapter.runtime.threads import HASHES
 
 # Fewer bytes than these are hashed at once: in 0.1 ms.
@@ -50,25 +57,38 @@ class Callers:
         self._callers = {name: Caller(key.models) for name, key in keys.items()}
         self._now = now
 
-    async def find(self, request: web.BaseRequest, body: bytes) -> Caller:
-        """Raise InvalidSignature, or Forbidden for a request without a signature."""
+    def judge(self, request: web.BaseRequest) -> Claim:
+        """Return whose signature the head claims to have. Raise InvalidSignature for what is wrong
+        whatever the body is, and Forbidden for a request without a signature.
+        """
         if "Authorization" not in request.headers:
             raise Forbidden("Missing Authentication Token: this endpoint takes signed requests.")
+        try:
+            claim = read_claim(_signed(request), self._now())
+        except SignatureError as error:
+            raise InvalidSignature(str(error)) from error
+        if claim.access_key not in self._secrets:
+            raise InvalidSignature(_WRONG)
+        return claim
+
+    async def find(self, claim: Claim, request: web.BaseRequest, body: bytes) -> Caller:
+        """Return the caller, after `judge`; InvalidSignature if it has not signed this."""
         if len(body) <= _AT_ONCE_BYTES:
             hashed = _hashed(body)
         else:
             hashed = await HASHES.run(_hashed, body)
-        signed = SignedRequest(request.method, request.raw_path, [*request.headers.items()], hashed)
+        signed = _signed(request, hashed)
         try:
-            claim = read_claim(signed, self._now())
+            check_body(signed)
         except SignatureError as error:
             raise InvalidSignature(str(error)) from error
-        # a key that there is not takes as long as a wrong secret, and is told the same
-        is_right = is_signed_by(claim, self._secrets.get(claim.access_key, ""), signed)
-        caller = self._callers.get(claim.access_key)
-        if caller is None or not is_right:
+        if not is_signed_by(claim, self._secrets[claim.access_key], signed):
             raise InvalidSignature(_WRONG)
-        return caller
+        return self._callers[claim.access_key]
+
+
+def _signed(request: web.BaseRequest, body_hash: str = "") -> SignedRequest:
+    return SignedRequest(request.method, request.raw_path, [*request.headers.items()], body_hash)
 
 
 def _hashed(body: bytes) -> str:

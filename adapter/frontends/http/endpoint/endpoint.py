@@ -23,7 +23,6 @@ from adapter.errors import (
     PayloadTooLarge,
     UnknownOperation,
 )
-from adapter.frontends.bodies import HeldBodies
 from adapter.frontends.http.endpoint.callers import Caller, Callers
 from adapter.frontends.http.endpoint.errors import (
     Refusal,
@@ -38,9 +37,11 @@ from adapter.frontends.http.endpoint.members import TARGET_MODEL, Members, read_
 from adapter.frontends.http.endpoint.names import Endpoints, missing
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import whole_body
+from adapter.frontends.http.middleware import held_body, whole_body
 from adapter.frontends.http.observer import AWS_OPERATION, encoded, path_segments
 from adapter.frontends.status import aws_status
+from adapter.protocols.sigv4 import Claim
+from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import leave_out, waiting_for_caller
 
 _INVOKE, _STREAM, _ASYNC = "invocations", "invocations-response-stream", "async-invocations"
@@ -124,7 +125,7 @@ class Endpoint:
         residency: Residency,
         endpoints: Endpoints,
         *,
-        bodies: HeldBodies,
+        budget: ByteBudget,
         max_body_bytes: int,
         callers: Callers | None = None,
     ) -> None:
@@ -132,7 +133,7 @@ class Endpoint:
         self._residency = residency
         self._endpoints = endpoints
         self._max_body = max_body_bytes
-        self._bodies = bodies
+        self._budget = budget
         self._callers = callers
         self._inferences = inferences
         self._streams = streams
@@ -152,9 +153,10 @@ class Endpoint:
         self, name: str, operation: str, request: web.BaseRequest
     ) -> web.StreamResponse:
         told = told_of(request)
+        # before anything is looked at, and before a byte of the body is read
+        claim = None if self._callers is None else self._callers.judge(request)
         with ExitStack() as held:
-            body = await self._whole_body(request, held)
-            caller = await self._caller(request, body)
+            body, caller = await self._read(request, claim, held)
             members = read_members(name, request.headers, is_stream=operation == _STREAM)
             told.variant = members.variant
             model_id, key = self._find(members, told)
@@ -162,12 +164,6 @@ class Endpoint:
             if caller is not None and not caller.may_ask_for(key.path):
                 raise ArtifactNotFound(missing(key), model_id=model_id)
             return await self._invoked(model_id, key, request, body)
-
-    async def _caller(self, request: web.BaseRequest, body: bytes | None) -> Caller | None:
-        """Return who asks, before anything is looked at; None where anybody may."""
-        if self._callers is None:
-            return None
-        return await self._callers.find(request, b"" if body is None else body)
 
     def _find(self, members: Members, told: Told) -> tuple[ModelId, ArtifactKey]:
         found = self._endpoints.find(members.endpoint, members.target or "-")
@@ -178,20 +174,40 @@ class Endpoint:
             )
         return found
 
-    async def _whole_body(self, request: web.BaseRequest, held: ExitStack) -> bytes | None:
-        """Return the body; None if it is to be passed on as it comes, and can be sent once."""
-        length, is_stream = request.content_length, request["operation"] == _STREAM
-        must_be_whole = is_stream or self._callers is not None
-        if length is None and must_be_whole:
-            raise InvalidCall("a body that is signed, or for a stream, needs a Content-Length")
-        if length is None or (length > _WHOLE_BYTES and not must_be_whole):
-            return None
-        most = min(self._max_body, _STREAM_BYTES) if is_stream else self._max_body
-        if length > most:
-            raise PayloadTooLarge(f"the body has {length} bytes; at most {most} are accepted")
-        take = held.enter_context(self._bodies.hold(length))
+    async def _read(
+        self, request: web.BaseRequest, claim: Claim | None, held: ExitStack
+    ) -> tuple[bytes | None, Caller | None]:
+        """Return the body, and who signed it; None for a body that is to be passed on as it comes
+        and can be sent once, and for a caller whom nobody asks who it is.
+        """
+        most = self._most(request, must_be_whole=claim is not None)
+        if most is None:
+            return None, None
+        senders = [] if claim is None else [f"key {claim.access_key}"]
+        if claim is not None and request.remote:  # over TCP
+            senders.append(f"peer {request.remote}")
+        counted = held.enter_context(held_body(request, self._budget, senders))
         with waiting_for_caller():
-            return await whole_body(request, most, take)
+            body = await whole_body(request, most, counted)
+        if claim is None or self._callers is None:
+            return body, None
+        caller = await self._callers.find(claim, request, body)
+        counted.verify()
+        return body, caller
+
+    def _most(self, request: web.BaseRequest, *, must_be_whole: bool) -> int | None:
+        """Return how large the body may be; None if it is not read here."""
+        length, is_stream = request.content_length, request["operation"] == _STREAM
+        if length is None and (must_be_whole or is_stream):
+            raise InvalidCall("a body that is signed, or for a stream, needs a Content-Length")
+        if length is None or (length > _WHOLE_BYTES and not (must_be_whole or is_stream)):
+            return None
+        most, why = min(self._max_body, _STREAM_BYTES) if is_stream else self._max_body, ""
+        if must_be_whole and self._budget.share < most:
+            most, why = self._budget.share, ", an eighth of max_inflight_body_bytes,"
+        if length > most:
+            raise PayloadTooLarge(f"the body has {length} bytes; at most {most}{why} are accepted")
+        return most
 
     async def _invoked(
         self, model_id: ModelId, key: ArtifactKey, request: web.BaseRequest, body: bytes | None

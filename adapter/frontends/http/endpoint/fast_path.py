@@ -47,6 +47,7 @@ class EndpointInference(Inference):
     def _gather(self, body: bytes) -> bool:
         if self._plain.call is None:
             return super()._gather(body)
+        self._hold(body)
         self._pieces = [body]
         return True
 

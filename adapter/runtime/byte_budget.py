@@ -1,0 +1,391 @@
+"""Bounds the sum of callers' bytes that are in memory, here or at Triton.
+
+Bytes count once they have arrived; what is announced counts for nothing. Who is told to pause waits
+for room, for ten seconds at most. While somebody waits, the body that would take longest to finish
+is cut. The oldest may go on beyond the limit, so that one can always finish: the sum exceeds the
+limit by at most one body and what each caller had sent before it was paused.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from enum import Enum
+from math import inf
+from typing import Protocol
+
+from adapter.errors import AdapterError, SlowBody, TooManyWaiting
+
+# What a paused holder is resumed for: one read of its connection.
+_READ_BYTES = 2**18
+# Frames and answers that are kept until their receivers take them may be this much of the sum.
+_BUFFERED_BYTES = 2**26
+# A body of unknown length is judged as if this much of it were still to come.
+_UNKNOWN_BYTES = 2**26
+# Until its sender is known, a body counts towards shares of this part of the limit.
+_SHARES = 8
+
+_LOOK_SECONDS, _WAIT_SECONDS, _PATIENCE_SECONDS = 0.5, 10.0, 2.0
+# A body that ends within the first is spared; one that would take longer than the last is slow.
+_SPARED_SECONDS, _SLOW_SECONDS = 5.0, 60.0
+# A rate needs so much time, and forgets this part of the past with each look.
+_RATE_SECONDS, _KEPT = 1.0, 0.8
+
+log = logging.getLogger(__name__)
+
+
+class Reason(Enum):
+    """Why a body was cut: a label of a metric."""
+
+    SLOW = "slow"
+    LONG = "long"
+    WAITED = "waited"
+
+
+class Holder(Protocol):
+    """Who receives a body. `is_reading`: its caller may send, and nothing here or at Triton keeps
+    it from that.
+    """
+
+    def is_reading(self) -> bool: ...
+    def resume(self) -> None:
+        """Read on, after `take` has returned False."""
+
+    def cut(self, error: AdapterError) -> None:
+        """Give the body up; its bytes do not count any more."""
+
+
+class _Pool:
+    """Bodies that share one limit. `beyond`: the one that may exceed it, until it ends."""
+
+    __slots__ = ("arriving", "beyond", "held", "limit", "users")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self.users = 0
+        self.arriving: dict[Holding, None] = {}  # oldest first
+        self.beyond: Holding | None = None
+
+    def admits(self, holding: "Holding", more: int = 0) -> bool:
+        if self.held + more <= self.limit:
+            return True
+        if self.beyond is None and next(iter(self.arriving), None) is holding:
+            self.beyond = holding
+        return self.beyond is holding
+
+
+class Holding:
+    """The bytes of one body. `announced`: its length, None if unknown. Call `end` when nothing of
+    it is kept; after that no call does anything.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_mark",
+        "_rated",
+        "announced",
+        "begun",
+        "holder",
+        "is_verified",
+        "pools",
+        "since",
+        "size",
+        "waited",
+        "watched",
+    )
+
+    def __init__(
+        self, budget: "ByteBudget", holder: Holder, announced: int | None, pools: tuple[_Pool, ...]
+    ) -> None:
+        self._budget = budget
+        self.holder = holder
+        self.announced = announced
+        self.pools = pools
+        self.is_verified = False
+        self.size = 0
+        self.begun = budget.clock()
+        self.since: float | None = None  # it waits
+        self.waited = 0.0  # before that
+        self._mark: tuple[float, int] | None = None
+        self._rated = (0.0, 0.0)  # seconds and bytes, the latest ones
+        self.watched = 0.0
+
+    def take(self, size: int) -> bool:
+        """Count `size` bytes that have arrived. False: read no more until `resume`."""
+        pools = self.pools
+        if not pools:
+            return True
+        self.size += size
+        for pool in pools:
+            pool.held += size
+        if self.announced is not None and self.size >= self.announced:
+            self.arrived()
+            return True
+        if self.since is None:
+            for pool in pools:
+                if not pool.admits(self):
+                    self._budget.wait(self)
+                    return False
+        return self.since is None
+
+    def arrived(self) -> None:
+        """Note that the body is complete."""
+        if self not in self._budget.all.arriving:
+            return
+        for pool in self.pools:
+            pool.arriving.pop(self, None)
+        if self.since is not None:
+            self._budget.resume([self])
+        self._budget.let_on()
+
+    def verify(self) -> None:
+        """Take the body out of the shares of senders that nobody knows."""
+        self.is_verified = True
+        self._leave(self.pools[1:])
+        self.pools = self.pools[:1]
+        self._budget.let_on()
+
+    def end(self) -> None:
+        pools, self.pools = self.pools, ()
+        self._budget.forget(self)
+        self._leave(pools)
+        self._budget.let_on()
+
+    def _leave(self, pools: Iterable[_Pool]) -> None:
+        for pool in pools:
+            pool.held -= self.size
+            pool.users -= 1
+            pool.arriving.pop(self, None)
+            if pool.beyond is self:
+                pool.beyond = None
+            if not pool.users:
+                self._budget.drop_shares()
+
+    # -- how fast it comes ------------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        return _UNKNOWN_BYTES if self.announced is None else self.announced - self.size
+
+    def observe(self, now: float) -> None:
+        """Called twice a second while somebody waits: measure how fast the body comes."""
+        is_reading = self.since is None and self.holder.is_reading()
+        if is_reading and self._mark is not None:
+            seconds, size = now - self._mark[0], self.size - self._mark[1]
+            past, sent = self._rated
+            self._rated = past * _KEPT + seconds, sent * _KEPT + size
+            self.watched += seconds
+        self._mark = (now, self.size) if is_reading else None
+
+    def unobserve(self) -> None:
+        self._mark = None
+        self._rated = (0.0, 0.0)
+        self.watched = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second; None as long as nobody can tell."""
+        seconds, size = self._rated
+        if seconds >= _RATE_SECONDS:
+            return size / seconds
+        if self.since is None:
+            return None
+        return self.size / max(self.since - self.begun - self.waited, 0.1)
+
+    @property
+    def seconds_left(self) -> float:
+        rate = self.rate
+        if rate is None:
+            return 0.0
+        return self.left / rate if rate else inf
+
+    def may_be_cut(self) -> bool:
+        """Not one that ends soon; but it must not look like that for ever."""
+        least = _SPARED_SECONDS if self.watched < _PATIENCE_SECONDS + _SPARED_SECONDS else 0.0
+        return self.size > 0 and self.seconds_left > least
+
+
+def _later(seconds: float, act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, act)
+
+
+class ByteBudget:
+    """`limit`: bytes in sum. `later` calls a function after so many seconds."""
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        later: Callable[[float, Callable[[], None]], None] = _later,
+        on_cut: Callable[[Reason], None] = lambda _: None,
+    ) -> None:
+        self.limit = limit
+        self.share = limit // _SHARES
+        self.clock = clock
+        self.all = _Pool(limit)
+        self.buffered = 0
+        self._later = later
+        self._on_cut = on_cut
+        self._shares: dict[str, _Pool] = {}
+        self._waiting: dict[Holding, None] = {}
+        self._is_looking = False
+
+    @property
+    def held(self) -> int:
+        return self.all.held
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait for room."""
+        return len(self._waiting)
+
+    def hold(self, holder: Holder, announced: int | None, senders: Iterable[str] = ()) -> Holding:
+        """Begin with a body. `senders`: who it seems to be from, each with a share of its own."""
+        shares = [self._shares.setdefault(one, _Pool(self.share)) for one in senders]
+        holding = Holding(self, holder, announced, (self.all, *shares))
+        for pool in holding.pools:
+            pool.users += 1
+            pool.arriving[holding] = None
+        return holding
+
+    # -- what is kept for its receiver ------------------------------------------------------
+
+    def buffer(self, size: int) -> None:
+        """Count `size` bytes that are kept for their receiver; negative when they are released."""
+        self.buffered += size
+        self.all.held += size
+        if size < 0:
+            self.let_on()
+
+    def has_buffer_for(self, size: int) -> bool:
+        fits = self.all.held + size <= self.limit
+        return fits and self.buffered + size <= _BUFFERED_BYTES
+
+    @property
+    def is_buffer_full(self) -> bool:
+        return self.buffered > min(_BUFFERED_BYTES, self.limit)
+
+    # -- for holdings -----------------------------------------------------------------------
+
+    def drop_shares(self) -> None:
+        self._shares = {one: pool for one, pool in self._shares.items() if pool.users}
+
+    def forget(self, holding: Holding) -> None:
+        self._waiting.pop(holding, None)
+        holding.since = None
+
+    def wait(self, holding: Holding) -> None:
+        holding.since = self.clock()
+        self._waiting[holding] = None
+        if not self._is_looking:
+            self._is_looking = True
+            self._later(_LOOK_SECONDS, self._look)
+
+    def let_on(self) -> None:
+        """Resume those that have room for one read, first those of which least is to come."""
+        if not self._waiting:
+            return
+        planned: dict[_Pool, int] = {}
+        resumed = []
+        for holding in sorted(self._waiting, key=_left):
+            step, pools = min(holding.left, _READ_BYTES), holding.pools
+            if all(pool.admits(holding, planned.get(pool, 0) + step) for pool in pools):
+                planned |= {pool: planned.get(pool, 0) + step for pool in pools}
+                resumed.append(holding)
+        self.resume(resumed)
+
+    def resume(self, holdings: list[Holding]) -> None:
+        now = self.clock()
+        for holding in holdings:
+            if holding.since is not None:
+                holding.waited += now - holding.since
+                self.forget(holding)
+                holding.holder.resume()
+
+    # -- while somebody waits ---------------------------------------------------------------
+
+    def _look(self) -> None:
+        try:
+            self._judge(self.clock())
+        finally:
+            self._is_looking = bool(self._waiting)
+            if self._waiting:
+                self._later(_LOOK_SECONDS, self._look)
+            else:
+                for holding in self.all.arriving:
+                    holding.unobserve()
+
+    def _judge(self, now: float) -> None:
+        for holding in self.all.arriving:
+            holding.observe(now)
+        for holding in list(self._waiting):
+            if holding.since is not None and now - holding.since >= _WAIT_SECONDS:
+                self._cut(holding, Reason.WAITED)
+        patient = [h for h in self._waiting if _has_waited(h, now) >= _PATIENCE_SECONDS]
+        patient.sort(key=_left)
+        for pool in dict.fromkeys(pool for holding in patient for pool in holding.pools):
+            self._make_room(pool, [holding for holding in patient if pool in holding.pools])
+
+    def _make_room(self, pool: _Pool, waiting: list[Holding]) -> None:
+        """Cut the bodies that would take longest, each for one that would take less."""
+        worst = sorted(filter(Holding.may_be_cut, pool.arriving), key=_badness, reverse=True)
+        needed = 0
+        for holding in waiting:
+            needed += min(holding.left, max(self.share, _READ_BYTES))
+            while worst and pool.held + needed > pool.limit:
+                victim = worst[0]
+                if victim is holding or victim.seconds_left <= holding.seconds_left:
+                    break
+                del worst[0]
+                if victim.pools:
+                    slow = victim.seconds_left > _SLOW_SECONDS and victim.since is None
+                    self._cut(victim, Reason.SLOW if slow else Reason.LONG)
+
+    def _cut(self, holding: Holding, reason: Reason) -> None:
+        rate, left, figures = holding.rate, holding.seconds_left, self._figures()
+        log.warning(
+            "body.cut",
+            extra={
+                "reason": reason.value,
+                "body_bytes": holding.size,
+                "announced_bytes": holding.announced,
+                "bytes_a_second": None if rate is None else round(rate),
+                "is_verified": holding.is_verified,
+                "waiting": len(self._waiting),
+                "held_bytes": self.held,
+                "limit_bytes": self.limit,
+            },
+        )
+        self._on_cut(reason)
+        holding.end()
+        holding.holder.cut(_error(reason, rate or 0.0, left, figures))
+
+    def _figures(self) -> str:
+        return f"callers' bodies hold {self.held} of {self.limit} bytes (max_inflight_body_bytes)"
+
+
+def _error(reason: Reason, rate: float, seconds: float, figures: str) -> AdapterError:
+    if reason is Reason.WAITED:
+        return TooManyWaiting(
+            f"there was no room for the body for {_WAIT_SECONDS:g} s: {figures}; try again later"
+        )
+    speed = f"the body comes at {rate / 2**10:.1f} KiB/s"
+    if seconds < inf:
+        speed += f" and would take {seconds:.0f} s more"
+    if reason is Reason.SLOW:
+        return SlowBody(f"{speed}, while others wait: {figures}; send it faster")
+    return TooManyWaiting(f"{speed}, while others wait: {figures}; try again later")
+
+
+def _left(holding: Holding) -> int:
+    return holding.left
+
+
+def _has_waited(holding: Holding, now: float) -> float:
+    return holding.waited + (0.0 if holding.since is None else now - holding.since)
+
+
+def _badness(holding: Holding) -> tuple[bool, float]:
+    return not holding.is_verified, holding.seconds_left

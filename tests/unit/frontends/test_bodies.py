@@ -1,0 +1,39 @@
+"""Messages of loads over gRPC, which may bring files, count with all other callers' bytes."""
+
+import asyncio
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from adapter.errors import SourceMissing
+from adapter.frontends.bodies import HeldBody
+from adapter.frontends.grpc.v2 import GrpcRepository
+from adapter.frontends.model_repository import Repository
+from adapter.runtime.byte_budget import ByteBudget
+from tests.fakes.house import House
+
+
+async def test_a_load_over_grpc_waits_for_room_and_gives_it_back() -> None:
+    house, budget = await House().open(), ByteBudget(100)
+    calls = GrpcRepository(Repository(house.control, no_versions, []), budget)
+    message = pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()
+    with HeldBody(budget, 200) as other:
+        await other.take(100)
+        loading = asyncio.create_task(calls.load(message, Context()))
+        await asyncio.sleep(0)
+        assert (budget.held, budget.waiting) == (100 + len(message), 1)
+    with pytest.raises(SourceMissing):
+        await loading
+    assert (budget.held, budget.waiting) == (0, 0)
+    await house.close()
+
+
+async def no_versions() -> dict[str, list[str]]:
+    return {}
+
+
+class Context:
+    """Of a call without metadata."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()

@@ -1,0 +1,341 @@
+"""One budget of callers' bytes, by a clock of the test's."""
+
+import heapq
+import re
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapter.errors import AdapterError, SlowBody, TooManyWaiting
+from adapter.runtime.byte_budget import ByteBudget, Holding, Reason
+
+KIB, MIB = 2**10, 2**20
+
+
+class Time:
+    """Passes as the test says; calls what is due."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._numbers = count()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + seconds, next(self._numbers), act))
+
+    def pass_(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._due and self._due[0][0] <= end:
+            self.now, _, act = heapq.heappop(self._due)
+            act()
+        self.now = end
+
+
+class Site:
+    def __init__(self, limit: int) -> None:
+        self.time = Time()
+        self.cuts: list[Reason] = []
+        self.budget = ByteBudget(
+            limit, clock=lambda: self.time.now, later=self.time.later, on_cut=self.cuts.append
+        )
+
+    def body(self, announced: int | None, *senders: str) -> "Body":
+        return Body(self.budget, announced, senders)
+
+
+class Body:
+    """A caller who stops when it is told to."""
+
+    def __init__(self, budget: ByteBudget, announced: int | None, senders: tuple[str, ...]) -> None:
+        self.may_send = True
+        self.is_held_back = False
+        self.error: AdapterError | None = None
+        self.holding: Holding = budget.hold(self, announced, senders)
+
+    def send(self, size: int) -> bool:
+        self.may_send = self.holding.take(size)
+        return self.may_send
+
+    def is_reading(self) -> bool:
+        return not self.is_held_back
+
+    def resume(self) -> None:
+        self.may_send = True
+
+    def cut(self, error: AdapterError) -> None:
+        self.error = error
+        self.may_send = False
+
+
+def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
+    site = Site(10)
+    first, second = site.body(2**31), site.body(2**31)
+    assert first.send(4)
+    assert second.send(4)
+    assert site.budget.held == 8
+    first.holding.end()
+    first.holding.end()
+    assert not first.holding.take(1) or site.budget.held == 4
+    assert site.budget.held == 4
+
+
+def test_who_comes_when_all_is_taken_waits_until_something_is_given_back() -> None:
+    site = Site(10)
+    oldest, other, late = site.body(20), site.body(10), site.body(3)
+    assert oldest.send(5)
+    assert other.send(5)
+    assert not late.send(1)
+    assert site.budget.waiting == 1
+    other.holding.end()
+    assert late.may_send
+    assert site.budget.waiting == 0
+
+
+def test_the_oldest_goes_on_beyond_the_limit_and_nobody_else_does() -> None:
+    site = Site(10)
+    oldest, other = site.body(30), site.body(30)
+    assert oldest.send(8)
+    assert not other.send(8)
+    assert oldest.send(20)
+    assert oldest.send(2)  # it is complete, and still held
+    assert not other.may_send
+    oldest.holding.end()
+    assert other.may_send
+    assert other.send(22)
+
+
+def test_those_of_which_least_is_to_come_go_on_first() -> None:
+    site = Site(100)
+    first, large, small = site.body(100), site.body(100), site.body(20)
+    assert first.send(85)
+    assert not large.send(30)
+    assert not small.send(5)
+    first.holding.end()
+    assert (small.may_send, large.may_send) == (True, True)
+    again = site.body(90)
+    assert not again.send(70)
+    small.holding.end()
+    assert not again.may_send
+
+
+def test_nobody_waits_longer_than_ten_seconds() -> None:
+    site = Site(10)
+    oldest, waiting = site.body(20), site.body(10)
+    oldest.is_held_back = True  # by Triton
+    oldest.send(11)
+    waiting.send(1)
+    site.time.pass_(9)
+    assert waiting.error is None
+    site.time.pass_(2)
+    assert isinstance(waiting.error, TooManyWaiting)
+    assert "callers' bodies hold 12 of 10 bytes (max_inflight_body_bytes)" in str(waiting.error)
+    assert site.cuts == [Reason.WAITED]
+    assert oldest.error is None
+    assert (site.budget.held, site.budget.waiting) == (11, 0)
+
+
+def test_a_body_that_hardly_comes_any_more_is_cut_for_who_waits() -> None:
+    site = Site(100)
+    almost = [site.body(30) for _ in range(4)]
+    for body in almost:
+        body.send(29)
+    late = site.body(50)
+    assert not late.send(10)
+    site.time.pass_(3)
+    assert late.may_send
+    assert late.send(40)
+    cut = [body.error for body in almost if body.error is not None]
+    assert cut
+    assert all(isinstance(error, SlowBody) for error in cut)
+    assert set(site.cuts) == {Reason.SLOW}
+
+
+def test_the_one_that_would_take_longest_is_cut_first() -> None:
+    site = Site(10 * MIB)
+    slow, fast = site.body(100 * MIB), site.body(12 * MIB)
+    slow.send(6 * MIB)
+    fast.send(4 * MIB)
+    late = site.body(MIB)
+    assert not late.send(64 * KIB)
+    for _ in range(25):
+        site.time.pass_(0.1)
+        if slow.error is None:
+            slow.send(8 * KIB)
+        if fast.may_send:
+            fast.send(100 * KIB)
+    assert isinstance(slow.error, SlowBody)
+    assert re.search(r"comes at (79|80|81)\.\d KiB/s", str(slow.error))
+    assert fast.error is None
+    assert late.may_send
+
+
+def test_one_that_would_end_soon_is_spared_but_must_not_only_look_so() -> None:
+    site = Site(10 * MIB)
+    oldest, late = site.body(2**40), site.body(MIB)
+    oldest.send(11 * MIB)
+    late.send(256 * KIB)
+    for _ in range(90):  # four seconds from its end, at each moment
+        site.time.pass_(0.1)
+        if oldest.error is None:
+            oldest.send(10 * KIB)
+            oldest.holding.announced = oldest.holding.size + 400 * KIB
+            assert site.time.now < 9
+        assert late.error is None
+    assert isinstance(oldest.error, TooManyWaiting)
+    assert late.may_send
+
+
+def test_who_is_held_back_by_triton_is_not_cut_as_slow() -> None:
+    site = Site(10)
+    held, late = site.body(100), site.body(5)
+    held.is_held_back = True
+    held.send(10)
+    late.send(1)
+    site.time.pass_(9)
+    assert held.error is None
+
+
+def test_the_verified_are_cut_last() -> None:
+    site = Site(10)
+    verified, unknown, late = site.body(100), site.body(100), site.body(4)
+    verified.send(5)
+    unknown.send(5)
+    verified.holding.verify()
+    late.send(1)
+    site.time.pass_(3)
+    assert (verified.error is None, unknown.error is None) == (True, False)
+
+
+def test_senders_that_nobody_knows_share_an_eighth_each() -> None:
+    site = Site(80)
+    bodies = [site.body(9, "key:a", f"peer:{number}") for number in range(3)]
+    assert bodies[0].send(6)
+    assert not bodies[1].send(5)
+    assert site.body(9, "key:b", "peer:4").send(9)
+    assert site.body(9).send(9)
+    bodies[0].send(3)
+    bodies[0].holding.verify()
+    assert bodies[1].may_send
+
+
+def test_who_never_ends_a_body_does_not_lock_out_who_uses_the_same_key() -> None:
+    site = Site(800)
+    for _ in range(3):
+        site.body(60, "key:a").send(50)
+    honest = site.body(30, "key:a")
+    honest.send(10)
+    site.time.pass_(3)
+    assert honest.error is None
+    assert honest.may_send
+
+
+def test_what_is_kept_for_its_receiver_counts_and_makes_room_when_it_is_taken() -> None:
+    site = Site(10)
+    site.budget.buffer(8)
+    site.body(10).send(2)
+    late = site.body(3)
+    assert not late.send(1)
+    site.budget.buffer(-8)
+    assert late.may_send
+    assert site.budget.held == 3
+
+
+SIZES = st.integers(1, 40)
+
+
+class Play:
+    """Callers who do as they like, but for pausing when they are told to."""
+
+    def __init__(self, limit: int) -> None:
+        self.site = Site(limit)
+        self._bodies: list[Body] = []
+
+    @property
+    def bodies(self) -> list[Body]:
+        """Those that have not ended."""
+        self._bodies = [body for body in self._bodies if body.holding.pools]
+        return self._bodies
+
+    def begin(self, size: int, sender: str | None) -> None:
+        self._bodies.append(self.site.body(size, *filter(None, [sender])))
+
+    def wait(self, seconds: int, _: str | None) -> None:
+        self.site.time.pass_(seconds / 10)
+
+    def send(self, body: Body, size: int) -> None:
+        if body.may_send and body.holding.left:
+            body.send(min(size, body.holding.left))
+
+    def end(self, body: Body, _: int) -> None:
+        body.holding.end()
+
+    def verify(self, body: Body, _: int) -> None:
+        body.holding.verify()
+
+    def hold_back(self, body: Body, _: int) -> None:
+        body.is_held_back = not body.is_held_back
+
+    def act(self, what: str, number: int, size: int, sender: str | None) -> None:
+        if what in {"begin", "wait"}:
+            getattr(self, what)(size, sender)
+        elif bodies := self.bodies:
+            getattr(self, what)(bodies[number % len(bodies)], size)
+
+    def check(self) -> None:
+        bodies, budget = self.bodies, self.site.budget
+        assert budget.held == sum(body.holding.size for body in bodies)
+        assert budget.waiting == sum(not body.may_send for body in bodies)
+        oldest = next((body for body in bodies if body.holding.left), None)
+        if oldest is not None and not oldest.holding.pools[1:] and budget.all.beyond is None:
+            assert oldest.may_send
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "send", "send", "send", "end", "wait", "verify", "hold_back"]),
+        st.integers(0, 9),
+        st.integers(1, 40),
+        st.sampled_from([None, "a", "b"]),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(STEPS, st.integers(1, 100))
+def test_whatever_callers_do_the_sum_is_right_and_nobody_waits_for_ever(
+    steps: list[tuple[str, int, int, str | None]], limit: int
+) -> None:
+    play = Play(limit)
+    for step in steps:
+        play.act(*step)
+        play.check()
+    waiting = [body for body in play.bodies if not body.may_send]
+    play.site.time.pass_(11)
+    assert not [body for body in waiting if not body.may_send and body.error is None]
+    for body in list(play.bodies):
+        body.holding.end()
+    play.check()
+    budget = play.site.budget
+    assert (budget.held, budget.waiting, budget.all.users) == (0, 0, 0)
+    play.site.time.pass_(1)
+
+
+@pytest.mark.parametrize("size", [100, 300])
+def test_all_honest_callers_finish(size: int) -> None:
+    """Each sends what it may, and each body is taken once it is complete."""
+    site = Site(256)
+    bodies = [site.body(size) for _ in range(6)]
+    for _ in range(100):
+        for body in bodies:
+            if body.may_send and body.holding.left and body.error is None:
+                body.send(min(20, body.holding.left))
+                if not body.holding.left:
+                    body.holding.end()
+        site.time.pass_(0.01)
+    assert all(body.holding.left == 0 for body in bodies)
+    assert site.cuts == []
+    assert site.budget.held == 0
