@@ -244,9 +244,11 @@ class MeshCache:
         entry.step, entry.error, entry.failed_at = Step.FAILED, error, time.monotonic()
         self.counts.failures.append((entry.model_id, error))
         entry.settled.set()
-        less, entry.weight = entry.weight - 1, 1
-        self._occupied -= less
+        less = entry.weight - 1
         self._unloading += less
+        self._evict(entry)  # while the failed load counts twice
+        entry.weight = 1
+        self._occupied -= less
         if was_begun:
             self._start(self._unload(entry, less, FAILED_SECONDS))
         else:
