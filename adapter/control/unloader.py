@@ -23,6 +23,9 @@ _NORMAL_SECONDS = 1.0
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 
 _END_SECONDS = 0.1  # between two looks at the processes of a load that is to end
+# A load is not ended that ends by itself so soon: Triton never answers one that is killed just then.
+_GRACE_SECONDS = 1.5
+_ENDED_SECONDS = 10.0  # within which Triton answers a load that was ended, if it ever does
 ENDED = "its python processes were killed, so that Triton ends its load"
 
 _LATE_SECONDS = 1.0  # so long beyond its limit a caller waits for an unload
@@ -109,13 +112,17 @@ class Unloader:
         if record.state not in _NOT_LOADED:
             return await self._triton.unload(name, record.id)
         call = asyncio.ensure_future(self._triton.unload(name, record.id))
-        end = time.monotonic() + self._limits.unload
+        begun = time.monotonic()
+        end = begun + self._limits.unload
         try:
             while not (await asyncio.wait({call}, timeout=_END_SECONDS))[0]:
-                if time.monotonic() > end:
+                now = time.monotonic()
+                if now > end:
                     raise still_loading(record)
-                if is_loading and await self.end_loading(record):
+                is_due = is_loading and now - begun > _GRACE_SECONDS
+                if is_due and await self.end_loading(record):
                     self.ended.add(record)
+                    end = min(end, now + _ENDED_SECONDS)
                     log.warning("model.load_ended", extra={"model_id": record.id, "reason": ENDED})
             await call
         finally:

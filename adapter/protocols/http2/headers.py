@@ -17,7 +17,7 @@ T = TypeVar("T")
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 MAX_FIELDS = 128
-MAX_TEXT_BYTES = 2**16  # of an error: percent-encoding takes 0.5 us a byte
+MAX_TEXT_BYTES = 2**19  # of an error: percent-encoding takes 0.5 us a byte
 _MOST_DECODED = 4  # times the limits: so much of a block is decoded for its effect on the table
 _CACHED_BLOCKS, _CACHED_BLOCK_BYTES, _CACHED_FIELD_BYTES = 512, 2048, 256
 _LITERAL_LIMIT = 0x7F  # of the 7 bits in an integer's first byte

@@ -167,10 +167,11 @@ def test_a_broken_model_that_a_caller_unloads_keeps_the_adapter_unready_no_more(
             assert client.post("/v2/repository/models/bad/unload", {}).status == 200
         else:
             reply = client.delete("/models/bad")
-            assert reply.status == 404
-            assert reply.json()["error"] == (
-                "model 'bad' is not loaded; it is wanted no more, as an unload was asked for"
-            )
+            assert reply.status in {200, 404}  # 200: it has ended another try to load it
+            if reply.status == 404:
+                assert reply.json()["error"] == (
+                    "model 'bad' is not loaded; it is wanted no more, as an unload was asked for"
+                )
 
         assert (reason(admin), client.get("/ping").status) == (None, 200)
         assert wanted(admin) == {"bad": "unloaded", "good": "loaded"}
