@@ -23,7 +23,7 @@ _NORMAL_SECONDS = 1.0
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 
 _END_SECONDS = 0.1  # between two looks at the processes of a load that is to end
-# A load is not ended that ends by itself so soon: Triton never answers one that is killed just then.
+# A load that ends by itself so soon is left alone: Triton never answers one killed as it ends.
 _GRACE_SECONDS = 1.5
 _ENDED_SECONDS = 10.0  # within which Triton answers a load that was ended, if it ever does
 ENDED = "its python processes were killed, so that Triton ends its load"
