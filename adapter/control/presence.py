@@ -18,7 +18,7 @@ _END_SECONDS = 5.0
 
 
 class Phase(Enum):
-    """Of the adapter, which takes operations while it is OPEN."""
+    """The adapter's phase of life. It takes operations while it is OPEN."""
 
     STARTING = auto()
     OPEN = auto()
@@ -66,7 +66,7 @@ class Presence:
 
     @property
     def on_restart(self) -> tuple[Literal["forget", "reload"], str]:
-        """What becomes of the models when Triton is restarted, and why."""
+        """Return what happens to the models when Triton restarts, and why."""
         if self._loads_again is not None:
             return "reload" if self._loads_again else "forget", "on_triton_restart says so"
         if self.has_mesh:
