@@ -1,10 +1,12 @@
 """The processes of an adapter as the kernel shows them; an adapter beside somebody's Triton."""
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.running import EXAMPLES, RunningAdapter
+from tests.running import EXAMPLES, RunningAdapter, wait_until
 
 
 @contextmanager
@@ -73,3 +75,17 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def suspend(pid: int) -> None:
+    """Stop a process with SIGSTOP; return when each of its threads has stopped, not before."""
+
+    def states() -> set[str]:
+        try:
+            stats = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
+        except OSError:  # a thread ended meanwhile
+            return set()
+        return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: states() == {"T"}, 10, f"process {pid} has stopped")

@@ -10,6 +10,7 @@ import pytest
 
 from adapter.backend.process import NotStarted, ServerProcess
 from adapter.backend.processes import descendants, family, kill
+from tests.processes import suspend
 
 _DAEMON = """
 import os, signal, sys, time
@@ -91,7 +92,7 @@ async def test_sigterm_reaches_it(tmp_path):
 async def test_it_is_killed_though_it_stands_still(tmp_path):
     server = await daemonising(tmp_path / "end")
     pids = descendants(server.keeper)
-    os.kill(server.server, signal.SIGSTOP)
+    suspend(server.server)
     server.kill()
     assert await server.ended() == "was killed by SIGKILL"
     assert not [pid for pid in pids if is_there(pid)]

@@ -12,7 +12,7 @@ import pytest
 
 from adapter.backend.liveness import HangDetector
 from tests.asking import Gate, background
-from tests.processes import is_alive, tritonserver
+from tests.processes import is_alive, suspend, tritonserver
 from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -25,7 +25,7 @@ def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
     ):
         assert client.load("echo", EXAMPLES / "identity").status == 200
         stopped = tritonserver(adapter)
-        os.kill(stopped, signal.SIGSTOP)
+        suspend(stopped)
         ended = adapter.wait_for("triton.ended", 60)
         assert ended["reason"] == "it has answered nothing for 5 s"
         assert adapter.wait_for("triton.exited", 60)["reason"] == "was killed by SIGKILL"
@@ -41,7 +41,7 @@ def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
 def test_a_triton_that_stands_still_is_left_alone_where_that_is_wanted() -> None:
     with embedded_adapter("--triton-hang-seconds=0") as adapter:
         stopped = tritonserver(adapter)
-        os.kill(stopped, signal.SIGSTOP)
+        suspend(stopped)
         adapter.wait_for("triton.unreachable", 60)
         assert "triton-hang-watch" not in tasks(adapter)
         os.kill(stopped, signal.SIGCONT)

@@ -31,7 +31,7 @@ from tests.journeys.observability.prometheus import (
 )
 from tests.journeys.observability.promtool import needs_promtool
 from tests.journeys.observability.test_rules import ALERTS
-from tests.processes import stubs, tritonserver
+from tests.processes import stubs, suspend, tritonserver
 from tests.running import COMPLETE, EMBEDDED, EXAMPLES, Client, RunningAdapter, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
@@ -298,7 +298,7 @@ def test_a_pod_that_was_drained_and_stays(pod):
 def test_a_triton_that_stands_still(pod):
     fault = pod("--triton-hang-seconds=0")
     pid = tritonserver(fault.adapter)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         fault.await_alerts("TritonAdapterTritonDown", "TritonAdapterNotReady")
     finally:

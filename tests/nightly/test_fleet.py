@@ -26,7 +26,7 @@ from tests.buckets import Bucket, s3_server
 from tests.fleet.envoy import RunningEnvoy, running_envoy
 from tests.fleet.machines import MODEL_BYTES, Machine, machines, put_model, room_for
 from tests.nightly.fleet_callers import NOBODY, WAYS, Answer, Ways
-from tests.processes import arguments, descendants, is_alive, tritonserver
+from tests.processes import arguments, descendants, is_alive, suspend, tritonserver
 from tests.running import RunningAdapter, wait_until
 
 pytestmark = pytest.mark.triton
@@ -263,7 +263,7 @@ class Play:
     def _freeze(self) -> bool:
         """It does nothing for some seconds: calls that it has wait, and none fails."""
         pid = adapter_of(self.dice.choice(self.up)).process.pid
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         try:
             time.sleep(self.dice.uniform(0.5, 9))
         finally:

@@ -13,7 +13,7 @@ import pytest
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from tests.grpc_calls import Calls, calls_to
 from tests.journeys.endpoint.folder_store import Caller, Store
-from tests.processes import tritonserver
+from tests.processes import suspend, tritonserver
 from tests.running import Reply, wait_until
 from tests.trees import infer_body
 
@@ -91,7 +91,7 @@ def test_a_request_during_which_triton_ends_is_a_model_error_for_no_other_machin
     caller = start("--on-demand")
     caller.invoke("a.tar.gz")
     with ThreadPoolExecutor(1) as pool:
-        os.kill(pid := tritonserver(caller.adapter), signal.SIGSTOP)
+        suspend(pid := tritonserver(caller.adapter))
         reply = pool.submit(invoke, caller, "a.tar.gz")
         wait_until(lambda: _in_flight(caller, "a.tar.gz") == 1, 30, "Triton has the request")
         os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.journeys.endpoint.folder_store import Caller, Store
-from tests.processes import tritonserver
+from tests.processes import suspend, tritonserver
 from tests.running import wait_until
 from tests.trees import write_python_model
 
@@ -57,9 +57,12 @@ def test_a_model_with_a_request_in_flight_is_not_idle(start: Callable[..., Calle
     for name in ("a.tar.gz", "b.tar.gz"):
         caller.invoke(name)
     with ThreadPoolExecutor(1) as pool:
-        os.kill(pid := tritonserver(caller.adapter), signal.SIGSTOP)
+        suspend(pid := tritonserver(caller.adapter))
         answer = pool.submit(caller.invoke, "a.tar.gz")
-        wait_until(lambda: resident(caller)[-1]["in_flight"] == 1, 30, "it is in flight")
+        wait_until(
+            lambda: answer.done() or resident(caller)[-1]["in_flight"] == 1, 30, "it is in flight"
+        )
+        assert not answer.done(), answer.result()
         busy = resident(caller)[-1]
         os.kill(pid, signal.SIGCONT)
         assert answer.result(60) == (0, "hit")

@@ -11,7 +11,7 @@ import pytest
 from tests.asking import quoted
 from tests.journeys.page.browser import PHONE, Browser
 from tests.journeys.page.scene import ARRIVES, SIZES, TOO_MUCH, Scene, scene
-from tests.processes import tritonserver
+from tests.processes import suspend, tritonserver
 from tests.running import Client, embedded_adapter, unload_all
 from tests.trees import infer_body, write_python_model
 
@@ -157,8 +157,8 @@ def test_triton_that_is_killed_is_told_and_so_is_its_return(opened: Scene, page:
     assert "SIGKILL" in down
     page.until(lambda: any("models lost" in each for each in page.events()), "what was lost")
     (lost,) = [each for each in page.events() if "models lost" in each]
-    assert f"loaded again by the next call: {ARRIVES};" in lost
-    assert f"not found (404) until loaded again: {SMALL}." in lost
+    assert f"loaded again by the adapter: {SMALL};" in lost
+    assert f"loaded again by the next call: {ARRIVES}." in lost
     inside = """
       return [...document.querySelectorAll('#events li')].every((one) =>
         one.children[1].getBoundingClientRect().right
@@ -171,7 +171,7 @@ def test_why_triton_ended_is_told_in_place_of_its_silence(opened: Scene, page: B
         return [each for each in page.events() if "Triton down" in each]
 
     before = len(downs())
-    os.kill(pid := tritonserver(opened.adapter), signal.SIGSTOP)
+    suspend(pid := tritonserver(opened.adapter))
     page.until(lambda: len(downs()) > before, "Triton is down")
     assert "does not answer" in downs()[0]
     os.kill(pid, signal.SIGKILL)

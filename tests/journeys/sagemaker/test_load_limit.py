@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import background, refusal
-from tests.processes import arguments, children, is_alive
+from tests.processes import arguments, children, is_alive, suspend
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 
 pytestmark = pytest.mark.triton
@@ -47,7 +47,7 @@ def suspended(adapter: RunningAdapter, count: int = 1) -> list[int]:
     def all_are_stopped() -> bool:
         for pid in set(unpackers(adapter)) - stopped:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                suspend(pid)
                 stopped.add(pid)
         return len(stopped) == count
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.asking import background, refusal
-from tests.processes import is_alive, tritonserver
+from tests.processes import is_alive, suspend, tritonserver
 from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -110,7 +110,7 @@ def test_a_triton_that_stands_still_is_503_and_well_again_when_it_goes_on(
         assert client.load("echo", EXAMPLES / "identity").status == 200
         pid = tritonserver(hurt)
 
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         try:
             wait_until(lambda: client.get("/ping").status == 503, 60, "ping notices")
         finally:

@@ -3,7 +3,6 @@
 SageMaker sends SIGKILL after 30 s.
 """
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from tests.asking import background, refusal
-from tests.processes import descendants, is_alive, tritonserver
+from tests.processes import descendants, is_alive, suspend, tritonserver
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -62,7 +61,7 @@ def test_an_idle_adapter_ends_at_once(running: RunningAdapter, number: signal.Si
 
 @pytest.mark.parametrize("running", [60], indirect=True)
 def test_a_triton_that_stands_still_is_killed_and_not_waited_for(running: RunningAdapter) -> None:
-    os.kill(tritonserver(running), signal.SIGSTOP)
+    suspend(tritonserver(running))
     # neither the drain nor the 8 s for an end in good order are used up
     assert ends(running) < 8
 
