@@ -262,6 +262,8 @@ class Returns:
         back_lately = self._back_at > time.monotonic() - SOON_SECONDS
         is_soon = back_lately or self._is_broken_off or bool(self._loading)
         self._is_broken_off = False
+        # what was loaded before this end cannot be blamed for the next one
+        self._back_at, self._turn = -math.inf, (None, -math.inf)
         given_up = self._suspects.triton_ended(is_soon=is_soon)
         if given_up is not None:
             self._registry.lose(given_up, LostModel(time.time(), _GIVEN_UP, is_given_up=True))

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from adapter.control import returns
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
 from adapter.errors import (
@@ -294,8 +295,9 @@ async def test_the_only_model_is_tried_again_once_when_triton_ends_during_its_re
 
 
 async def test_a_model_that_ends_triton_after_its_load_is_given_up_and_the_others_stay(
-    reloading, caplog
+    reloading, caplog, monkeypatch
 ):
+    monkeypatch.setattr(returns, "TRIAL_SECONDS", 0.2)  # it ends Triton before it is cleared
     await load_all(reloading, "abc")
     await restart_triton(reloading)
     for ends in range(3):
@@ -311,6 +313,19 @@ async def test_a_model_that_ends_triton_after_its_load_is_given_up_and_the_other
     reloading.check(*"ac")
     assert given_up(caplog) == ["b"]
     assert reloading.control.registry.lost[ModelId("b")].is_given_up
+
+
+async def test_the_first_suspect_does_not_wait_for_what_triton_had_before_its_end(
+    reloading, monkeypatch
+):
+    monkeypatch.setattr(returns, "TRIAL_SECONDS", 60.0)
+    await reloading.load("m")
+    for _ in range(2):
+        await restart_triton(reloading)
+        await reloading.until_state("m", ModelState.READY)
+        with pytest.raises(BackendUnavailable), reloading.control.lease(ModelId("m")):
+            raise BackendUnavailable("the connection to Triton broke", delivered=True)
+        reloading.triton.end()
 
 
 async def test_a_model_that_was_given_up_is_loaded_when_a_caller_asks_for_it(reloading):
