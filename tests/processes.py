@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +10,9 @@ from tests.running import EXAMPLES, RunningAdapter, wait_until
 
 
 @contextmanager
-def beside(triton: RunningAdapter, *flags: str) -> Iterator[RunningAdapter]:
+def beside(
+    triton: RunningAdapter, *flags: str, environ: Mapping[str, str] | None = None
+) -> Iterator[RunningAdapter]:
     """An adapter in front of a Triton that is somebody else's."""
     adapter = RunningAdapter(
         "--triton=external",
@@ -21,6 +23,7 @@ def beside(triton: RunningAdapter, *flags: str) -> Iterator[RunningAdapter]:
         f"--repository={triton.repository}",
         f"--model-roots={EXAMPLES}",
         *flags,
+        environ=environ,
     )
     try:
         adapter.wait_for("adapter.started")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.benchmarks import beside, control, endpoint, inference
+from tests.benchmarks import beside, cold, control, endpoint, inference, proxies
 from tests.benchmarks.page import page, shown
 from tests.benchmarks.place import (
     FULL,
@@ -33,7 +33,9 @@ BY: Mapping[str, Callable[[Scale], Json]] = {
     "sizes": inference.sizes,
     "memory": inference.memory,
     "clients": inference.clients,
+    "proxies": proxies.proxies,
     "endpoint": endpoint.endpoint,
+    "cold": cold.first_answers,
     "builtin": beside.builtin,
     "churn": beside.churn,
     "many": control.many,

@@ -2,10 +2,11 @@
 
 import http.client
 import io
-import random
+import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -15,13 +16,19 @@ from urllib.parse import urlsplit
 
 from tests.benchmarks.figures import Json, ratios, spread
 from tests.benchmarks.place import MIB, FailedError, Scale
+from tests.benchmarks.rows import FIRST_ANSWERS
 from tests.buckets import Bucket, s3_server
 from tests.running import COMPLETE, Client, Reply, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 _ROUNDS = 6
-_WEIGHTS = 16 * MIB  # of each archive, and not to be compressed
+_WEIGHTS = 16 * MIB
 _ASKED = infer_body(0.5)
+_READS = """
+import os
+with open(os.path.join(os.path.dirname(__file__), "weights.bin"), "rb") as file:
+    self.weights = file.read()
+"""
 
 
 def cold(scale: Scale, folder: Path) -> Json:
@@ -47,6 +54,25 @@ def cold(scale: Scale, folder: Path) -> Json:
     }
 
 
+def first_answers(scale: Scale) -> Json:
+    """Seconds from a call to its answer, by the size of the model and where it was."""
+    rounds = 1 if scale.is_quick else 3
+    found: dict[str, list[float]] = {}
+    for size in FIRST_ANSWERS[: 1 if scale.is_quick else None]:
+        with (
+            tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,
+            _prepared(rounds, Path(folder), size * MIB) as place,
+        ):
+            for number in range(rounds):
+                key = _key(number)
+                took = {**_called(place, key, unload=False)}
+                took["hit"] = called(place.client, key, "hit")
+                _well(place.client.delete(f"/models/{key}"))
+                for use, seconds in took.items():
+                    found.setdefault(f"{use}_{size}", []).append(seconds)
+    return {name: spread(times) for name, times in found.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     client: Client
@@ -55,12 +81,14 @@ class _Place:
 
 
 @contextmanager
-def _prepared(count: int, folder: Path) -> Iterator[_Place]:
-    """An adapter before a bucket with so many archives."""
+def _prepared(count: int, folder: Path, weights: int = _WEIGHTS) -> Iterator[_Place]:
+    """Start an adapter before a bucket with `count` archives of a model that reads `weights`
+    bytes.
+    """
     (roots := folder / "roots").mkdir()
     with ExitStack() as opened:
         bucket = Bucket(opened.enter_context(s3_server()), "models")
-        archive = _archive(folder / "package")
+        archive = _archive(folder / "package", weights)
         bucket.put({_key(number): archive for number in range(count)})
         flags = (f"--model-store=s3://{bucket.name}/", f"--cache-dir={folder / 'fetched'}")
         adapter = opened.enter_context(
@@ -73,21 +101,24 @@ def _key(number: int) -> str:
     return f"m{number}.tar.gz"
 
 
-def _archive(folder: Path) -> bytes:
-    write_python_model(folder)
-    (folder / "1" / "weights.bin").write_bytes(random.Random(0).randbytes(_WEIGHTS))
+def _archive(folder: Path, weights: int) -> bytes:
+    write_python_model(folder, initialize=_READS)
+    with (folder / "1" / "weights.bin").open("wb") as file:
+        for _ in range(weights // MIB):  # not to be compressed
+            file.write(os.urandom(MIB))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
         tar.add(folder, ".")
     return packed.getvalue()
 
 
-def _called(place: _Place, key: str) -> Mapping[str, float]:
-    """Seconds of a call that finds nothing, and of one that finds the files."""
+def _called(place: _Place, key: str, *, unload: bool = True) -> Mapping[str, float]:
+    """Return the seconds of a call that finds nothing, and of one that finds the files."""
     took = {}
     for use in ("miss", "disk"):
         took[use] = called(place.client, key, use)
-        _well(place.client.delete(f"/models/{key}"))
+        if unload or use == "miss":
+            _well(place.client.delete(f"/models/{key}"))
     return took
 
 

@@ -53,7 +53,7 @@ def _three(
             )
 
 
-def _for(scale: Scale) -> tuple[str, ...]:
+def seconds_of(scale: Scale) -> tuple[str, ...]:
     return (f"--duration={scale.seconds}", f"--warmup={0.1 if scale.is_quick else 0.5}")
 
 
@@ -73,10 +73,10 @@ def rest(scale: Scale) -> Json:
     with _three("http", "sagemaker-json", "v2-json") as (_, sides):
         heads = [head_of(client) for client in CLIENTS]
         proxies = {name: sides[name] for name in ("adapter", "copying")}
-        eight = in_turns(sides, scale.rounds, "--connections=8", *heads, *_for(scale))
-        differs = ("--connections=8", _TRACE, *heads, *_for(scale))
+        eight = in_turns(sides, scale.rounds, "--connections=8", *heads, *seconds_of(scale))
+        differs = ("--connections=8", _TRACE, *heads, *seconds_of(scale))
         other = in_turns(proxies, scale.rounds, *differs)
-        one = in_turns(sides, scale.rounds, "--connections=1", *heads, *_for(scale))
+        one = in_turns(sides, scale.rounds, "--connections=1", *heads, *seconds_of(scale))
     return {
         "cpu": over(eight, "cpu", "adapter", "copying"),
         "cpu_differs": over(other, "cpu", "adapter", "copying"),
@@ -92,7 +92,7 @@ def grpc(scale: Scale) -> Json:
     """A tensor of one float at the listener `grpc`, with the metadata of a real client."""
     with _three("grpc") as (_, sides):
         found = in_turns(
-            sides, scale.rounds, *_STREAMS, *metadata_of("tritonclient-grpc"), *_for(scale)
+            sides, scale.rounds, *_STREAMS, *metadata_of("tritonclient-grpc"), *seconds_of(scale)
         )
     return {
         "cpu": over(found, "cpu", "adapter", "copying"),
@@ -113,7 +113,7 @@ def sizes(scale: Scale) -> Json:
         with _three(scheme, *protocols) as (_, sides):
             del sides["triton"]
             for size, floats in SIZES.items():
-                args = ("--connections=4", f"--shape=IN={floats}", *_for(scale))
+                args = ("--connections=4", f"--shape=IN={floats}", *seconds_of(scale))
                 rounds = in_turns(sides, scale.rounds, *args)
                 found[f"{way} {size} cpu"] = over(rounds, "cpu", "adapter", "copying")
                 found[f"{way} {size} rate"] = over(rounds, "rate", "adapter", "copying")

@@ -78,7 +78,9 @@ MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {
     "sizes": ("Large binary tensors, 4 at once", _INFERENCE),
     "memory": ("32 callers with 25 MiB at once", _INFERENCE),
     "clients": ("Requests that the fast path takes, by client", _INFERENCE),
+    "proxies": ("Beside nginx and Envoy", _INFERENCE),
     "endpoint": ("The endpoint", _ALL),
+    "cold": ("Cold starts", _ALL),
     "builtin": ("Beside Triton's built-in SageMaker endpoint", _ALL),
     "churn": ("One model while another comes and goes", _ALL),
     "many": ("Many models known", _ALL),
@@ -95,6 +97,8 @@ CLIENTS = (
     *("aiohttp", "boto3", "curl", "perf_analyzer", "requests"),
     *("tritonclient-http", "tritonclient-http-aio"),
 )
+FIRST_ANSWERS = (16, 128, 512)  # MiB
+_PLACES = {"hit": "in memory", "disk": "on disk", "miss": "in the bucket"}
 CALLERS = ("curl", "boto3")  # of the endpoint
 _CACHES = {"endpoint": "a Zipf mix, the endpoint", "lru": "a Zipf mix, the LRU by count"}
 _ROUTES = {"adapter": "the adapter", "copying": "the copying proxy", "triton": "Triton alone"}
@@ -130,6 +134,22 @@ ROWS: Sequence[Row] = (
     Row("memory", "REST", "REST: growth of the adapter's resident memory", "MiB", most=64),
     Row("memory", "gRPC", "gRPC: growth of the adapter's resident memory", "MiB", most=64),
     *(Row("clients", name, name, "%", least=99) for name in CLIENTS),
+    Row("proxies", "cpu_nginx", "CPU a request, over nginx", "x"),
+    Row("proxies", "cpu_envoy", "CPU a request, over Envoy", "x"),
+    *(
+        Row("proxies", f"{name}_us", f"{told}: CPU a request", "µs")
+        for name, told in (
+            ("adapter", "the adapter"),
+            ("copying", "the copying proxy"),
+            ("nginx", "nginx"),
+            ("envoy", "Envoy"),
+        )
+    ),
+    *(
+        Row("cold", f"{use}_{size}", f"a model of {size} MiB {told}", "s")
+        for size in FIRST_ANSWERS
+        for use, told in _PLACES.items()
+    ),
     *(
         Row(
             "endpoint",
