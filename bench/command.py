@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adapter.cli.text import printable
 from adapter.errors import InvalidSettings
 from bench.arguments import (
     CLOSED_CONNECTIONS,
@@ -157,7 +158,7 @@ def run(args: argparse.Namespace, _environ: Mapping[str, str] | None = None) -> 
 
     result = results(plan, outcome)
     table = sys.stderr if args.json == _STDOUT else sys.stdout
-    table.write("\n".join(lines(result)) + "\n")
+    table.write("\n".join(map(printable, lines(result))) + "\n")
     _write(args, result)
     return 0 if all(_is_good(target) for target in result["targets"]) else 1
 

@@ -5,6 +5,7 @@ which latencies would show; this takes 0.02 ms.
 import sys
 from time import perf_counter
 
+from adapter.cli.text import printable
 from bench.record import Recorder
 
 _CELLS = 24
@@ -46,7 +47,7 @@ class Progress:
 
     def _write(self, text: str) -> None:
         if self._is_shown:
-            sys.stderr.write(f"{_CLEAR}{text}")
+            sys.stderr.write(f"{_CLEAR}{printable(text)}")
             sys.stderr.flush()
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from adapter.cli.parser import PROG, parse, print_help, run_of
+from adapter.cli.text import printable_lines
 from adapter.errors import AdapterError, InvalidSettings
 
 # what a full disk or a device that is gone makes of a write
@@ -54,9 +55,9 @@ def _tell(text: str, hint: str, *, as_json: bool) -> None:
         said = {"error": text, "hint": hint} if hint else {"error": text}
         print(json.dumps(said), file=sys.stderr)
         return
-    print(f"{PROG}: {text}", file=sys.stderr)
+    print(printable_lines(f"{PROG}: {text}"), file=sys.stderr)
     if hint:
-        print(f"  {hint}", file=sys.stderr)
+        print(printable_lines(f"  {hint}"), file=sys.stderr)
 
 
 def _drop_output() -> None:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping
 
 from adapter.cli.options import add_config, add_settings, load
+from adapter.cli.text import printable
 
 _LEAST_WIDTH = 30  # of the last column; narrower terminals break the lines themselves
 _MOST_VALUE = 32  # of the column of values; a longer one pushes what follows to the right
@@ -24,11 +25,11 @@ def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     loaded = load(args, environ)
     for warning in loaded.warnings:
-        print(warning, file=sys.stderr)
+        print(printable(warning), file=sys.stderr)
     if args.json:
         print(json.dumps(for_programs(loaded), indent=2))
         return 0
-    rows = for_people(loaded)
+    rows = [[printable(cell) for cell in row] for row in for_people(loaded)]
     names = max(len(name) for name, _, _ in rows)
     values = min(_MOST_VALUE, max(len(value) for _, value, _ in rows))
     for name, value, origin in rows:

@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2 as v2
 from adapter._proto import model_runtime_pb2 as mesh
 from adapter.app import Adapter
 from adapter.cli.telling import PLAIN_COLUMNS, StepFailed, check, detail, say, title
-from adapter.cli.text import DIM, GREEN, RED, coloured, width
+from adapter.cli.text import DIM, GREEN, RED, coloured, printable_lines, width
 from adapter.cli.tour_endpoint import LACKING, EndpointTour, bucket, lacks_bucket
 from adapter.cli.tour_memory import State, bar, shown_meanwhile
 from adapter.core.sizing import format_size
@@ -288,7 +288,7 @@ async def _demo(adapter: Adapter, flags: Mapping[str, object], scratch: Path) ->
     except StepFailed:
         return 1
     except (AdapterError, grpc.aio.AioRpcError) as error:
-        say(coloured(str(error), RED))
+        say(coloured(printable_lines(str(error)), RED))
         return 1
     done = coloured("Every step did what it says", GREEN)
     print(f"\n{done} ({time.monotonic() - begun:.0f} s).\nNext: make run, or {_SERVE}")
@@ -319,13 +319,14 @@ def welcome(adapter: Adapter) -> None:
     admin = adapter.addresses.get("admin", "/")
     page = "" if "/" in admin else f"\nWatch it in a browser: http://{admin}/\n"
     load = json.dumps({"model_name": "digits", "url": str(folder / "digits")})
-    sys.stderr.write(
+    said = (
         f"\nReady. Listeners:\n{listeners}\n\nTry, in another terminal:\n\n"
         f"  curl -s -X POST {base}/models -d '{load}'\n"
         f"  curl -s -w '\\n' -X POST {base}/models/digits/invoke"
         f" --data @{folder / 'digits/sample.json'}\n"
         f"  curl -s -X DELETE {base}/models/digits\n{page}{note}\nCtrl-C stops everything.\n\n"
     )
+    sys.stderr.write(printable_lines(said))
 
 
 def _elsewhere(addresses: Mapping[str, str]) -> str:

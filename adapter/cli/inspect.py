@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from adapter.cli.load_checks import check
-from adapter.cli.text import printable
+from adapter.cli.text import printable, printable_lines
 from adapter.core.model import (
     ModelId,
     ModelPart,
@@ -135,7 +135,8 @@ def run(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
         except (AdapterError, OSError) as error:
             found = lookup(HTTP, error)
             failure = {"error": str(error), "code": found[1] if found else "InternalError"}
-            text = json.dumps(failure) if args.json else f"triton-adapter: {error}"
+            text = printable_lines(f"triton-adapter: {error}")
+            text = json.dumps(failure) if args.json else text
             code, out = 1, sys.stdout if args.json else sys.stderr
         else:
             text = json.dumps(asdict(report), indent=2) if args.json else _text(report)

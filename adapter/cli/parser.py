@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from adapter.cli.commands import COMMANDS, GROUPS, OTHER_WORDS, Command
+from adapter.cli.text import printable_lines
 
 PROG = "triton-adapter"
 _FORMS: Mapping[object, str] = {"?": "[{}]", "*": "[{}...]", "+": "{}..."}  # of `nargs`
@@ -47,7 +48,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = f"see: {self.prog} --help"
-        self.exit(2, f"{self.format_usage()}{self.prog}: {message}\n{hint}\n")
+        said = printable_lines(f"{self.prog}: {message}")
+        self.exit(2, f"{self.format_usage()}{said}\n{hint}\n")
 
     def refuse_unknown(self, unknown: Sequence[str]) -> None:
         """End with a usage error, and the flag that the first of them may have been meant for."""

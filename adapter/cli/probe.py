@@ -17,7 +17,7 @@ from adapter.cli.options import (
     positive,
 )
 from adapter.cli.parser import PROG
-from adapter.cli.text import printable
+from adapter.cli.text import printable, printable_lines
 
 _PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
 _POLL_SECONDS = 0.1
@@ -80,12 +80,13 @@ def _wait(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return _failed(f"not ready after {args.timeout:g} s: {reason}")
         if now >= tell_at:
             tell_at = now + _TELL_SECONDS
-            print(f"{PROG}: waiting since {now - begun:.0f} s: {reason}", file=sys.stderr)
+            said = f"{PROG}: waiting since {now - begun:.0f} s: {reason}"
+            print(printable_lines(said), file=sys.stderr)
         time.sleep(_POLL_SECONDS)
 
 
 def _failed(text: str) -> int:
-    print(f"{PROG}: {text}", file=sys.stderr)
+    print(printable_lines(f"{PROG}: {text}"), file=sys.stderr)
     return 1
 
 
@@ -102,7 +103,8 @@ def _healthcheck_options(parser: argparse.ArgumentParser) -> None:
 def _healthcheck(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     reason, _ = why_not_ok(_probes(args, environ), _PROBE_SECONDS)
     if reason:
-        print(f"{PROG}: {reason}")  # stdout, as all of it is what a runtime of containers shows
+        # stdout, as all of it is what a runtime of containers shows
+        print(printable_lines(f"{PROG}: {reason}"))
     return 1 if reason else 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import uvloop
 
 from adapter.app import Adapter
+from adapter.cli.text import printable_lines
 from adapter.errors import AdapterError
 from adapter.runtime import tuning
 from adapter.settings import Loaded
@@ -89,7 +90,7 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
         reason = f"{error}{_of_make(error, loaded)}"
         log.error("adapter.failed", extra={"reason": reason})  # noqa: TRY400 - no bug
         if not _is_told(loaded):
-            sys.stderr.write(f"triton-adapter: {reason}\n")
+            sys.stderr.write(printable_lines(f"triton-adapter: {reason}\n"))
         return 1
     finally:
         stopping.cancel()

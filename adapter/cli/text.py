@@ -36,6 +36,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
+def printable_lines(text: str) -> str:
+    """Escape each line as `printable` does; the line breaks stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
     """Return a line for each row, the columns below each other; those in `right` end so.
 

@@ -69,16 +69,17 @@ def show_failure(answer: Answer, target: Target, *, as_json: bool, hint: str = "
 
 def _lines(answer: Answer, body: dict[str, Any], target: Target, hint: str) -> list[str]:
     said = body.get("error") or body.get("reason") or _beginning(answer)
-    code = body.get("code", "")
-    head = coloured(f"{PROG}: {answer.status} {code}".rstrip(), RED, sys.stderr)
+    code = str(body.get("code") or "")
+    head = printable(f"{PROG}: {answer.status} {code}".rstrip())
+    head = coloured(head, RED, sys.stderr)
     lines = [f"{head}: {_several(str(said).strip() or 'no reason given')}"]
     if "needed_bytes" in body:
         lines += columns([_figure(n, body[n]) for n in _FIGURES if body.get(n) is not None])
     by_words = [each for words, each in _HINTS_BY_WORDS.items() if words in str(said)]
     if hint := hint or next(iter(by_words), _HINTS.get(code, "")):
-        lines += [f"  {hint}"]
+        lines += [printable(f"  {hint}")]
     elif not code:
-        lines += [f"  {_stranger(target)}"]
+        lines += [printable(f"  {_stranger(target)}")]
     return lines
 
 

@@ -9,7 +9,17 @@ from typing import Any
 from adapter.cli.client.models import add_watch, shown, state_of
 from adapter.cli.connection import target_of
 from adapter.cli.options import add_listeners
-from adapter.cli.text import BLUE, BOLD, DIM, GREEN, YELLOW, coloured, columns, has_colours
+from adapter.cli.text import (
+    BLUE,
+    BOLD,
+    DIM,
+    GREEN,
+    YELLOW,
+    coloured,
+    columns,
+    has_colours,
+    printable,
+)
 from adapter.core.sizing import format_size
 
 _BAR = 40
@@ -55,7 +65,7 @@ def _lines(memory: Mapping[str, Any]) -> list[str]:
             "",
             "  ".join(_painted(mark, 1, colour) + f" {text}" for mark, colour, text in _KINDS),
         ]
-    return [*shown, f"measured by: {memory['source'] or 'nothing'}"]
+    return [*shown, printable(f"measured by: {memory['source'] or 'nothing'}")]
 
 
 def _size(count: int | None) -> str:

@@ -146,8 +146,8 @@ def _again(look: Callable[[], list[str]], target: Target, *, is_view: bool) -> l
     except AdapterError as error:
         said = f"no answer: {error}"
     if is_view:
-        return [said]
-    print(f"{PROG}: {said}", file=sys.stderr)
+        return [printable(said)]
+    print(printable(f"{PROG}: {said}"), file=sys.stderr)
     return []
 
 
@@ -223,7 +223,7 @@ def _aside(on_demand: Mapping[str, Any] | None) -> list[str]:
     if evictions := on_demand["evictions"]:
         counts = ", ".join(f"{count} ({why})" for why, count in sorted(evictions.items()))
         lines.append(f"evicted from memory since the start: {counts}")
-    return ["", *lines] if lines else []
+    return ["", *map(printable, lines)] if lines else []
 
 
 def _row(model: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,150 @@
+"""No command lets an argument, a setting or a server drive the terminal."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from adapter.cli.commands import COMMANDS
+from tests.trees import write_python_model
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\x9b\u202ez"
+URL = f"http://127.0.0.1:1/{HOSTILE}"
+SOCKET = f"--url=unix:/{HOSTILE}"
+# What an operator may have pasted, by command.
+ARGUMENTS = {
+    "serve": [(f"--config={HOSTILE}",), (f"--http={HOSTILE}",)],
+    "demo": [(f"--log-level={HOSTILE}",)],
+    "ps": [(SOCKET,), (SOCKET, HOSTILE), (f"--url={HOSTILE}",), (f"--config={HOSTILE}",)],
+    "load": [(HOSTILE, HOSTILE, SOCKET), (HOSTILE, HOSTILE, f"--url={URL}")],
+    "unload": [(HOSTILE, SOCKET)],
+    "invoke": [(HOSTILE, HOSTILE, SOCKET), (HOSTILE, "/dev/null", SOCKET)],
+    "memory": [(SOCKET,), (f"--admin={HOSTILE}",)],
+    "wait": [(SOCKET, "--timeout=0.1"), (f"--timeout={HOSTILE}",)],
+    "healthcheck": [(SOCKET,), (f"--url={URL}",)],
+    "drain": [(SOCKET, "--timeout=0.1"), (f"--control-token-file={HOSTILE}",)],
+    "inspect": [(HOSTILE,), (f"s3://{HOSTILE}/b",), (f"{HOSTILE}/b", "--name=m")],
+    "bench": [(HOSTILE, "--model=m"), (f"http://127.0.0.1:1/{HOSTILE}", "--model=m", "--count=1")],
+    "check-config": [(f"--model-roots=/{HOSTILE}",), (f"--config={HOSTILE}",)],
+    "completion": [(HOSTILE,)],
+    "version": [(HOSTILE,)],
+    "help": [(HOSTILE,)],
+}
+CASES = [(command, *given) for command, several in ARGUMENTS.items() for given in several]
+# What a server may answer, or what stands between here and the adapter.
+DEVICE = dict.fromkeys(
+    ("limit_bytes", "used_bytes", "free_bytes", "reserved_bytes", "held_bytes", "headroom_bytes"), 1
+)
+MODEL = {
+    "model_id": HOSTILE,
+    "state": "READY",
+    "state_seconds": 1,
+    "bytes": {HOSTILE: 1},
+    "basis": HOSTILE,
+    "in_flight": HOSTILE,
+    "served": 1,
+    "idle_seconds": None,
+    "waits_for": HOSTILE,
+    "awaits": [HOSTILE],
+    "warnings": [HOSTILE],
+}
+NOW = datetime.now(UTC).isoformat()
+FAILURE = {"time": NOW, "operation": HOSTILE, "model_id": HOSTILE, "code": HOSTILE}
+STATE = {
+    "models": [MODEL],
+    "on_demand": {
+        "models": [],
+        "on_disk": {"models": HOSTILE, "bytes": 1},
+        "evictions": {HOSTILE: 1},
+    },
+    "lost": [{"time": NOW, "model_id": HOSTILE, "is_given_up": True, "reason": HOSTILE}],
+    "failures": [FAILURE | {"reason": HOSTILE}],
+    "memory": {"devices": {HOSTILE: DEVICE}, "source": HOSTILE},
+}
+ERROR = {"error": HOSTILE, "code": HOSTILE, "reason": HOSTILE, "needed_bytes": 1, "device": HOSTILE}
+BODIES = {
+    "state": (200, json.dumps(STATE)),
+    "error": (400, json.dumps(ERROR)),
+    "known": (507, json.dumps(ERROR | {"code": "ModelTooLarge", "device": [HOSTILE]})),
+    "odd": (500, json.dumps({"error": {HOSTILE: 1}, "code": [HOSTILE]})),
+    "page": (404, f"<html>{HOSTILE}"),
+    "nothing": (200, HOSTILE),
+}
+ASKING = {
+    "ps": (),
+    "memory": (),
+    "load": ("m", "examples"),
+    "unload": (HOSTILE,),
+    "invoke": ("m", "--json", "/dev/null"),  # without a flag the bytes go to stdout as they came
+    "wait": ("--timeout=0.1",),
+    "healthcheck": (),
+    "drain": ("--timeout=1",),
+}
+
+
+def rude(text: str) -> str:
+    return "".join(each for each in text if each != "\n" and not each.isprintable())
+
+
+def test_each_command_is_here():
+    assert ARGUMENTS.keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("argv", CASES, ids=lambda argv: argv[0])
+def test_an_argument_is_escaped(run, argv):
+    code, out, err = run(*argv)
+    assert (code != 0) == (argv[:2] != ("check-config", f"--model-roots=/{HOSTILE}"))
+    assert "\\x1b" in out + err
+    assert rude(out + err) == ""
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_a_flag_that_there_is_not_is_escaped(run, command):
+    code, _, err = run(command, f"--{HOSTILE}")
+    assert code == 2
+    assert rude(err) == ""
+
+
+def test_a_command_that_there_is_not_is_escaped(run):
+    assert rude(run(HOSTILE)[2]) == ""
+
+
+@pytest.mark.parametrize("command", list(ASKING))
+@pytest.mark.parametrize("body", list(BODIES))
+def test_what_a_server_says_is_escaped(run, sidecar, command, body):
+    status, said = BODIES[body]
+    server = sidecar(status)
+    server.body = said.encode()
+    address = f"127.0.0.1:{server.server_port}"
+    environ = {"ADAPTER_ADMIN": address, "ADAPTER_HTTP": address}
+    _, out, err = run(command, *ASKING[command], environ=environ)
+    assert server.asked
+    assert rude(out + err) == ""
+
+
+def test_names_within_a_package_are_escaped(run, tmp_path):
+    folder = write_python_model(tmp_path / f"m{HOSTILE}")
+    assert rude("".join(run("inspect", str(folder))[1:])) == ""
+    (folder / "config.pbtxt").write_text(f'name: "{HOSTILE}" {HOSTILE}')
+    code, out, err = run("inspect", str(folder))
+    assert code == 1
+    assert rude(out + err) == ""
+
+
+def test_a_setting_of_the_environment_is_escaped(run):
+    environ = {"ADAPTER_MODEL_ROOTS": f"/{HOSTILE}", "ADAPTER_HTPP": HOSTILE}
+    assert rude("".join(run("check-config", environ=environ)[1:])) == ""
+    del environ["ADAPTER_HTPP"]
+    code, out, err = run("check-config", environ=environ)
+    assert (code, rude(out + err)) == (0, "")
+
+
+def test_the_result_of_a_bench_is_escaped(run, sidecar, tmp_path):
+    server = sidecar(200)
+    server.body = json.dumps(ERROR).encode()
+    (payload := tmp_path / "in.json").write_text('{"inputs": []}')
+    url = f"http://127.0.0.1:{server.server_port}"
+    given = (f"--model={HOSTILE}", f"--payload={payload}", "--count=1", "--warmup=0")
+    _, out, err = run("bench", url, *given)
+    assert "\\x1b" in out + err
+    assert rude(out + err) == ""
