@@ -23,11 +23,12 @@ from adapter.errors import (
     StoreUnavailable,
 )
 from adapter.packages.source.contents import MAX_ENTRIES
+from adapter.packages.source.space import RESERVE_BYTES
 from adapter.packages.source.unpacking import Limits
 from adapter.runtime import background
 from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import RESERVE_BYTES, Claim, Disk, Evicted, Kept, artifact_of
+from adapter.store.disk import Claim, Disk, Evicted, Kept, artifact_of
 from adapter.store.failures import failed, failed_at
 from adapter.store.fetching import Fetch, Version, version_of_folder
 from adapter.store.ports import Changed, Store
@@ -122,8 +123,8 @@ class ArtifactCache:
         for note, last_used in sorted(found, key=lambda each: each[1]):
             self._disk.adopt(note, last_used)
         if self._limit_bytes is None:
-            free_bytes = await CACHE.run(self._folder.free_bytes)
-            total_bytes = self._disk.used_bytes + max(0, free_bytes - RESERVE_BYTES)
+            free = await CACHE.run(self._folder.free)
+            total_bytes = self._disk.used_bytes + max(0, free.bytes - RESERVE_BYTES)
             self._disk.limit_bytes = int(_DEFAULT_SHARE * total_bytes)
         await CACHE.run(self._disk.trim)
         work = background.forever(self.check, seconds=self._check_seconds)

@@ -19,16 +19,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
 from adapter.errors import BackendUnavailable, InvalidSettings
+from adapter.packages.source.space import BLOCK_BYTES, Free, disk_bytes, free_at
 
 _LOCK = "triton-adapter-cache"
 _OF_THE_DISK = {"lost+found"}  # ext4 makes it in every new file system
-BLOCK_BYTES = 4096
 _LOCK_PAUSE_SECONDS = 0.05
 
 
@@ -119,7 +119,7 @@ class CacheFolder:
                     if status.st_ino in seen:
                         continue
                     seen.add(status.st_ino)
-                    total += -status.st_size % BLOCK_BYTES + status.st_size
+                    total += disk_bytes(status.st_size)
                 else:
                     total += BLOCK_BYTES
         return total, sizes
@@ -159,8 +159,8 @@ class CacheFolder:
         with suppress(OSError):  # it was removed
             os.utime(self._artifacts / id_ / "note.json", (last_used, last_used))
 
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self.path).free
+    def free(self) -> Free:
+        return free_at(self.path)
 
     def look(self) -> str | None:
         """Return `why_lost`, as of now."""
@@ -253,10 +253,14 @@ def _read(folder: Path) -> tuple[Note, float] | None:
     try:
         last_used = (folder / "note.json").stat().st_mtime
         note = Note(**json.loads((folder / "note.json").read_bytes()))
+        taken = dict[int, int]()
         for path, size in note.sizes.items():
             status = (folder / "files" / path).lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:
                 return None
+            taken[status.st_ino] = disk_bytes(size)
+        # earlier releases counted nothing for an empty file
+        note = replace(note, size_bytes=max(note.size_bytes, sum(taken.values())))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     is_named = folder.name == note.id and (folder / "files" / note.name).exists()

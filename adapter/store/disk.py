@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from adapter.core.artifacts import Artifact, ArtifactKey
 from adapter.core.sizing import format_size
 from adapter.errors import InvalidArtifact, NoRoom
+from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.store.cache_folder import CacheFolder, Note
-
-# The rest of the disk is not for the cache: other programs, and Triton, write to it as well.
-RESERVE_BYTES = 2**30
 
 
 @dataclass(slots=True)
@@ -68,17 +66,18 @@ class Claim:
     is_given_up: bool = False
     is_kept: bool = False
 
-    def take(self, count: int) -> None:
+    def take(self, count: int, inodes: int = 0) -> None:
         """Reserve so many more bytes for what is written next, out of those ahead as far as they
-        go; what nobody uses is evicted. To be called in a thread.
+        go; what nobody uses is evicted. So many files, folders and links can be made then. To be
+        called in a thread.
 
         Raises NoRoom, and InvalidArtifact if the claim alone is larger than the cache may be.
         """
         count -= self.disk.draw(self, count)
-        while count:
+        while count or inodes:
             try:
-                self.disk.take(self, count)
-                count = 0
+                self.disk.take(self, count, inodes)
+                count = inodes = 0
             except NoRoom as lack:
                 self.wait(count, lack)
 
@@ -114,7 +113,7 @@ class Disk:
         limit_bytes: int,
         on_evicted: Callable[[Evicted], None],
         *,
-        free_bytes: Callable[[], int] | None = None,
+        free: Callable[[], Free] | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
@@ -123,7 +122,7 @@ class Disk:
         self._ahead_bytes = 0  # of all claims
         self._folder = folder
         self._on_evicted = on_evicted
-        self._free_bytes = free_bytes or folder.free_bytes
+        self._free = free or folder.free
         self._kept: dict[str, Kept] = {}  # by id
         self._by_key: dict[tuple[str, str], list[Kept]] = {}  # the newest last
         self._leaving = 0
@@ -206,9 +205,9 @@ class Disk:
 
     # -- room -------------------------------------------------------------------------------
 
-    def take(self, claim: Claim, count: int, *, is_ahead: bool = False) -> None:
+    def take(self, claim: Claim, count: int, inodes: int = 0, *, is_ahead: bool = False) -> None:
         """Reserve `count` bytes for the claim, or raise NoRoom at once; see there. `is_ahead`: for
-        what is written later, by `draw`.
+        what is written later, by `draw`. `inodes` must be free, and are not reserved.
         """
         claim.refuse_more_than_all(claim.size_bytes + count)
         if claim.size_bytes + count + claim.staying_bytes > self.limit_bytes:
@@ -217,7 +216,7 @@ class Disk:
                 f" or more, and of cache_limit, {format_size(self.limit_bytes)},"
                 f" {format_size(claim.staying_bytes)} never leave"
             )
-        while (leaving := self._reserve(claim, count, is_ahead=is_ahead)) is not None:
+        while (leaving := self._reserve(claim, count, inodes, is_ahead=is_ahead)) is not None:
             begun = time.monotonic()
             try:
                 self._folder.remove(leaving.kept.note.id)
@@ -247,12 +246,12 @@ class Disk:
             self._changed.notify_all()
         self.on_freed()
 
-    def _reserve(self, claim: Claim, count: int, *, is_ahead: bool) -> Evicted | None:
+    def _reserve(self, claim: Claim, count: int, inodes: int, *, is_ahead: bool) -> Evicted | None:
         """Reserve and return None, or return what has to leave first, which nobody finds now."""
         with self._changed:
             while True:
                 lacks_limit = self.used_bytes + count > self.limit_bytes
-                if not lacks_limit and (not count or self._has_disk(count)):
+                if not lacks_limit and self._has_disk(count, inodes):
                     self._give(claim, count, is_ahead=is_ahead)
                     return None
                 if kept := self._pop():
@@ -260,7 +259,7 @@ class Disk:
                     return Evicted(kept, "limit" if lacks_limit else "disk")
                 if not self._leaving:
                     claim.lacked_at = self.freed_count
-                    raise NoRoom(self._why_none(claim, count, lacks_limit=lacks_limit))
+                    raise NoRoom(self._why_none(claim, count, inodes, lacks_limit=lacks_limit))
                 self._changed.wait()
 
     def _give(self, claim: Claim, count: int, *, is_ahead: bool) -> None:
@@ -270,8 +269,12 @@ class Disk:
             claim.ahead_bytes += count
             self._ahead_bytes += count
 
-    def _has_disk(self, count: int) -> bool:
-        return self._free_bytes() - RESERVE_BYTES - self._ahead_bytes >= count
+    def _has_disk(self, count: int, inodes: int) -> bool:
+        if not (count or inodes):
+            return True
+        free = self._free()
+        has_bytes = not count or free.bytes - RESERVE_BYTES - self._ahead_bytes >= count
+        return has_bytes and not _lacks_inodes(free, inodes)
 
     def _pop(self) -> Kept | None:
         idle = [kept for kept in self._kept.values() if not kept.pins]
@@ -288,17 +291,28 @@ class Disk:
         if not versions:
             del self._by_key[kept.note.store, kept.note.path]
 
-    def _why_none(self, claim: Claim, count: int, *, lacks_limit: bool) -> str:
-        needed = f"{claim.what}: no room on disk: {format_size(count)} more are needed"
+    def _why_none(self, claim: Claim, count: int, inodes: int, *, lacks_limit: bool) -> str:
+        free, lack = self._free(), f"{claim.what}: no room on disk"
+        needed = f"{lack}: {format_size(count)} more are needed"
+        if not lacks_limit and _lacks_inodes(free, inodes):
+            return (
+                f"{lack}: {inodes} more files are needed, and the disk of the cache has"
+                f" {free.inodes} inodes free, of which {RESERVE_INODES} are kept; all in the cache"
+                " is in use; remove files there, or name another disk by cache_dir"
+            )
         if lacks_limit:
             return (
                 f"{needed}, and of cache_limit, {format_size(self.limit_bytes)},"
                 f" {format_size(self.used_bytes)} are loaded or being fetched"
             )
         return (
-            f"{needed}, and the disk of the cache has {format_size(self._free_bytes())} free, of"
+            f"{needed}, and the disk of the cache has {format_size(free.bytes)} free, of"
             f" which {format_size(RESERVE_BYTES)} are kept; all in the cache is in use"
         )
+
+
+def _lacks_inodes(free: Free, count: int) -> bool:
+    return bool(count) and free.inodes is not None and free.inodes - RESERVE_INODES < count
 
 
 def artifact_of(key: ArtifactKey, kept: Kept, folder: CacheFolder) -> Artifact:

@@ -19,10 +19,10 @@ from adapter.errors import (
 from adapter.packages.source.archives import is_archive, least_bytes
 from adapter.packages.source.confined import Inside
 from adapter.packages.source.contents import MAX_DEPTH, MAX_ENTRIES
+from adapter.packages.source.space import disk_bytes
 from adapter.packages.source.unpacking import Limits
 from adapter.packages.source.unpacking_process import UnpackingProcess
 from adapter.runtime.threads import CACHE, FETCHED
-from adapter.store.cache_folder import BLOCK_BYTES
 from adapter.store.disk import Claim
 from adapter.store.failures import failed
 from adapter.store.ports import Changed, Store, StoredFile
@@ -55,7 +55,7 @@ class Version:
     @property
     def disk_bytes(self) -> int:
         """What the objects take on disk as they come, without folders."""
-        return sum(file.size_bytes + -file.size_bytes % BLOCK_BYTES for file in self.files)
+        return sum(disk_bytes(file.size_bytes) for file in self.files)
 
 
 def version_of_folder(path: str, files: Sequence[StoredFile]) -> Version:
@@ -110,7 +110,7 @@ class Fetch:
         self._progress.done_bytes, self._progress.total_bytes = 0, version.size_bytes
         if version.is_folder:
             self._refuse_too_much()
-        await self._room.reserve(self._claim, version.disk_bytes)
+        await self._room.reserve(self._claim, version.disk_bytes, len(version.files))
         await CACHE.run_to_end(self._files.mkdir)
         if version.is_folder:
             await self._fetch_folder(self._files / self._name)
@@ -205,7 +205,7 @@ class Fetch:
         """Fetch an object. An empty one that is not there stands for an empty folder, with a slash
         at the end of its key.
         """
-        await CACHE.run_to_end(target.parent.mkdir, parents=True, exist_ok=True)
+        await CACHE.run_to_end(self._begin_file, target)
         try:
             await self._download(await self._exact(file), target)
         except Changed:
@@ -213,6 +213,10 @@ class Fetch:
                 raise
             await CACHE.run_to_end(target.unlink)
             await CACHE.run_to_end(target.mkdir)
+
+    def _begin_file(self, target: Path) -> None:
+        self._claim.take(0, inodes=1)
+        target.parent.mkdir(parents=True, exist_ok=True)
 
     async def _exact(self, file: StoredFile) -> StoredFile:
         """Return a large file with the ETag by which its download can go on."""

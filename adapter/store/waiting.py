@@ -60,14 +60,14 @@ class RoomForFetches:
         finally:
             self._claims.remove(claim)
 
-    async def reserve(self, claim: Claim, count: int) -> None:
-        """Reserve `count` bytes ahead of what will be written. Raises NoRoom and InvalidArtifact
-        as the claim does.
+    async def reserve(self, claim: Claim, count: int, inodes: int = 0) -> None:
+        """Reserve `count` bytes ahead of what will be written, in so many files. Raises NoRoom and
+        InvalidArtifact as the claim does.
         """
         claim.staying_bytes = self._staying_bytes()
         while True:
             try:
-                return await CACHE.run_to_end(self._disk.take, claim, count, is_ahead=True)
+                return await CACHE.run_to_end(self._disk.take, claim, count, inodes, is_ahead=True)
             except NoRoom as lack:
                 await self._wait(claim, count, lack)
 

@@ -16,6 +16,7 @@ from adapter.core.registry import ModelRecord
 from adapter.core.residency.victims import Candidate, choose, what_keeps
 from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures, NoRoom
+from adapter.packages.source.space import Free
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Claim, Disk, Evicted, Kept
 from scripts.simulation.clock import Clock, Slots
@@ -111,7 +112,7 @@ class Machine:
         self._size = size
         self._times = times
         self._clock = clock
-        self.disk = Disk(_NoFolder(), size.disk_bytes, _never, free_bytes=lambda: 2**62)
+        self.disk = Disk(_NoFolder(), size.disk_bytes, _never, free=lambda: Free(2**62, None))
         self._residents: dict[ModelId, _Resident] = {}
         self._coming: dict[ModelId, _Coming] = {}
         self._held = 0

@@ -1,5 +1,6 @@
 """The folder of the cache outlives its process, whatever ends it."""
 
+import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,16 @@ async def test_the_next_start_takes_over_what_is_there(folder, open_cache):
     again = await open_cache(folder)
     assert again.cache.used_bytes == first.size_bytes
     assert await again.fetch("a.tar.gz") == (first, CacheUse.DISK)
+
+
+async def test_what_an_earlier_release_counted_too_low_is_counted_again(folder, open_cache):
+    (folder / "a").write_bytes(archive({f"1/{number}": b"" for number in range(100)}))
+    cache = await open_cache(folder)
+    await cache.fetch("a")
+    await cache.cache.close()
+    [note] = cache.cache.root.glob("artifacts/*/note.json")
+    note.write_text(json.dumps(json.loads(note.read_bytes()) | {"size_bytes": 4096}))
+    assert (await open_cache(folder)).cache.used_bytes >= 100 * 4096
 
 
 async def test_the_order_of_use_outlives_the_process(folder, open_cache):

@@ -9,8 +9,9 @@ import pytest
 
 from adapter.core.artifacts import CacheUse
 from adapter.errors import InvalidModel, NoRoom
+from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import RESERVE_BYTES, Claim, Disk
+from adapter.store.disk import Claim, Disk
 from tests.store.conftest import archive, files_of, names, zipped
 
 _MIB = 2**20
@@ -221,7 +222,7 @@ def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
         free += each.kept.note.size_bytes
         evicted.append((each.kept.note.path, each.reason))
 
-    disk = Disk(cache_folder, 2**40, on_evicted, free_bytes=lambda: free)
+    disk = Disk(cache_folder, 2**40, on_evicted, free=lambda: Free(free, None))
     kept(cache_folder, disk, "a", 5)
     kept(cache_folder, disk, "b", 5)
     Claim("new", disk).take(12)
@@ -229,6 +230,55 @@ def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
     with pytest.raises(NoRoom, match=r"1\.0 GiB are kept"):
         Claim("more", disk).take(100)
     assert evicted == [("a", "disk"), ("b", "disk")]
+
+
+def test_few_inodes_are_as_a_full_disk(cache_folder):
+    free = RESERVE_INODES + 2
+    evicted = []
+
+    def on_evicted(each):
+        nonlocal free
+        free += 5
+        evicted.append((each.kept.note.path, each.reason))
+
+    disk = Disk(cache_folder, 2**40, on_evicted, free=lambda: Free(2**50, free))
+    kept(cache_folder, disk, "a", 5)
+    Claim("new", disk).take(10, inodes=7)
+    assert evicted == [("a", "disk")]
+    with pytest.raises(NoRoom, match=r"8 more files are needed.* 4103 inodes free, of which 4096"):
+        Claim("more", disk).take(10, inodes=8)
+
+
+@pytest.mark.parametrize("pack", [archive, zipped, None])
+async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
+    folder, open_cache, pack
+):
+    files = {f"1/{number}": b"" for number in range(400)}
+    key = "m.zip" if pack is zipped else "m"
+    if pack is not None:
+        (folder / key).write_bytes(pack(files))
+    else:
+        (folder / "m/1").mkdir(parents=True)
+        for name in files:
+            (folder / "m" / name).touch()
+    cache = await open_cache(folder)
+    disk = cache.cache._disk
+    most = 0
+
+    def free() -> Free:
+        nonlocal most
+        made = sum(1 for _ in cache.cache.root.rglob("*"))
+        most = max(most, made)
+        return Free(2**40, RESERVE_INODES + 300 - made)
+
+    disk._free = free
+    with pytest.raises(NoRoom, match=r"inodes free, of which 4096 are kept.* cache_dir"):
+        await cache.fetch(key)
+    assert most <= 300
+    assert (names(cache.cache.root / "work"), disk.used_bytes) == ([], 0)
+    disk._free = lambda: Free(2**40, None)
+    artifact, _ = await cache.fetch(key)
+    assert artifact.size_bytes == cache.cache.used_bytes > 400 * 4096
 
 
 def test_who_asks_for_room_waits_for_what_is_leaving(cache_folder):

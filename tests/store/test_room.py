@@ -136,9 +136,9 @@ _NOTE = Note("", "first", "1", "", _LIMIT, {})
 class ReleasingDisk(Disk):
     """An artifact on it is released while a lack of room is told."""
 
-    def take(self, claim: Claim, count: int, *, is_ahead: bool = False) -> None:
+    def take(self, claim: Claim, count: int, inodes: int = 0, *, is_ahead: bool = False) -> None:
         try:
-            super().take(claim, count, is_ahead=is_ahead)
+            super().take(claim, count, inodes, is_ahead=is_ahead)
         except NoRoom:
             self.release(_NOTE.id)
             raise

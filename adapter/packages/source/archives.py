@@ -79,14 +79,14 @@ def unpack(
     limits: Limits,
     *,
     content: Path | None = None,
-    room: Callable[[int], None] | None = None,
+    room: Callable[[int, int], None] | None = None,
 ) -> None:
     """Make the folder `target` with what the archive holds; on any error nothing of it is left.
 
     `content` is where its bytes are read, when that is not the path that messages name.
     Modification times are kept, those of a zip taken as UTC: learned sizes are found by them.
     InvalidModel names archive, entry and reason; BackendError is the disk's fault, also when the
-    last GiB of it would be needed. `room` is as for Unpacking.
+    last GiB of it, or its last inodes, would be needed. `room` is as for Unpacking.
     """
     try:
         content = content or archive
@@ -259,7 +259,7 @@ class _ZipFile(io.BufferedReader):
 def _read_zip(archive: Path, unpacking: Unpacking) -> None:
     with _ZipFile(archive, unpacking) as file, zipfile.ZipFile(file) as packed:
         _check_places(packed.infolist(), archive.stat().st_size, unpacking)
-        unpacking.foresee(sum(info.file_size for info in packed.infolist()))
+        unpacking.foresee([info.file_size for info in packed.infolist()])
         for info in packed.infolist():
             unpacking.begin(info.orig_filename)
             _add_zip_member(packed, info, unpacking)

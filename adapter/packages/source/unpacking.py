@@ -1,10 +1,8 @@
 """A folder that is filled from an archive: each path, link, size and time is checked here."""
 
 import os
-import shutil
 import stat
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +10,13 @@ from typing import IO
 
 from adapter.errors import BackendError, InvalidModel
 from adapter.packages.source.contents import MAX_ENTRIES, shown
+from adapter.packages.source.space import (
+    BLOCK_BYTES,
+    RESERVE_BYTES,
+    RESERVE_INODES,
+    disk_bytes,
+    free_at,
+)
 
 CHUNK = 2**20
 MAX_NAME_BYTES = 1024
@@ -19,8 +24,7 @@ _MAX_PART_BYTES = 255  # of one folder or file name, on every Linux file system
 _MAX_DEPTH = 64
 # A file of zeros packs 1000 to 1, and small ones do no harm.
 _RATIO_FLOOR_BYTES = 2**30
-DISK_RESERVE_BYTES = 2**30
-_MAX_ROOM_STEP_BYTES = 2**24
+_MAX_ROOM_STEP_BYTES, _MAX_ROOM_STEP_INODES = 2**24, 2**8
 _PACKED = (".tar.gz", ".tgz", ".tar")  # what may be a packed Python environment
 _SAFE_TIMES = 2**31  # seconds, which all file systems take
 _MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
@@ -50,10 +54,10 @@ class Unpacking:
         archive: Path,
         target: Path,
         limits: Limits,
-        room: Callable[[int], None] | None = None,
+        room: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`room` is called before so many bytes are written, and raises where there is no room for
-        them. It keeps the reserve of the disk then.
+        """`room` is called before so many bytes are written, and so many files, folders and links
+        are made, and raises where there is no room for them. It keeps the disk's reserve then.
         """
         self._archive = archive
         self._target = target
@@ -65,11 +69,11 @@ class Unpacking:
             if limits.max_unpacked_bytes <= by_ratio
             else f"1 GiB, or {limits.max_ratio} times its own size where that is more"
         )
-        free_bytes = shutil.disk_usage(target).free - DISK_RESERVE_BYTES
-        self._disk_bytes = free_bytes if room is None else sys.maxsize
+        self._free = free_at(target)
         self._room = room
-        self._granted_bytes = 0
+        self._granted_bytes = self._granted_inodes = 0
         self._bytes = 0
+        self._disk_bytes = 0
         self._entry = ""
         self._kinds: dict[str, str] = {}  # by path in the target
         self._links: dict[str, str] = {}
@@ -97,26 +101,40 @@ class Unpacking:
         self._bytes += size
         if self._bytes > self._max_bytes:
             raise self._refused_for_its_size()
-        if self._bytes > self._disk_bytes:
-            raise BackendError(
-                f"cannot unpack {shown(self._archive)}: the disk of {shown(self._target)}"
-                f" has no more than {self._disk_bytes} bytes for it"
-            )
-        if self._room is not None and self._bytes > self._granted_bytes:
-            step = max(
-                self._bytes - self._granted_bytes,
-                min(self._granted_bytes // 8, _MAX_ROOM_STEP_BYTES),
-            )
-            self._room(step)
-            self._granted_bytes += step
 
-    def foresee(self, size: int) -> None:
-        """Ask for room for all at once, where the archive says how many bytes are in it."""
-        if size > self._max_bytes:
+    def foresee(self, sizes: Sequence[int]) -> None:
+        """Ask for room for all at once, where the archive says how large its entries are."""
+        if sum(sizes) > self._max_bytes:
             raise self._refused_for_its_size()
-        if self._room is not None and size:
-            self._room(size)
-            self._granted_bytes = size
+        if self._room is not None and sizes:
+            self._granted_bytes, self._granted_inodes = sum(map(disk_bytes, sizes)), len(sizes)
+            self._room(self._granted_bytes, self._granted_inodes)
+
+    def _occupy(self, size: int) -> None:
+        """Count bytes on disk before they are written, and what `_note` has noted."""
+        self._disk_bytes += size
+        inodes = len(self._kinds)
+        if self._room is None:
+            self._refuse_without_room(inodes)
+        elif self._disk_bytes > self._granted_bytes or inodes > self._granted_inodes:
+            step = _step(self._disk_bytes, self._granted_bytes, _MAX_ROOM_STEP_BYTES)
+            more = _step(inodes, self._granted_inodes, _MAX_ROOM_STEP_INODES)
+            self._room(step, more)
+            self._granted_bytes += step
+            self._granted_inodes += more
+
+    def _refuse_without_room(self, inodes: int) -> None:
+        free, what = self._free, f"cannot unpack {shown(self._archive)}"
+        disk = f"the disk of {shown(self._target)}"
+        if self._disk_bytes > free.bytes - RESERVE_BYTES:
+            room = max(0, free.bytes - RESERVE_BYTES)
+            raise BackendError(f"{what}: {disk} has no more than {room} bytes for it")
+        if free.inodes is not None and inodes > free.inodes - RESERVE_INODES:
+            raise BackendError(
+                f"{what}: {inodes} files and folders or more are in it, and {disk} has"
+                f" {free.inodes} inodes free, of which {RESERVE_INODES} are kept; remove files"
+                " there, or name another disk by the setting repository"
+            )
 
     def add_folder(self, mtime: float) -> None:
         """A folder may come twice: `tar -C a . -C b .` writes `./` each time."""
@@ -135,6 +153,7 @@ class Unpacking:
         with path.open("xb") as file:
             while chunk := source.read(CHUNK):
                 self.spend(len(chunk))
+                self._occupy(disk_bytes(written + len(chunk)) - disk_bytes(written))
                 written += file.write(chunk)
                 if is_packed:
                     digest.update(chunk)
@@ -209,6 +228,7 @@ class Unpacking:
     def _note(self, path: str, kind: str) -> None:
         self._kinds[path] = kind
         self.expect(len(self._kinds))
+        self._occupy(BLOCK_BYTES)
 
     def _leads_out(self, name: str, to: str) -> bool:
         """Up from behind another link is not where the text says, so that counts as out."""
@@ -222,6 +242,11 @@ class Unpacking:
                 here.append(part)
                 behind_link = behind_link or self._kinds.get("/".join(here)) == "link"
         return to.startswith("/")
+
+
+def _step(needed: int, granted: int, most: int) -> int:
+    """Return how much to ask for: what lacks, or an eighth more, so that few questions do."""
+    return max(needed - granted, min(granted // 8, most)) if needed > granted else 0
 
 
 def _set_time(path: Path, mtime: float) -> None:

@@ -3,8 +3,8 @@ library but the modules that unpack, as imports are most of its start.
 
 Arguments: the adapter's pid, with which this process ends, and a job as JSON: `archive`, `target`
 and `content` of `archives.unpack`, `limits`, and whether it `asks` for room. stdout is a socket:
-an error is written to it as a line of JSON, and so are the bytes that room is asked for, which a
-line answers.
+an error is written to it as a line of JSON, and so are the bytes and inodes that room is asked for,
+which a byte answers.
 """
 
 import ctypes
@@ -40,9 +40,9 @@ def main() -> None:
         _tell({"error": type(error).__name__, "text": str(error)})
 
 
-def _ask(count: int) -> None:
-    """Wait until the adapter has room on disk for so many bytes; it ends this process if not."""
-    _tell({"room": count})
+def _ask(count: int, inodes: int) -> None:
+    """Wait until the adapter has room on disk for so much; it ends this process if not."""
+    _tell({"room": count, "inodes": inodes})
     if not os.read(_STDOUT, 1):
         sys.exit(1)
 

@@ -36,8 +36,10 @@ _SMALL = Limits(max_unpacked_bytes=2**24, max_entries=200)
 class Room(Protocol):
     """Shares the room of a disk out, in bytes."""
 
-    def take(self, count: int) -> None:
-        """Reserve room before it is written to. Raises an error where there is none."""
+    def take(self, count: int, inodes: int = 0) -> None:
+        """Reserve bytes before they are written, and look whether so many files can be made.
+        Raises an error where there is no room.
+        """
 
     def give_back(self, count: int) -> None: ...
 
@@ -141,10 +143,10 @@ def _unpack_small(
     small = Limits(min(limits.max_unpacked_bytes, bytes_), min(limits.max_entries, entries))
     taken = 0
 
-    def take(count: int) -> None:
+    def take(count: int, inodes: int) -> None:
         nonlocal taken
         if room is not None:
-            room.take(count)
+            room.take(count, inodes)
             taken += count
 
     try:
@@ -166,10 +168,10 @@ def _conversation(process: socket.socket, room: Room | None) -> bytes:
     """Grant room as the process asks for it. Returns the error that it told, if any."""
     with process.makefile("rb") as lines:
         for line in lines:
-            asked = json.loads(line).get("room")
-            if asked is None or room is None:
+            asked = json.loads(line)
+            if "room" not in asked or room is None:
                 return line
-            room.take(asked)
+            room.take(asked["room"], asked["inodes"])
             with suppress(BrokenPipeError):  # it was killed
                 process.sendall(b"+")
     return b""

@@ -1,7 +1,6 @@
 """Limits on what comes out of an archive."""
 
 import gzip
-import shutil
 import tracemalloc
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from adapter.errors import BackendError
 from adapter.packages.source import unpacking
 from adapter.packages.source.archives import unpack
+from adapter.packages.source.space import RESERVE_INODES, Free
 from adapter.packages.source.unpacking import Limits
 from tests.unit.packages.archives.making import (
     LIMITS,
@@ -72,9 +72,24 @@ def test_below_the_floor_the_ratio_does_not_matter(tmp_path, target):
 
 
 def test_the_last_gib_of_the_disk_is_left_alone(refused, monkeypatch):
-    usage = shutil.disk_usage("/")._replace(free=2**30 + 1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert "disk" in refused(PACKERS["m.tar"](["a"], 1001), error=BackendError)
+    monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**30 + 4096, None))
+    said = refused(PACKERS["m.tar"](["a"], 4097), error=BackendError)
+    assert "has no more than 4096 bytes for it" in said
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_the_last_inodes_of_the_disk_are_left_alone(refused, monkeypatch, name):
+    monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**40, RESERVE_INODES + 3))
+    said = refused(PACKERS[name](["a/b", "c", "d"], 0), name, error=BackendError)
+    assert "4 files and folders or more are in it" in said
+    assert "has 4099 inodes free, of which 4096 are kept" in said
+    assert said.endswith("name another disk by the setting repository")
+
+
+def test_empty_files_take_room_on_disk(refused, monkeypatch):
+    monkeypatch.setattr(unpacking, "free_at", lambda _: Free(2**30 + 40_000, None))
+    data = PACKERS["m.tar"]([str(number) for number in range(10)], 0)
+    assert "no more than 40000 bytes" in refused(data, error=BackendError)
 
 
 def test_a_target_that_is_there_already_is_left_alone(tmp_path, target):
