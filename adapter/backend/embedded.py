@@ -273,11 +273,19 @@ class EmbeddedTriton:
         kept = {name: text for name, text in os.environ.items() if name not in self._withheld}
         self._environment = {**kept, **launch.environment}
 
+    def _note_environment(self, place: Path) -> None:
+        try:
+            self._folder.note_environment(place)
+        except OSError as error:
+            _log.warning("triton.environment_left", extra={"reason": str(error)})
+
     async def _launch(self) -> ServerProcess:
         self._server = server = await ServerProcess.spawn(
             self._command, self._environment, self._folder.path.name, self._on_dropped
         )
-        self._processes = ModelProcesses(server.keeper, server.server, self.repository)
+        self._processes = ModelProcesses(
+            server.keeper, server.server, self.repository, self._note_environment
+        )
         try:
             async with asyncio.timeout(self._start_timeout_seconds) as limit:
                 while not (answer := await is_live(self.http_address)):
@@ -304,6 +312,7 @@ class EmbeddedTriton:
         server = self._server
         assert server is not None  # noqa: S101 - start() comes first
         reason = await server.ended()
+        await REPOSITORY.run(self._folder.remove_environments)
         _log.warning("triton.exited", extra={"reason": reason})
         self._on_exit(reason)
         if time.monotonic() - server.started_at > _STEADY_SECONDS:

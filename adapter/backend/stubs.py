@@ -6,10 +6,12 @@ among its arguments, followed by its region of shared memory and, later, by the 
 """
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from adapter.backend.environments import environment_of
 from adapter.backend.processes import Member, arguments_of, family
 from adapter.core.model import ProcessId, TritonName
 
@@ -40,7 +42,8 @@ def stub_at(pid: int, repository: Path) -> Stub | None:
 
 
 class ModelProcesses:
-    """Lists the current processes of one run of tritonserver with their models. Thread-safe.
+    """Lists the current processes of one run of tritonserver with their models. Thread-safe. Calls
+    `on_environment` with the folder in which Triton unpacks their environments, once it is seen.
 
     A process started by a stub belongs to the stub's model. That is remembered, as an orphan, such
     as a daemon, is a child of the keeper and no longer shows its origin. An orphan that was never
@@ -51,13 +54,22 @@ class ModelProcesses:
     All methods raise OSError when the processes cannot be listed.
     """
 
-    def __init__(self, keeper: int, server: int, repository: Path) -> None:
+    def __init__(
+        self,
+        keeper: int,
+        server: int,
+        repository: Path,
+        on_environment: Callable[[Path], None] = lambda _: None,
+    ) -> None:
         self._keeper = keeper
         self._server = server
         self._repository = repository
         self._lock = threading.RLock()
         self._known: dict[ProcessId, _Process] = {}
         self._regions: dict[str, str] = {}  # of all stubs ever seen, with their models
+        self._began = time.time()
+        self._on_environment = on_environment
+        self._looked: set[ProcessId] | None = set()  # for an environment; None once it is known
         self._since: dict[str, int] = {}  # the models then, and when their first process began
 
     def owners(self) -> Mapping[int, str | None]:
@@ -117,8 +129,23 @@ class ModelProcesses:
             self._since = since
             self._known = {each.id: each for each in found.values()}
             stubs = [each.stub for each in found.values() if each.stub is not None]
+            self._look_for_environment()
             self._regions |= {stub.region: stub.model for stub in stubs if stub.region}
             return self._known
+
+    def _look_for_environment(self) -> None:
+        if self._looked is None:
+            return
+        stubs = {id_ for id_, each in self._known.items() if each.is_stub}
+        for process in stubs - self._looked:
+            if not b"".join(arguments_of(process.pid)[:1]).endswith(b"_stub"):
+                continue  # it is `env`, which is about to execute the stub
+            if (place := environment_of(process.pid, self._began)) is not None:
+                self._on_environment(place)
+                self._looked = None
+                return
+            self._looked.add(process)
+        self._looked &= stubs
 
     def _split(self, members: Iterable[Member]) -> tuple[list[Member], list[Member]]:
         """Split into the server with its descendants, and the orphans."""

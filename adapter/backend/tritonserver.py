@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapter.backend import environments
 from adapter.errors import BackendUnavailable
 
 _INSTALL = "install it from a clone of the adapter's repository: pip install '.[embedded]'"
@@ -118,6 +119,7 @@ class RunFolder:
 
     _PREFIX = "triton-adapter-"
     LOCK = "adapter.lock"
+    ENVIRONMENTS = "environments"
 
     def __init__(self) -> None:
         made = Path(tempfile.mkdtemp(prefix=f".{self._PREFIX}"))
@@ -130,6 +132,14 @@ class RunFolder:
             _clear(self.path)
             os.close(self._lock)
             self._lock = None
+
+    def note_environment(self, place: Path) -> None:
+        """Have this folder of Triton's removed when Triton has ended. Raises OSError."""
+        environments.note(self.path / self.ENVIRONMENTS, place)
+
+    def remove_environments(self) -> None:
+        """Remove what a Triton that has ended left of those that were noted."""
+        environments.remove(self.path / self.ENVIRONMENTS)
 
     @classmethod
     def sweep(cls) -> None:
@@ -148,8 +158,11 @@ class RunFolder:
 def _clear(folder: Path) -> None:
     for region in Path("/dev/shm").glob(f"{folder.name}*"):  # noqa: S108 - where Triton puts them
         region.unlink(missing_ok=True)
-    lock = folder / RunFolder.LOCK
+    lock, notes = folder / RunFolder.LOCK, folder / RunFolder.ENVIRONMENTS
+    environments.remove(notes)
     for path in folder.iterdir():
+        if path == notes:  # what it names could not be removed
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif path != lock:

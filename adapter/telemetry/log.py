@@ -105,6 +105,7 @@ EVENTS: Mapping[str, str] = {
     "triton.no_gpu": "the embedded tritonserver finds no GPU to use, for the reason given; its own "
     "lines about that are at debug",
     "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
+    "triton.environment_left": "what Triton has unpacked stays if it is killed; the reason",
     "triton.region_left": "shared memory of a dead process could not be freed; the reason",
     "triton.restart_failed": "the embedded tritonserver could not be started again; tried later",
     "triton.restart_hook_failed": "a bug: taking stock after a restart of Triton failed",

@@ -1,18 +1,29 @@
 """Python models that bring an environment of their own in an archive, on a real Triton."""
 
 import glob
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.running import COMPLETE, Client, embedded_adapter
+from tests.processes import descendants, is_alive, tritonserver
+from tests.running import (
+    COMPLETE,
+    EMBEDDED,
+    Client,
+    RunningAdapter,
+    embedded_adapter,
+    wait_until,
+)
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -114,6 +125,40 @@ def test_an_environment_that_is_packed_is_used_and_goes_with_triton(tmp_path: Pa
             assert [*adapter.repository.iterdir()] == []
             assert len(unpacked_by_triton(module)) == 1
     assert unpacked_by_triton(module) == []
+
+
+def test_a_killed_triton_leaves_no_environment_behind(tmp_path: Path) -> None:
+    module = f"only_{abs(hash(tmp_path)):x}"
+    url = archive(tmp_path, module, packed)
+    with (
+        tempfile.TemporaryDirectory(prefix="python_env_", dir="/tmp") as others,
+        embedded_adapter(f"--model-roots={url.parent}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        serve_once(client, url)
+        assert client.delete("/models/m").status == 200  # no process is in it any more
+        assert len(unpacked_by_triton(module)) == 1
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        adapter.wait_for("triton.restarted")
+        assert unpacked_by_triton(module) == []
+        assert Path(others).exists()
+
+
+def test_the_environment_of_a_killed_adapter_goes_with_the_next_start(tmp_path: Path) -> None:
+    module = f"only_{abs(hash(tmp_path)):x}"
+    url = archive(tmp_path, module, packed)
+    adapter = RunningAdapter(*EMBEDDED, f"--model-roots={url.parent}", COMPLETE)
+    try:
+        adapter.wait_for("adapter.started")
+        with closing(adapter.client()) as client:
+            serve_once(client, url)
+        family = descendants(adapter.process.pid)
+    finally:
+        adapter.stop(signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, family)), 60, "no process is left")
+    assert len(unpacked_by_triton(module)) == 1
+    with embedded_adapter():
+        assert unpacked_by_triton(module) == []
 
 
 def test_without_the_environment_the_module_is_missing(tmp_path: Path) -> None:
