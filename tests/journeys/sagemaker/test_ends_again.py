@@ -119,7 +119,7 @@ threading.Timer({seconds}, os.kill, (os.getppid(), signal.SIGKILL)).start()
     ("how", "when"),
     [  # a caller's own load that ended Triton is not sent again
         ("load", "request"),
-        ("load_at_start", "initialize"),
+        pytest.param("load_at_start", "initialize", marks=pytest.mark.nightly),
         pytest.param("load", "after", marks=pytest.mark.nightly),
         pytest.param("load_at_start", "after", marks=pytest.mark.nightly),
         pytest.param("load_at_start", "request", marks=pytest.mark.nightly),
