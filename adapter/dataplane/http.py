@@ -15,7 +15,15 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.dataplane.http_connection import PLAIN, Connection, Manner
 from adapter.dataplane.http_pool import Pool
-from adapter.dataplane.json_limits import Limits, check_whole, checked, is_packed, json_bytes
+from adapter.dataplane.json_limits import (
+    AT_ONCE_BYTES,
+    Limits,
+    check_in_turns,
+    check_whole,
+    checked,
+    is_packed,
+    json_bytes,
+)
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
 from adapter.telemetry.traffic import add_waited
 
@@ -108,9 +116,9 @@ class HttpDataPlane:
         body = call.body
         if isinstance(body, bytes) and is_packed(call.headers):
             body = _in_one(body)
-        if isinstance(body, bytes):
+        if isinstance(body, bytes) and len(body) <= AT_ONCE_BYTES:
             self.check(body, json_bytes(call.headers))
-        elif body is not None:
+        elif body is not None and not isinstance(body, bytes):
             call = replace(call, body=checked(body, call.headers, self._max_unpacked))
         return _Call(self, call, head_of(call, self.host), hold)
 
@@ -121,6 +129,10 @@ class HttpDataPlane:
         if self._pool is None:
             raise BackendUnavailable("Triton is not up yet", model_id=model_id, delivered=False)
         return self._pool.idle() or await self._pool.connect(model_id)
+
+    async def check_large(self, call: V2Call) -> None:
+        if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
+            await check_in_turns(call.body, json_bytes(call.headers), self._max_unpacked)
 
     def checking(self, json_bytes: int | None, length: int) -> Check:
         return Limits(json_bytes, max(length, self._max_unpacked))
@@ -154,6 +166,7 @@ class _Call:
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> HttpAnswer:
+        await self._plane.check_large(self._call)
         self._connection = await self._plane.connected(
             self._record.asked_for if self._record else None
         )

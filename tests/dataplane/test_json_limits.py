@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import zlib
+from collections.abc import Coroutine
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from adapter.dataplane.json_limits import (
     MOST_LEVELS,
     Depth,
     Shapes,
+    check_in_turns,
     check_whole,
     checked,
     is_packed,
@@ -99,6 +101,7 @@ def test_who_says_twice_or_wrongly_how_long_the_json_is_hides_nothing():
     assert json_bytes(headers) == 2
     assert json_bytes(headers | {"Inference-Header-Content-Length": "5000"}) == 5000
     assert json_bytes({"Inference-Header-Content-Length": "-1"}) is None
+    assert json_bytes({"Inference-Header-Content-Length": "1" * 5000}) is None
 
 
 async def in_pieces(data: bytes, size: int = 10):
@@ -163,7 +166,8 @@ async def test_a_body_that_does_not_unpack_to_its_end_is_refused(body, text):
         await passed(body, headers)
 
 
-async def test_others_have_their_turn_while_a_body_is_unpacked():
+async def with_turns(work: Coroutine[None, None, None], least: int) -> None:
+    """Others have at least so many turns meanwhile."""
     turns = 0
 
     async def others() -> None:
@@ -173,9 +177,14 @@ async def test_others_have_their_turn_while_a_body_is_unpacked():
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    await check_packed(gzip.compress(bytes(8 * MIB)), {"Content-Encoding": "gzip"}, 8 * MIB)
+    await work
     beside.cancel()
-    assert turns > 20
+    assert turns >= least
+
+
+async def test_others_have_their_turn_while_a_body_is_unpacked():
+    packed = gzip.compress(bytes(8 * MIB))
+    await with_turns(check_packed(packed, {"Content-Encoding": "gzip"}, 8 * MIB), 20)
 
 
 SHAPES = [
@@ -217,13 +226,35 @@ def test_tensors_in_shared_memory_may_be_larger_than_the_body():
         check_whole(text, None, 9998)
 
 
+def test_shapes_of_more_bytes_in_all_than_a_request_needs_are_refused():
+    assert not is_refused([b'{"shape":[1]},' * 5000], Shapes(1))
+    assert is_refused([b'{"shape":[1]},' * 1000] * 7, Shapes(1))
+    assert is_refused([b'{"shape":[' + b"1," * 40_000 + b"1]}"], Shapes(1))
+
+
+@pytest.mark.parametrize("text", [b'"\\"' + b'","' * MIB, b'{"shape":1},' * (MIB // 8)])
+async def test_others_have_their_turn_while_a_large_body_is_checked(text):
+    """Also while it is a piece of a stream."""
+    async with asyncio.timeout(60):
+        await with_turns(check_in_turns(text, None, MIB), len(text) // 2**17)
+        await with_turns(check_piece(text), len(text) // 2**17)
+
+
+async def check_piece(text: bytes) -> None:
+    async for _ in checked(in_pieces(text, len(text)), {}, MIB):
+        pass
+
+
 def test_a_shape_without_end_is_refused_before_it_takes_memory():
     assert is_refused([b'{"shape":'] + [b" " * 1000] * 100, Shapes(1))
     assert not is_refused([b'{"shape":[1],'] + [b" " * 1000] * 100, Shapes(1))
 
 
 def test_time_grows_with_the_text_and_no_faster():
-    """Of many keys without a shape behind them, which an end far away would belong to."""
+    """Of many keys without a shape behind them, which an end far away would belong to; and of a
+    string without an end, in which each escaped quote might begin another.
+    """
+    assert not is_refused([b'["' + b'\\"' * MIB])
     check_whole(b"[" + b'"shape",' * (MIB // 8) + b"1]", None, MIB)
     check_whole(b"[" + b'"shape":1,' * (MIB // 8) + b"1]", None, MIB)
     assert not is_refused([b'"shape",' * 1000] * 500, Shapes(1))
