@@ -3,7 +3,8 @@
 import heapq
 import re
 from collections.abc import Callable
-from itertools import count
+from itertools import count, pairwise
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ class Time:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.on_turn: Callable[[], None] = lambda: None
         self._numbers = count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -31,6 +33,7 @@ class Time:
         while self._due and self._due[0][0] <= end:
             self.now, _, act = heapq.heappop(self._due)
             act()
+            self.on_turn()
         self.now = end
 
 
@@ -135,6 +138,46 @@ def test_nobody_waits_longer_than_ten_seconds() -> None:
     assert site.cuts == [Reason.WAITED]
     assert oldest.error is None
     assert (site.budget.held, site.budget.waiting) == (11, 0)
+
+
+def test_however_many_wait_few_of_them_are_cut_in_one_turn_of_the_loop() -> None:
+    """Each is told by an answer, and nobody else is served meanwhile."""
+    site = Site(MIB)
+    first = site.body(None)
+    first.send(MIB)
+    waiting = [site.body(None) for _ in range(1000)]
+    for body in waiting:
+        body.send(1)
+    turns: list[int] = []
+    site.time.on_turn = lambda: turns.append(len(site.cuts))
+    site.time.pass_(13)
+    assert site.budget.waiting == 0
+    assert len(site.cuts) > 900
+    assert max(after - before for before, after in pairwise([0, *turns])) <= 64
+
+
+def test_what_is_given_back_does_not_look_at_all_who_wait_each_time() -> None:
+    site = Site(MIB)
+    first = site.body(None)
+    first.send(MIB)
+    waiting = [site.body(2 * KIB) for _ in range(1000)]
+    for body in waiting:
+        body.send(1)
+    looks = 0
+
+    def left(_: Holding) -> int:
+        nonlocal looks
+        looks += 1
+        return 0
+
+    with patch.object(Holding, "left", property(left)):
+        for _ in range(100):
+            site.budget.buffer(1)
+            site.budget.buffer(-1)
+        assert looks <= 1000
+        first.holding.end()
+        site.time.pass_(0.1)
+    assert all(body.may_send for body in waiting)
 
 
 def test_a_body_that_hardly_comes_any_more_is_cut_for_who_waits() -> None:
