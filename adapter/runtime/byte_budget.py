@@ -251,7 +251,7 @@ class ByteBudget:
 
     def hold(self, holder: Holder, announced: int | None, senders: Iterable[str] = ()) -> Holding:
         """Begin with a body. `senders`: who it seems to be from, each with a share of its own."""
-        pools = self._no_shares
+        pools: tuple[_Pool, ...] = self._no_shares
         if senders:
             pools = (self.all, *map(self._share_of, senders))
         holding = Holding(self, holder, announced, pools)

@@ -136,7 +136,7 @@ async def as_request(
         text = await source.whole(MAX_TEXT_BYTES)
         datatype = types.input.datatype
         try:
-            shape, raw = await _converted(len(text), read_table, text, datatype)
+            shape, raw = await converted(len(text), read_table, text, datatype)
         except ValueError as error:
             raise InvalidRequest(f"text/csv: {error}") from error
         return await _request(Source(raw), types, shape, (0, len(raw)), is_binary=is_binary)
@@ -251,7 +251,7 @@ async def _cast(pieces: AsyncIterator[bytes], given: str, wanted: str) -> AsyncI
         rest += piece
         end = len(rest) - len(rest) % SIZES[given]
         try:
-            yield await _converted(end, cast, rest[:end], given, wanted)
+            yield await converted(end, cast, rest[:end], given, wanted)
         except ValueError as error:
             raise InvalidRequest(f"{NPY}: {error}") from error
         rest = rest[end:]
@@ -298,7 +298,7 @@ async def _table(output: dict[str, Any], source: Source, place: tuple[int, int])
     if size > MAX_TEXT_BYTES:
         raise ValueError(f"it has {size} bytes of values, and at most {MAX_TEXT_BYTES} become text")
     raw = (await source.whole(skip + size))[skip:]
-    text = await _converted(size, write_table, raw, datatype, shape)
+    text = await converted(size, write_table, raw, datatype, shape)
     return Converted({"Content-Type": CSV, "Content-Length": str(len(text))}, text)
 
 
@@ -312,15 +312,15 @@ async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Source, tuple[int, i
     source = Source(await found.read() if head_size is None or is_short else found.chunks())
     text = (await source.start(head_size or 0))[:head_size]
     try:
-        rest, data = (text, None) if head_size else await _converted(len(text), _split, text)
+        rest, data = (text, None) if head_size else await converted(len(text), _split, text)
         _refuse_but_one(text.count(_DATA) or 1)
-        outputs = (await _converted(len(rest), json.loads, rest)).get("outputs", [])
+        outputs = (await converted(len(rest), json.loads, rest)).get("outputs", [])
         _refuse_but_one(len(outputs))
         output: dict[str, Any] = outputs[0]
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None and (head_size is not None or not size):
             return output, source, (len(text), size)  # Triton marks no head before 0 bytes
-        raw = await _converted(len(text), _packed, output, data)
+        raw = await converted(len(text), _packed, output, data)
     except (ValueError, AttributeError) as error:
         why = "ask for it as binary data"
         raise NotAcceptable(f"the answer in JSON cannot be converted; {why}: {error}") from error
@@ -353,7 +353,7 @@ def _packed(output: dict[str, Any], data: list[bytes] | None) -> bytes:
     return b"".join(packed(output["datatype"], json.loads(piece)) for piece in data)
 
 
-async def _converted(size: int, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def converted(size: int, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return act(*args), computed by a thread where so many bytes take long."""
     if size <= _SLOW_BYTES:
         return act(*args, **kwargs)

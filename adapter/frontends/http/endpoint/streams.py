@@ -17,10 +17,17 @@ from adapter.control.models import ModelControl
 from adapter.core.calls import RpcCall, RpcDataPlane, V2Call, V2DataPlane
 from adapter.core.faults import Faults
 from adapter.core.registry import ModelRecord
-from adapter.errors import AdapterError, BackendTimeout, InferenceFailed, InvalidRequest
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    InferenceFailed,
+    InvalidRequest,
+    PayloadTooLarge,
+)
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
+from adapter.frontends.http.conversion import converted
 from adapter.frontends.http.endpoint.errors import message_of, told_of
 from adapter.frontends.http.endpoint.tensors import StreamError, as_line, as_request
 from adapter.frontends.http.middleware import dialect_of
@@ -33,6 +40,8 @@ _LINES, _EVENTS = "application/jsonlines", "text/event-stream"
 _EVENT_END, _ERROR = b"\n\n", b'data: {"error":'
 _INVOCATION_TIME = "ModelInvocationTimeExceeded"
 _BROKEN = "StreamBroken"
+# One call of C parses it, and holds the interpreter's lock for 5 ns a byte.
+_MAX_JSON_BYTES = 16 * 2**20
 
 
 class Streams:
@@ -60,10 +69,17 @@ class Streams:
     ) -> web.StreamResponse:
         kind = request.headers.get("Content-Type", "")
         size = binary.json_header_bytes(kind, len(body))
-        call = json_object(body[:size], "the body")
+        text = body[:size]
+        if len(text) > _MAX_JSON_BYTES:
+            raise PayloadTooLarge(
+                f"the JSON has {len(text)} bytes; at most {_MAX_JSON_BYTES} are accepted by a "
+                "stream: send raw tensors"
+            )
+        call = await converted(len(text), json_object, text, "the body")
         if size is None and not isinstance(call.get("inputs"), list):
             return await self._tell(_EVENTS, self._generated(lease, request, body), lease, request)
-        message = as_request(call, b"" if size is None else body[size:], lease.record)
+        raw = b"" if size is None else body[size:]
+        message = await converted(len(text), as_request, call, raw, lease.record)
         return await self._tell(_LINES, self._inferred(lease, request, message), lease, request)
 
     # -- from Triton ------------------------------------------------------------------------
@@ -77,7 +93,7 @@ class Streams:
             await upstream.write(message)
             await upstream.done_writing()
             async for answer in self._in_time(upstream.messages(), lease.record):
-                line = as_line(answer, lease.record)
+                line = await converted(len(answer), as_line, answer, lease.record)
                 if isinstance(line, StreamError):
                     raise self._fault(line, lease.record)
                 yield line

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
-from adapter.protocols.tensors import flat, packed, unpacked
+from adapter.protocols.tensors import PIECE_BYTES, flat, packed, unpacked
 
 # That there are more answers, or not: of the gRPC stream, whose end the caller sees anyway.
 _FINAL = "triton_final_response"
@@ -104,8 +104,20 @@ def as_line(message: bytes, record: ModelRecord) -> bytes | StreamError:
 def _output(output: Any, raw: bytes) -> bytes:
     """Return an output as JSON, its values piece by piece: `json.dumps` holds Python's lock."""
     told = {"name": output.name, "datatype": output.datatype, "shape": [*output.shape]}
-    data = b", ".join(json.dumps(each)[1:-1].encode() for each in unpacked(output.datatype, raw))
+    data = b", ".join(map(_json, unpacked(output.datatype, raw)))
     return json.dumps(told)[:-1].encode() + b', "data": [' + data + b"]}"
+
+
+def _json(values: list[Any]) -> bytes:
+    """Return a few thousand values as JSON, long strings among them piece by piece."""
+    if not isinstance(values[0], str) or sum(map(len, values)) <= PIECE_BYTES:
+        return json.dumps(values)[1:-1].encode()
+    return b", ".join(map(_json_string, values))
+
+
+def _json_string(text: str) -> bytes:
+    pieces = (text[at : at + PIECE_BYTES] for at in range(0, len(text), PIECE_BYTES))
+    return b'"%b"' % b"".join(json.dumps(piece)[1:-1].encode() for piece in pieces)
 
 
 def _value(parameter: Any) -> Any:
