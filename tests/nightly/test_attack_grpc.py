@@ -6,13 +6,9 @@ the callers that go on get the right answers, and nothing is left behind.
 
 import asyncio
 import random
-import socket
-import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import grpc
@@ -20,9 +16,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.protocols.http2 import frames
-from tests.frontends.grpc.proxy_listener import frame
-from tests.frontends.grpc.test_proxy_floods import heads, known_heads, tiny_data
 from tests.grpc_calls import NO_LIMITS, SERVICE
 from tests.journeys.memory.models import metric
 from tests.running import RunningAdapter, embedded_adapter, wait_until
@@ -224,78 +217,3 @@ def test_triton_lives_and_answers_though_callers_cancel_run_out_of_time_and_leav
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_triton_lives_and_answers_though_streams_are_cancelled(listener, seconds, seed, tmp_path):
     play(listener, "converse", seconds / 4, seed, tmp_path)
-
-
-FLOODERS, LATE_SECONDS = 4, 0.2
-BARE = """
-import asyncio
-async def serve(reader, writer):
-    while await reader.readuntil(b"\\r\\n\\r\\n"):
-        writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
-async def main():
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-asyncio.run(main())
-"""
-
-
-@contextmanager
-def bare_server() -> Iterator[str]:
-    """An HTTP server that does nothing: what the machine itself makes a caller wait."""
-    command = [sys.executable, "-c", BARE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield f"127.0.0.1:{process.stdout.readline().strip()}"
-        process.kill()
-
-
-def felt(address: str, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.nightly.felt", str(seconds), address, "0.01", "/ping"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def p99(probe: subprocess.Popen[str]) -> float:
-    found = sorted(map(float, probe.communicate()[0].split()))
-    assert probe.returncode == 0
-    return found[int(len(found) * 0.99)]
-
-
-def pour(address: str, flood, is_over: threading.Event, ends: list[None]) -> None:
-    """Flood, and connect anew whenever the connection is ended."""
-    host, port = address.rsplit(":", 1)
-    raw = b"".join(map(flood, range(700)))
-    while not is_over.is_set():
-        with suppress(OSError), socket.create_connection((host, int(port))) as caller:
-            caller.settimeout(10)
-            greeting = frames.PREFACE + frames.settings({}) + frame(frames.SETTINGS, frames.ACK)
-            caller.sendall(greeting + raw)
-            while caller.recv(2**16):
-                pass
-        ends.append(None)
-
-
-@pytest.mark.parametrize("flood", [heads, known_heads, tiny_data])
-def test_a_flood_keeps_nobody_else_from_an_answer(flood, seconds, seed, tmp_path):
-    """At most 200 ms above what a bare server takes meanwhile, at the 99th percentile."""
-    with embedded_adapter(f"--model-roots={tmp_path}") as adapter, bare_server() as bare:
-        with closing(adapter.client()) as client:
-            assert client.load(MODEL, write_python_model(tmp_path / MODEL)).status == 200
-        is_over, ends = threading.Event(), []
-        address = adapter.listeners["grpc"]
-        args = (address, flood, is_over, ends)
-        flooders = [threading.Thread(target=pour, args=args) for _ in range(FLOODERS)]
-        for flooder in flooders:
-            flooder.start()
-        took = min(seconds / 4, 20)
-        probes = [felt(one, took) for one in (adapter.listeners["http"], bare)]
-        books = Books(random.Random(seed))
-        asyncio.run(storm(address, books, took, "call"))
-        of_ping, of_bare = map(p99, probes)
-        is_over.set()
-        for flooder in flooders:
-            flooder.join()
-        told = f"{flood.__name__}: /ping {of_ping:.3f} s, bare {of_bare:.3f} s, {len(ends)} ended"
-        sys.stdout.write(f"{told}, {dict(books.ends)}\n")
-        assert ends
-        assert not books.wrong, f"{told}; {books.wrong}"
-        assert of_ping < of_bare + LATE_SECONDS, told

@@ -1,5 +1,5 @@
 """Callers and models that use up what all share, and small requests that must be answered
-meanwhile: descriptors, the log on both sides, threads, and time to parse.
+meanwhile: descriptors, the log on both sides, and threads.
 
 The attacks take turns, in an order drawn from the seed, until the time is up. All the while an
 oracle sends small requests whose answers it knows. Before that descriptors lack for minutes, while
@@ -22,7 +22,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.test_bodies import Slow
 from tests.processes import tritonserver
 from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -36,7 +35,6 @@ _SOON = 10.0  # seconds until all is well behind an attack
 # before a Triton is started that has died again and again within a minute of its start
 _BACKOFF_SECONDS = 30.0
 _SLOW = 2.0  # what SageMaker allows a probe
-_WIDE = b"[" + b"{}," * 10_000_000 + b"{}]"
 _LASTING = ("triton-supervisor", "triton-watch", "control-watch", "http-looks")
 _PRINTS = """
 import time
@@ -132,26 +130,7 @@ class Attacks:
             self.chatty_models,
             self.standing_reader,
             self.archives,
-            self.wide_json,
-            self.bodies_that_never_end,
-            self.announced_bodies,
         ]
-
-    def bodies_that_never_end(self) -> None:
-        size = 64 * 2**20
-        self._send_slowly(4, size, bytes(size - 10), b" ", 3)
-
-    def announced_bodies(self) -> None:
-        self._send_slowly(3, 2**31 - 1, bytes(68_000), bytes(68_000), 1)
-
-    def _send_slowly(
-        self, count: int, length: int, first: bytes, more: bytes, seconds: float
-    ) -> None:
-        with ExitStack() as stack, suppress(OSError):
-            for _ in range(count):
-                slow = Slow(self._adapter.http, "/models/oracle/invoke", length)
-                stack.enter_context(closing(slow)).send(first, more, seconds)
-            time.sleep(_ATTACK_SECONDS)
 
     def connections(self) -> None:
         host, _, port = self._adapter.http.rpartition(":")
@@ -232,13 +211,6 @@ class Attacks:
             thread.start()
         for thread in threads:
             thread.join()
-
-    def wide_json(self) -> None:
-        end = time.monotonic() + _ATTACK_SECONDS
-        with closing(self._adapter.client()) as client:
-            while time.monotonic() < end:
-                with suppress(OSError):
-                    client.post("/v2/repository/models/zzz/load", _WIDE)
 
     def kill_triton(self) -> None:
         with suppress(ValueError):  # it is being started

@@ -229,6 +229,7 @@ async def _counted(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]
             if seen > limit:
                 raise PayloadTooLarge(f"the body has more than {limit} bytes")
             yield chunk
+            await asyncio.sleep(0)  # there may be more at once
     except (ConnectionError, ClientError, web.RequestPayloadError) as error:
         raise BrokenBody(f"the body broke off after {seen} bytes") from error
 
