@@ -174,7 +174,7 @@ HTTP: dict[str, Callable[[], Pieces]] = {
         ),
         2,
     ),
-    "tensors of a stream": lambda: repeat(post(STREAMED, tensors(14_000), f"{TARGET}: one"), 4),
+    "tensors of a stream": lambda: repeat(post(STREAMED, tensors(1000), f"{TARGET}: one"), 4),
     "levels of a stream": lambda: repeat(
         post(
             STREAMED,

@@ -42,6 +42,8 @@ _INVOCATION_TIME = "ModelInvocationTimeExceeded"
 _BROKEN = "StreamBroken"
 # One call of C parses it, and holds the interpreter's lock for 5 ns a byte.
 _MAX_JSON_BYTES = 16 * 2**20
+# Each tensor is an object, which takes 2 us to make and far more memory than text.
+_MAX_OBJECTS = 1024
 
 
 class Streams:
@@ -74,6 +76,11 @@ class Streams:
             raise PayloadTooLarge(
                 f"the JSON has {len(text)} bytes; at most {_MAX_JSON_BYTES} are accepted by a "
                 "stream: send raw tensors"
+            )
+        if (objects := text.count(b"{")) > _MAX_OBJECTS:
+            raise PayloadTooLarge(
+                f"the JSON has {objects} of the character {{; at most {_MAX_OBJECTS} are accepted "
+                "by a stream: send fewer tensors"
             )
         call = await converted(len(text), json_object, text, "the body")
         if size is None and not isinstance(call.get("inputs"), list):
