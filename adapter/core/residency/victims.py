@@ -55,6 +55,8 @@ def what_keeps(record: ModelRecord, *, is_awaited: bool, is_pinned: bool) -> Kee
 def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Candidate]:
     """Return whom to evict together: at least one, while there is one, and as many as are needed
     by the figures. What the figures do not say is found out by the next try.
+
+    Small models are not evicted for a large one that has to go anyway.
     """
     chosen: list[Candidate] = []
     missing = _missing(figures)
@@ -66,7 +68,22 @@ def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Cand
         missing -= freed
         if missing <= 0:
             break
-    return chosen
+    return _without_needless(chosen, -missing, figures.device)
+
+
+def _without_needless(chosen: list[Candidate], excess: int, device: str | None) -> list[Candidate]:
+    """Drop whose bytes are covered by `excess`, the most recently used first. The last one
+    stays, since the others were too little. A model of which nothing is known may free more
+    than it seems, and stays as well.
+    """
+    needed = chosen[-1:]
+    for each in reversed(chosen[:-1]):
+        freed = _on(each.held, device)
+        if 0 < freed <= excess:
+            excess -= freed
+        else:
+            needed.insert(0, each)
+    return needed
 
 
 def _missing(figures: MemoryFigures) -> int:

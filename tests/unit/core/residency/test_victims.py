@@ -30,6 +30,15 @@ def test_as_many_go_as_are_needed_and_who_was_used_longest_ago_is_first(needed, 
     assert chosen(figures, a={HOST: 10}, b={HOST: 10}, c={HOST: 10}) == who
 
 
+@pytest.mark.parametrize(
+    ("needed", "who"),
+    [(80, "c"), (82, "ac"), (84, "abc"), (99, "cd"), (101, "acd"), (103, "abcd"), (200, "abcd")],
+)
+def test_small_models_stay_where_a_large_one_that_goes_is_enough(needed, who):
+    figures = MemoryFigures(needed, 0, 200, HOST)
+    assert chosen(figures, a={HOST: 2}, b={HOST: 2}, c={HOST: 80}, d={HOST: 20}) == who
+
+
 @pytest.mark.parametrize("figures", [MemoryFigures(), MemoryFigures(5), MemoryFigures(None, 5)])
 def test_where_nobody_knows_how_much_is_missing_one_goes_and_that_is_tried(figures):
     assert chosen(figures, a={}, b={HOST: 10}) == "a"
