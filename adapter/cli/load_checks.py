@@ -1,8 +1,8 @@
 """Checks of a package that only `inspect` does.
 
 A load leaves them to Triton, which has clear words for these faults: to parse a model.py stops all
-threads of a process, for seconds where the source is made for it; and backends and GPUs are those
-of Triton's machine, which need not be this one.
+threads of a process, for seconds where the source is made for it; and backends, GPUs and modules
+are those of Triton's machine, which need not be this one.
 """
 
 import ast
@@ -11,11 +11,15 @@ import platform
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
+from adapter.backend.tritonserver import wheel_folder
+from adapter.core.faults import ENVIRONMENTS
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
 from adapter.packages.config.check import parse, read_config
@@ -26,6 +30,7 @@ from adapter.packages.source.contents import CONFIG, shown
 _CLASS = "TritonPythonModel"
 _MAX_CODE_BYTES = 2**22
 _OTHER_PYTHON = "EXECUTION_ENV_PATH"
+_OF_TRITON = frozenset({"triton_python_backend_utils", "c_python_backend_utils"})
 
 
 def check(package: Package, folders: Sequence[Path], path: Path) -> tuple[str, ...]:
@@ -40,12 +45,18 @@ def check(package: Package, folders: Sequence[Path], path: Path) -> tuple[str, .
         backend = backend_of(config) if config is not None else next(iter(package.backends), None)
         if backend != "python":
             continue
+        is_ours = config is None or _OTHER_PYTHON not in config.parameters
         for code in _code_of(folder, config or ModelConfig()):
-            if (fault := _fault_of(code, _named(code, package, path))) is None:
-                continue
-            if config is None or _OTHER_PYTHON not in config.parameters:
-                raise InvalidModel(fault)
-            found.append(f"{fault}; Triton runs it with the Python of {_OTHER_PYTHON}")
+            name = _named(code, package, path)
+            try:
+                tree = _parsed(code, name)
+            except InvalidModel as fault:
+                if is_ours:
+                    raise
+                found.append(f"{fault}; Triton runs it with the Python of {_OTHER_PYTHON}")
+            else:
+                if is_ours and tree is not None and wheel_folder() is not None:
+                    found += _absent_modules(tree, code, name)
     return tuple(found)
 
 
@@ -107,8 +118,9 @@ def _code_of(folder: Path, config: ModelConfig) -> Iterator[Path]:
             yield path
 
 
-def _fault_of(path: Path, name: str) -> str | None:
-    """Return why Triton could not load this file, None if that cannot be told without running it.
+def _parsed(path: Path, name: str) -> ast.Module | None:
+    """Return the code of this file, None if it cannot be judged without running it. InvalidModel
+    if Triton could not load it.
 
     `name` is the file's name in the message.
     """
@@ -122,12 +134,37 @@ def _fault_of(path: Path, name: str) -> str | None:
     except SyntaxError as error:
         line = f":{error.lineno}" if error.lineno else ""
         python = platform.python_version()
-        return f"{name}{line}: {type(error).__name__}: {error.msg} (Python {python})"
+        fault = f"{name}{line}: {type(error).__name__}: {error.msg} (Python {python})"
+        raise InvalidModel(fault) from error
     except ValueError as error:  # a NUL
-        return f"{name}: {error}"
+        raise InvalidModel(f"{name}: {error}") from error
     except (RecursionError, MemoryError):
         return None
-    return None if _may_define_the_class(tree) else f"{name}: it has no class {_CLASS}"
+    if not _may_define_the_class(tree):
+        raise InvalidModel(f"{name}: it has no class {_CLASS}")
+    return tree
+
+
+def _absent_modules(tree: ast.Module, path: Path, name: str) -> Iterator[str]:
+    """Warn of imports on the top level: those in a `try` or a function may be optional."""
+    beside = [str(path.parent), str(path.parent.parent)]  # as the stub has them in sys.path
+    for line, module in _imports(tree):
+        known = module in _OF_TRITON or find_spec(module) or PathFinder.find_spec(module, beside)
+        if not known:
+            yield (
+                f"{name}:{line}: imports {module}, which the Python of an embedded Triton does not"
+                f" have; install it there, or bring it along: {ENVIRONMENTS}"
+            )
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in tree.body:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names = [node.module]
+        yield from ((node.lineno, name.partition(".")[0]) for name in names)
 
 
 def _may_define_the_class(tree: ast.Module) -> bool:

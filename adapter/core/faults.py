@@ -66,6 +66,9 @@ _DEAD_STUB = re.compile(
     r"Stub process '[^']*' is not healthy\.?\s*$"
 )
 
+ENVIRONMENTS = "docs/packages.md#python-environments"
+_NO_MODULE = re.compile(r"\bModuleNotFoundError: No module named '[^']*'")
+
 # gRPC code of a load failure -> what Triton's HTTP port would have said
 _HTTP_OF_LOAD = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "INTERNAL": 500, "UNKNOWN": 400}
 # the same for an inference. UNKNOWN, which shares 400 over HTTP, is never Triton's check of inputs
@@ -130,6 +133,7 @@ class Faults:
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
         suspected, of_shm = verdict.matched, verdict.of_shm
+        said = _with_environments(said)
         return LoadFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
     def of_inference(
@@ -214,8 +218,18 @@ def _of_execution(
         return Overloaded(said, model_id=model_id, delivered=True)
     # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
     if status >= _SERVER_ERROR or status == _NOT_FOUND:
+        said = _with_environments(said)
         return InferenceFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
     return InvalidRequest(said, model_id=model_id)
+
+
+def _with_environments(said: str) -> str:
+    if not _NO_MODULE.search(said):
+        return said
+    return (
+        f"{said}\nThe Python that runs the model does not have the module; install it there, or"
+        f" bring it along: {ENVIRONMENTS}"
+    )
 
 
 def _of_transport(

@@ -1,6 +1,7 @@
 """Python models that bring an environment of their own in an archive, on a real Triton."""
 
 import glob
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -9,12 +10,14 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import ROOT, blocks
 from tests.processes import descendants, is_alive, tritonserver
 from tests.running import (
     COMPLETE,
@@ -159,6 +162,55 @@ def test_the_environment_of_a_killed_adapter_goes_with_the_next_start(tmp_path: 
     assert len(unpacked_by_triton(module)) == 1
     with embedded_adapter():
         assert unpacked_by_triton(module) == []
+
+
+def wheel_of(folder: Path, name: str) -> None:
+    """Pack an installed distribution as it would come from an index."""
+    found = importlib.metadata.distribution(name)
+    tag = f"{name}-{found.version}-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}"
+    with zipfile.ZipFile(folder / f"{tag}-linux_x86_64.whl", "w") as writing:
+        for file in found.files or ():
+            if ".." not in file.parts and file.suffix != ".pyc" and file.name != "direct_url.json":
+                writing.write(file.locate(), str(file))
+
+
+def stub_of_sklearn(folder: Path) -> None:
+    about = "scikit_learn-1.0.dist-info"
+    with zipfile.ZipFile(folder / "scikit_learn-1.0-py3-none-any.whl", "w") as writing:
+        writing.writestr("sklearn/__init__.py", "VALUE = 42.0\n")
+        writing.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: scikit-learn\nVersion: 1.0\n"
+        )
+        writing.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        writing.writestr(f"{about}/RECORD", "")
+
+
+def test_the_lines_of_the_page_make_an_environment(tmp_path: Path) -> None:
+    """With pip's index in a folder: numpy as it is installed here, and a stand-in for sklearn."""
+    [lines] = [b.text for b in blocks(ROOT / "docs/packages.md") if "test_environments" in b.note]
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel_of(index, "numpy")
+    stub_of_sklearn(index)
+    model = write_python_model(
+        tmp_path / "my-model",
+        imports="import sklearn",
+        answer="values = 0 * values + sklearn.VALUE",
+    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+
+    with (
+        embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
+        closing(adapter.client()) as client,
+    ):
+        refused = client.load("m", model)
+        assert refused.status == 400
+        assert "docs/packages.md#python-environments" in refused.json()["error"]
+        subprocess.run(["bash", "-eu", "-c", lines], cwd=tmp_path, env=environment, check=True)
+        serve_once(client, tmp_path / "my-model.tar.gz")
 
 
 def test_without_the_environment_the_module_is_missing(tmp_path: Path) -> None:

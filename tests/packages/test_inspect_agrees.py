@@ -273,9 +273,9 @@ coded("no_model_class", Known.CODE, "class Model: pass\n", "it has no class Trit
 
 coded(
     "import_of_nothing",
-    Known.NOT,
+    Known.HERE,
     "import nothing_there_is\nclass TritonPythonModel: pass\n",
-    "No module named 'nothing_there_is'",
+    "imports nothing_there_is, which the Python of an embedded Triton does not have",
 )
 replaced("no_data_type", Known.NOT, "data_type: TYPE_FP32", "", "must specify 'data_type'")
 replaced("no_dims", Known.NOT, " dims: [-1]", "", "must specify 'dims'")
@@ -314,6 +314,15 @@ def _class_by_import(folder: Path) -> None:
 
 
 case("class_by_import", Known.FINE, _class_by_import)
+
+
+def _modules_of_its_own(folder: Path) -> None:
+    (write_python_model(folder) / "1" / "model.py").rename(folder / "1" / "base.py")
+    (folder / "above.py").touch()
+    (folder / "1" / "model.py").write_text("import above, json.tool\nfrom base import *\n")
+
+
+case("modules_of_its_own", Known.FINE, _modules_of_its_own)
 
 
 @pytest.fixture(scope="module")

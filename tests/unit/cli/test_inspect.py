@@ -404,6 +404,45 @@ def test_code_for_a_python_of_its_own_is_only_warned_of(inspect, packages):
     assert "Triton runs it with the Python of EXECUTION_ENV_PATH" in out
 
 
+def test_imports_that_the_python_of_an_embedded_triton_lacks_are_warned_of(inspect, packages):
+    folder = write_python_model(packages / "m")
+    (folder / "1" / "model.py").write_text(
+        "import json, nothing_there.is_it\nfrom neither_there import x\n"
+        "import numpy as np\nimport triton_python_backend_utils\n"
+        "from . import mine\nimport beside, above\n"
+        "try:\n    import maybe_there\nexcept ImportError:\n    pass\n"
+        "class TritonPythonModel:\n    def execute(self, requests):\n        import later\n"
+    )
+    (folder / "1" / "beside.py").touch()
+    (folder / "above").mkdir()
+
+    code, out, _ = inspect(folder)
+
+    warned = [line for line in out.splitlines() if line.startswith("warning ")]
+    assert (code, len(warned)) == (0, 2)
+    assert f"{folder}/1/model.py:1: imports nothing_there, which" in warned[0]
+    assert f"{folder}/1/model.py:2: imports neither_there, which" in warned[1]
+    assert warned[0].endswith("docs/packages.md#python-environments")
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_imports_are_not_looked_for_where_another_python_runs_the_model(
+    inspect, packages, monkeypatch, *, is_elsewhere
+):
+    python = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/env.tar.gz" } }'
+    folder = write_python_model(
+        packages / "m",
+        imports="import nothing_there",
+        config=CONFIG if is_elsewhere else CONFIG + python,
+    )
+    if is_elsewhere:
+        monkeypatch.setattr(load_checks, "wheel_folder", lambda: None)
+
+    code, out, _ = inspect(folder)
+
+    assert (code, "nothing_there" in out) == (0, False)
+
+
 @pytest.fixture
 def machine_with(monkeypatch):
     return lambda gpus: monkeypatch.setattr(load_checks, "visible_gpus", lambda: gpus)

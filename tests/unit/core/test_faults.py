@@ -106,6 +106,21 @@ def test_a_control_call_that_failed_becomes(code, text, kind):
     assert error.model_id == "m"
 
 
+def test_a_module_that_is_missing_is_answered_with_the_place_that_says_what_to_do():
+    said = "ModuleNotFoundError: No module named 'sklearn'\n\nAt:\n  /r/m/1/model.py(2): <module>\n"
+    text = failed(f"Internal: {said}")
+
+    load = control("INVALID_ARGUMENT", text)
+    request = FAULTS.of_inference(
+        500, "text/plain", said, name=TritonName("m"), model_id=ModelId("m")
+    )
+
+    assert (type(load), type(request)) == (LoadFailed, InferenceFailed)
+    for error in load, request:
+        assert "No module named 'sklearn'" in str(error)
+        assert str(error).endswith(": docs/packages.md#python-environments")
+
+
 @pytest.mark.parametrize(
     "text",
     [
