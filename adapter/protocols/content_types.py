@@ -9,9 +9,10 @@ from adapter.protocols.tensors import SIZES, Tensor, may_cast
 PARAMETER = "adapter_content_types"
 
 NPY, CSV, BYTES = "application/x-npy", "text/csv", "application/octet-stream"
+TEXT = "text/plain"
 _NPY_CAST = f"{NPY};cast"
 _KINDS = ("image", "audio", "video")
-_DOCUMENTS = frozenset({"application/x-image", "application/pdf", "text/plain"})
+_DOCUMENTS = frozenset({"application/x-image", "application/pdf", TEXT})
 _RAW = re.compile(rf"(?:{'|'.join(_KINDS)})/(?:\*|[a-z0-9][a-z0-9.+-]*)")
 KNOWN = ", ".join(
     [*(f"{kind}/*" for kind in _KINDS), *sorted(_DOCUMENTS), BYTES, NPY, _NPY_CAST, CSV]

@@ -14,6 +14,7 @@ from adapter.protocols.content_types import (
     CSV,
     NPY,
     PARAMETER,
+    TEXT,
     ContentTypes,
     is_raw,
     may_have,
@@ -147,15 +148,17 @@ def _offered(types: ContentTypes, *, is_choosing: bool) -> list[str]:
     """Return the types that an answer of the model can be of, the preferred ones first."""
     found, outputs = [JSON, binary.MEDIA_TYPE], types.outputs
     if is_choosing or not outputs:
-        return [*found, NPY, BYTES, CSV]
+        return [*found, NPY, BYTES, CSV, TEXT]
     if len(outputs) > 1:
         return found
     output = outputs[0]
+    may_be_one = output.datatype == "BYTES" and set(output.shape) <= {1, -1}
     is_sized, rank = output.datatype in SIZES, len(output.shape) + types.is_batched
     may_be = {
         NPY: is_sized,
-        BYTES: output.datatype != "BYTES" or set(output.shape) <= {1, -1},
+        BYTES: output.datatype != "BYTES" or may_be_one,
         CSV: is_sized and rank in TABLE_RANKS,
+        TEXT: may_be_one,
     }
     return [*found, *(media_type for media_type, may in may_be.items() if may)]
 

@@ -17,7 +17,7 @@ from adapter.errors import InvalidRequest, NotAcceptable, PayloadTooLarge
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import JSON, Kind
 from adapter.protocols import npy
-from adapter.protocols.content_types import CSV, NPY, ContentTypes
+from adapter.protocols.content_types import CSV, NPY, TEXT, ContentTypes
 from adapter.protocols.tables import read_table, write_table
 from adapter.protocols.tensors import PIECE_VALUES, SIZES, cast, may_cast, packed
 from adapter.runtime.threads import CONVERSIONS
@@ -272,7 +272,8 @@ async def as_answer(found: V2Answer, answer_type: str) -> Converted:
         why = f"output {name!r} cannot be {answer_type}: {error}"
         raise NotAcceptable(f"{why}; {_ALWAYS}") from error
     await source.start(skip)
-    headers = {"Content-Type": answer_type, "Content-Length": str(len(front) + size)}
+    kind = f"{TEXT}; charset=utf-8" if answer_type == TEXT else answer_type
+    headers = {"Content-Type": kind, "Content-Length": str(len(front) + size)}
     body = _behind(front, source.pieces(skip))
     return Converted(headers, b"".join([p async for p in body]) if source.is_whole else body)
 
@@ -286,6 +287,8 @@ def _framed(
     if answer_type == NPY:
         return npy.write_head(datatype, shape), place
     if datatype != "BYTES":
+        if answer_type == TEXT:
+            raise ValueError(f"it is {datatype} and no string")
         return b"", place
     if math.prod(shape) != 1:
         raise ValueError(f"it has {math.prod(shape)} strings, and one can be told")

@@ -30,8 +30,9 @@ from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
-JSON, NPY, CSV, RAW = (
+JSON, NPY, CSV, RAW, TEXT = (
     *("application/json", "application/x-npy", "text/csv", "application/octet-stream"),
+    "text/plain",
 )
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 MIB = 2**20
@@ -67,6 +68,7 @@ MODELS = {
     "numbers": config(f"{NPY};cast, {CSV}, {RAW}", "TYPE_FP32", max_batch_size=1024),
     "strict": config(f"{NPY}, {CSV}", "TYPE_FP32", "[-1, -1]"),
     "images": config("image/*, application/pdf", "TYPE_STRING", "[1]"),
+    "texts": config("text/plain", "TYPE_STRING"),
     "two": config(NPY, "TYPE_FP32", outputs=2),
     "integers": config(f"{NPY};cast", "TYPE_UINT8", "[-1, -1]"),
     "halves": config(f"{NPY};cast", "TYPE_FP16", "[-1, -1]"),
@@ -251,6 +253,28 @@ def test_an_answer_that_nobody_accepts_is_406_with_the_types_that_there_are(
     reply = invoke(caller, name, body, content_type, accept)
     assert refusal(reply) == (406, "NotAcceptable", name)
     assert f"{JSON}, {BINARY}" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"]
+)
+def test_one_string_is_text_for_who_accepts_that(caller: Client, accept: str) -> None:
+    for said in ("é " * 20, "é " * MIB):  # whole, and as a stream
+        reply = invoke(caller, "texts", said.encode(), TEXT, accept)
+        assert (reply.status, reply.body.decode()) == (200, said)
+        assert reply.headers["Content-Type"] == f"{TEXT}; charset=utf-8"
+
+
+def test_what_is_not_one_string_is_no_text(caller: Client) -> None:
+    strings = {"name": "IN", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
+    number = {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    for name, tensor, why in (
+        ("texts", strings, "it has 2 strings, and one can be told"),
+        ("numbers", number, "it is FP32 and no string"),
+    ):
+        reply = invoke(caller, name, {"inputs": [tensor]}, JSON, TEXT)
+        assert refusal(reply) == (406, "NotAcceptable", name)
+        assert f"{why}; any answer can be {JSON} or {BINARY}" in reply.json()["error"]
 
 
 def test_what_an_answer_cannot_become_is_406(caller: Client) -> None:

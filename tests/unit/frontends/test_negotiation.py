@@ -15,8 +15,9 @@ from adapter.frontends.http.content_types import (
 from adapter.protocols.content_types import content_types
 from adapter.protocols.tensors import Tensor
 
-JSON, NPY, CSV, RAW = (
+JSON, NPY, CSV, RAW, TEXT = (
     *("application/json", "application/x-npy", "text/csv", "application/octet-stream"),
+    "text/plain",
 )
 NUMBERS = content_types(
     "application/x-npy, text/csv",
@@ -109,7 +110,7 @@ def test_a_caller_who_accepts_none_of_them_is_refused(accept):
         ("FP32", (4, -1), True, {NPY, RAW}),  # rows, columns and something else
         ("INT64", (4, -1), False, {NPY, RAW, CSV}),
         ("BF16", (4, -1), False, {RAW}),
-        ("BYTES", (1,), True, {RAW}),
+        ("BYTES", (1,), True, {RAW, TEXT}),
         ("BYTES", (2,), False, set()),
     ],
 )
