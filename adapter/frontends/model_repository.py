@@ -30,6 +30,7 @@ from adapter.errors import (
 )
 from adapter.frontends.callers_json import json_object
 from adapter.packages.repository.uploads import config_text
+from adapter.packages.source.contents import ROOTS_SETTING
 from adapter.runtime.threads import LOOKUPS, UNPACKS
 
 _FILE = "file:"
@@ -286,5 +287,5 @@ def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
                 return str(root / model_id)
         except OSError:  # the name is too long for a file
             continue
-    why = f"failed to load {model_id!r}: no folder of this name in the model roots"
+    why = f"failed to load {model_id!r}: no folder of this name in the model roots{ROOTS_SETTING}"
     raise SourceMissing(why)  # Triton's clients look for `failed to load`

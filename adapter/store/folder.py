@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest, StoreDenied, StoreUnavailable
 from adapter.packages.source.confined import Inside
+from adapter.packages.source.contents import ROOTS_SETTING
 from adapter.runtime.threads import LOOKUPS, WALKS
 from adapter.settings.locations import StoreLocation
 from adapter.store.failures import failed
@@ -64,7 +65,7 @@ class FolderStore:
                 return None
             raise raise_as from error
         except InvalidModel as error:
-            reason = str(error).replace("the model roots", "the store")
+            reason = str(error).replace(f"the model roots{ROOTS_SETTING}", "the store")
             reason = reason.replace(f"{self._root}/", "")  # callers are told no path of the machine
             raise InvalidRequest(failed(self.location, path, reason)) from error
 

@@ -30,12 +30,8 @@ _HINTS = {
     "Unauthenticated": TOKEN_HINT,
 }
 OUTSIDE_ROOTS = "outside the model roots"
-ROOTS_HINT = (
-    "`serve` loads from its model roots alone: --model-roots (ADAPTER_MODEL_ROOTS) names them"
-)
 # By words of the reason, where the code alone does not say it.
 _HINTS_BY_WORDS = {
-    OUTSIDE_ROOTS: ROOTS_HINT,
     "models are for signed calls of the endpoint": (
         f"{TOKEN_HINT}; where the adapter has none, a unix socket or a signed call is the way"
     ),

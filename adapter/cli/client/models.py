@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from adapter.cli.client.failures import OUTSIDE_ROOTS, ROOTS_HINT, show_failure
+from adapter.cli.client.failures import OUTSIDE_ROOTS, show_failure
 from adapter.cli.client.live import progress, watch
 from adapter.cli.connection import Answer, Target, Unreachable, ask, target_of
 from adapter.cli.options import add_listeners, add_token, control_headers, positive
@@ -334,7 +334,7 @@ def _missing_here(args: argparse.Namespace, answer: Answer) -> str:
     is_refused = args.command == "load" and OUTSIDE_ROOTS.encode() in answer.body
     if not is_refused or "://" in args.source or os.path.lexists(_source(args.source)):
         return ""
-    return f"{_source(args.source)} is not on this machine either; {ROOTS_HINT}"
+    return f"{_source(args.source)} is not on this machine either"
 
 
 def _unload_options(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from adapter.errors import InvalidModel
-from adapter.packages.source.contents import MAX_DEPTH, MAX_ENTRIES, is_within, shown
+from adapter.packages.source.contents import MAX_DEPTH, MAX_ENTRIES, ROOTS_SETTING, is_within, shown
 
 _MAX_LINKS = 40  # the kernel's own limit
 
@@ -56,7 +56,7 @@ class Inside:
                 error.filename = path  # instead of one part
                 raise
             if not any(is_within(real, root) for root in self._roots):
-                raise InvalidModel(f"{shown(path)} leads out of the model roots")
+                raise InvalidModel(f"{shown(path)} leads out of the model roots{ROOTS_SETTING}")
             status = os.fstat(descriptor)
             if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
                 raise InvalidModel(f"{shown(path)} is neither a file nor a folder")

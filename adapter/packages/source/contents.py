@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from adapter.packages.source.formats import Tree
 
 CONFIG = "config.pbtxt"
+# What messages say behind "the model roots".
+ROOTS_SETTING = ", which --model-roots (ADAPTER_MODEL_ROOTS) names"
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 200
 
@@ -39,7 +41,7 @@ def follow(link: str, roots: Sequence[str]) -> str:
         reason = reasons.get(error.errno or 0, error.strerror)
         raise InvalidModel(f"{named}: {reason}") from error
     if not any(is_within(target, root) for root in roots):
-        raise InvalidModel(f"{named}: {shown(target)} lies outside the model roots")
+        raise InvalidModel(f"{named}: {shown(target)} lies outside the model roots{ROOTS_SETTING}")
     return target
 
 

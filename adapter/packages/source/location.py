@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.errors import InvalidRequest, SourceMissing
-from adapter.packages.source.contents import is_within, shown
+from adapter.packages.source.contents import ROOTS_SETTING, is_within, shown
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
@@ -34,7 +34,7 @@ def resolve(url: str, roots: Sequence[str]) -> Path:
     """Return the real path. One outside the roots is refused without telling if it exists."""
     path = _local_path(url)
     if not any(is_within(os.path.realpath(path), root) for root in roots):
-        raise InvalidRequest(f"url {shown(path)} lies outside the model roots")
+        raise InvalidRequest(f"url {shown(path)} lies outside the model roots{ROOTS_SETTING}")
     try:
         return Path(os.path.realpath(path, strict=True))
     except OSError as error:

@@ -529,7 +529,10 @@ def test_no_error_tells_where_the_models_lie(sides: Sides, tmp_path: Path):
     assert client.post("/v2/repository/models/raises/load", {}).status == 200
     told = [
         (client.load("x", tmp_path).body.decode(), "lies outside the model roots"),
-        (client.post("/v2/repository/models/none/load", {}).body.decode(), "in the model roots"),
+        (
+            client.post("/v2/repository/models/none/load", {}).body.decode(),
+            "in the model roots, which --model-",
+        ),
         (calls.refused("RepositoryModelLoad", load_of("none"))[1], "in the model roots"),
         (client.post("/v2/repository/models/broken/load", {}).body.decode(), "broken/config.pbtxt"),
         (calls.refused("RepositoryModelLoad", load_of("broken"))[1], "broken/config.pbtxt"),

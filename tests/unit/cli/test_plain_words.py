@@ -227,7 +227,6 @@ class TestHints:
     @pytest.mark.parametrize(
         ("reason", "hint"),
         [
-            ("url /a lies outside the model roots", "--model-roots"),
             ('a holds several models: name it as "entry" in the load request', "--entry=MODEL"),
         ],
     )
@@ -244,9 +243,7 @@ class TestHints:
         server.body = b'{"error": "url /x lies outside the model roots", "code": "InvalidRequest"}'
         at = f"--http=127.0.0.1:{server.server_port}"
         _, _, err = run("load", "a", source, at, "--admin=off")
-        hint = err.splitlines()[1]
-        assert ("is not on this machine either; " not in hint) is is_here
-        assert "--model-roots" in hint
+        assert ("is not on this machine either" not in err) is is_here
 
     def test_invoke_tells_how_a_key_of_the_store_is_called(self, run, sidecar):
         server = sidecar(404)

@@ -66,7 +66,7 @@ def test_a_folder_as_a_volume_of_kubernetes_has_it_is_followed(root):
 def test_links_that_lead_out_are_not_followed(root, secret, link, is_deep):
     (root / "link").symlink_to(link.format(outside=secret))
     (root / "way").symlink_to("link")
-    with pytest.raises(InvalidModel, match="leads out of the model roots"):
+    with pytest.raises(InvalidModel, match="leads out of the model roots, which --model-roots"):
         read(root, root / ("way" if is_deep else "link"))
 
 

@@ -126,7 +126,7 @@ def test_a_package_of_too_many_entries_is_refused(root):
 
 def test_a_model_behind_a_link_that_leaves_the_roots_is_refused(root, tmp_path):
     (root / "m").symlink_to(make(tmp_path / "outside"))
-    assert "outside the model roots" in refusal(root, root)
+    assert "outside the model roots, which --model-roots" in refusal(root, root)
 
 
 # --- permissions: root may read everything, so another user looks
