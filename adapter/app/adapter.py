@@ -88,12 +88,11 @@ class Adapter:
         self._wanted = WantedModels(self._control, ready_when=settings.ready_when)
         self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
         self._readiness = self._build_readiness()
-        seconds = settings.infer_timeout_seconds
-        self._dataplane = HttpDataPlane(
-            backend.faults, timeout_seconds=seconds, max_unpacked_bytes=settings.gathered_bytes
-        )
+        self._dataplane = self._build_dataplane(backend.faults)
         self._rpc = GrpcDataPlane(
-            backend.faults, timeout_seconds=seconds, max_message_bytes=self._limits.stream
+            backend.faults,
+            timeout_seconds=settings.infer_timeout_seconds,
+            max_message_bytes=self._limits.stream,
         )
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
         shared = self._build_shared(backend.faults)
@@ -108,6 +107,14 @@ class Adapter:
         self._rest = build_rest(shared, self._dataplane, models)
         self._grpc = Rpc(shared, self._triton, backend.faults, self._rpc, self._limits)
         self._services = self._grpc.services(models)
+
+    def _build_dataplane(self, faults: Faults) -> HttpDataPlane:
+        return HttpDataPlane(
+            faults,
+            timeout_seconds=self._settings.infer_timeout_seconds,
+            max_unpacked_bytes=self._settings.gathered_bytes,
+            answered_nothing=self._control.operations.answered_nothing,
+        )
 
     def _load_of_store(self) -> LoadOfStore:
         """Return how V2's repository loads what lies in no model root."""

@@ -431,7 +431,7 @@ class ModelControl:
             log.warning("model.package_odd", extra=fields)
         record.package_key, record.warnings = package.content_key, package.warnings
         record.can_be_doubled = can_be_doubled(package)
-        record.content_types = package.content_types
+        record.content_types, record.outputs = package.content_types, package.outputs
         record.declared_bytes, record.disk_bytes = package.declared_bytes, package.size_bytes
         self.memory.sizes.known_at(source.url, package)
         self.memory.sizes.known_as(record.id, package)

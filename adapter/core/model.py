@@ -113,6 +113,7 @@ class Package:
     brings the library. `warnings`: what is odd but no fault. `gpus` are the CUDA
     numbers of the GPUs that the package's instance groups name, None when Triton is free to choose,
     empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
+    `outputs`: the names of the entry's, none where only Triton knows them.
     """
 
     root: str
@@ -125,6 +126,7 @@ class Package:
     warnings: tuple[str, ...] = ()
     gpus: frozenset[int] | None = None
     content_types: ContentTypes | None = None
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ class ModelRecord:
     may be evicted. `asked_for` is the name that answers carry: another than `id` only for one of
     two versions that are there at once. `can_be_doubled`: another version of it may be loaded
     beside it. `is_renamed`: it has another name in Triton than `asked_for`. `content_types`: those
-    that it opted into, None without any. `warnings`: what of its package is odd but no fault.
+    that it opted into, None without any. `warnings`: what is odd but no fault. `outputs`:
+    their names, none where only Triton knows them.
     """
 
     id: ModelId
@@ -76,6 +77,7 @@ class ModelRecord:
     instances: frozenset[str] = frozenset()
     content_types: ContentTypes | None = None
     warnings: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     is_renamed: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from adapter.core.calls import Check, Hold, V2Call
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
 from adapter.dataplane.http_connection import PLAIN, Connection, Manner
 from adapter.dataplane.http_pool import Pool
 from adapter.dataplane.json_limits import (
@@ -87,11 +88,17 @@ class HttpDataPlane:
 
     `forward` is for coroutines; the rest of the methods for callbacks (core/calls.py).
 
-    `max_unpacked_bytes`: of a body that comes compressed.
+    `max_unpacked_bytes`: of a body that comes compressed. `answered_nothing` is called with each
+    model whose answer has none of its outputs.
     """
 
     def __init__(
-        self, faults: Faults, *, timeout_seconds: float, max_unpacked_bytes: int = 2**26
+        self,
+        faults: Faults,
+        *,
+        timeout_seconds: float,
+        max_unpacked_bytes: int = 2**26,
+        answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
     ) -> None:
         self.host = ""
         self.idle: Callable[[], Connection | None] = _none
@@ -99,12 +106,15 @@ class HttpDataPlane:
         self.check = partial(check_whole, max_unpacked=max_unpacked_bytes)
         self._max_unpacked = max_unpacked_bytes
         self._timeout = timeout_seconds
+        self._answered_nothing = answered_nothing
         self._pool: Pool | None = None
 
     def connect(self, address: str) -> None:
         """`host:port` of Triton's HTTP port."""
         self.host = address
-        self._pool = Pool(address, self._faults, self._timeout)
+        self._pool = Pool(
+            address, self._faults, self._timeout, answered_nothing=self._answered_nothing
+        )
         self.idle = self._pool.idle
 
     async def close(self) -> None:

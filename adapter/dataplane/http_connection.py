@@ -41,6 +41,8 @@ _JOINED_BYTES = 2**14
 
 _END = b"\r\n\r\n"
 _OK = 200
+# How Triton ends an answer of a model that gave none of its outputs: 200, without a word.
+_NO_OUTPUTS = b'"outputs":[]}'
 _NO_BODY = frozenset({204, 304})
 # generate_stream tells an error as its first event; here it is judged and answered as any other
 _EVENT = "data: "
@@ -100,6 +102,7 @@ class Owner(Protocol):
 
     def free(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
+    def answered_nothing(self, record: ModelRecord) -> None: ...
 
 
 # Heads of answers by their bytes, all of them of good ones that say their length: Triton says few
@@ -233,7 +236,7 @@ class Connection(asyncio.Protocol):
         if receiver is None:
             return
         if whole is not None:
-            receiver.answered_whole(whole)
+            self._tell_whole(receiver, whole)
         elif self._fault is None:
             receiver.ended()
         else:
@@ -340,7 +343,12 @@ class Connection(asyncio.Protocol):
             self.resume_reading()
         self._owner.free(self)
         if receiver is not None:
-            receiver.answered_whole(data[len(self._last_head) :])
+            self._tell_whole(receiver, data[len(self._last_head) :])
+
+    def _tell_whole(self, receiver: Receiver, whole: bytes) -> None:
+        if whole.endswith(_NO_OUTPUTS) and self._record is not None:
+            self._owner.answered_nothing(self._record)
+        receiver.answered_whole(whole)
 
     def _read_head(self, data: bytes) -> None:
         if not self._raw:

@@ -1,9 +1,11 @@
 """The connections to Triton's HTTP port: taken for one call, given back, used again."""
 
 import asyncio
+from collections.abc import Callable
 
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
+from adapter.core.registry import ModelRecord
 from adapter.dataplane.http_connection import Connection, State
 from adapter.errors import BackendUnavailable
 
@@ -18,13 +20,20 @@ class Pool:
     """
 
     def __init__(
-        self, address: str, faults: Faults, seconds: float, *, keep_seconds: float = _KEEP_SECONDS
+        self,
+        address: str,
+        faults: Faults,
+        seconds: float,
+        *,
+        answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
+        keep_seconds: float = _KEEP_SECONDS,
     ) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._faults = faults
         self._seconds = seconds
         self._keep_seconds = keep_seconds
+        self.answered_nothing = answered_nothing
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []  # the one last used is the last
         self._sweeper: asyncio.TimerHandle | None = None

@@ -64,6 +64,7 @@ EVENTS: Mapping[str, str] = {
     "model.load_waits": "a load waits: for its turn behind others, or for memory; bytes by device",
     "model.loaded": "a model is ready",
     "model.loading": "a load begins",
+    "model.outputs_missing": "a model has answered without any of its outputs; said once a load",
     "model.package_odd": "a package has something odd that is no fault, for the reasons given",
     "model.processes_killed": "processes of a model did not end with it and were killed",
     "model.regions_freed": "shared memory of dead processes, which Triton keeps, was freed: bytes",

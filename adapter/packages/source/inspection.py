@@ -58,6 +58,10 @@ class _Model:
     warnings: tuple[str, ...] = ()
     content_types: ContentTypes | None = None
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return () if self.config is None else tuple(each.name for each in self.config.output)
+
 
 def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
     """Inspect the package at `path`, a real path within one of `roots`, real paths as well.
@@ -86,6 +90,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         warnings=tuple(warning for m in models for warning in m.warnings),
         gpus=footprint.gpus(model.config for model in models),
         content_types=models[-1].content_types,
+        outputs=models[-1].outputs,
     )
 
 

@@ -324,3 +324,21 @@ def test_unknown_headers_and_header_lengths_of_v2_are_passed_over(caller: Client
     }
 
     assert caller.post(_PATH, infer_body(1.0), headers).status == 200
+
+
+def test_a_model_that_names_its_output_otherwise_is_warned_of_once(
+    served: RunningAdapter, caller: Client, package: Path
+) -> None:
+    answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("OUTT", values)])'
+    assert caller.load("misspelt", write_python_model(package, answer=answer)).status == 200
+    for path in ("/models/misspelt/invoke", "/v2/models/misspelt/infer"):
+        assert caller.post(path, infer_body(1.0)).json()["outputs"] == []
+    happened = served.state()["events"]
+    caller.delete("/models/misspelt")
+    served.wait_for("model.unloaded", model_id="misspelt")
+
+    said = "the model answered without its output 'OUT'; does its code name the output otherwise?"
+    [line] = served.events("model.outputs_missing")
+    assert (line["model_id"], line["reason"], line["level"]) == ("misspelt", said, "warning")
+    [event] = [each for each in happened if each["model_id"] == "misspelt" and each["reason"]]
+    assert (event["operation"], event["reason"], event["count"]) == ("infer", said, 1)
