@@ -124,6 +124,20 @@ BY_RULE = [
         {"triton": {"gpu": {"count": 0}, "resources": {"limits": {"memory": None}}}},
         "settings.memory_limit: without a GPU nothing measures memory",
     ),
+    *(
+        (
+            {**mode, "triton": {"gpu": {"count": 0}}, "settings": {"memory_limit": limit}},
+            f"settings.memory_limit: {limit} is more than triton.resources.limits.memory, 8Gi",
+        )
+        for mode, limit in [
+            ({}, "24GiB"),
+            (SINGLE, "24GiB"),
+            ({}, "8.5 gib"),
+            ({}, "9GB"),
+            ({}, "8388609 KiB"),
+            ({}, 8589934593),
+        ]
+    ),
     (
         {"triton": {"gpu": {"count": 0}, "shmSize": "9Gi"}},
         "triton.shmSize: is more than triton.resources.limits.memory",
@@ -388,6 +402,16 @@ def test_every_switch_is_on_in_some_case():
     switches = {path for path in used(defaults, defaults) if path.endswith(".enabled")}
 
     assert switches <= tried
+
+
+@pytest.mark.parametrize("limit", ["8GiB", "8Gi", "8.5GB", "8388608kib", "8589934592b", 8589934592])
+def test_a_memory_limit_up_to_that_of_the_container_is_taken(limit):
+    assert render({"triton": {"gpu": {"count": 0}}, "settings": {"memory_limit": limit}})
+
+
+@pytest.mark.parametrize("values", [{}, elsewhere()], ids=["gpu", "triton elsewhere"])
+def test_a_memory_limit_is_not_compared_where_it_is_not_about_the_container(values):
+    assert render({**values, "settings": {"memory_limit": "24GiB"}})
 
 
 def test_numbers_that_yaml_reads_as_floats_stay_numbers():

@@ -193,6 +193,12 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* A size such as 8GiB or 1.5 gb, as the settings take it, as a quantity of Kubernetes */}}
+{{- define "triton-adapter.quantity" -}}
+{{- $text := . | nospace | upper | trimSuffix "B" -}}
+{{- $text | replace "I" "i" | replace "Ki" "ki" | replace "K" "k" | replace "ki" "Ki" -}}
+{{- end -}}
+
 {{/* Bytes of a quantity such as 8Gi, 500M or 1e9: (list key quantity) */}}
 {{- define "triton-adapter.bytes" -}}
 {{- $text := index . 1 | toString -}}

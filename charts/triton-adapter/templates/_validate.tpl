@@ -221,6 +221,13 @@
 {{- if and (kindIs "string" $limit) (hasPrefix "-" $limit) -}}
 {{- fail "triton.shmSize: is more than triton.resources.limits.memory, in which it counts" -}}
 {{- end -}}
+{{- $container := dig "limits" "memory" "" (.Values.triton.resources | default dict) -}}
+{{- if and $container .Values.settings.memory_limit (not (include "triton-adapter.hasGpu" .)) (not (include "triton-adapter.isElsewhere" .)) -}}
+{{- $limit = include "triton-adapter.settingText" (list "memory_limit" .Values.settings.memory_limit) -}}
+{{- if gt (include "triton-adapter.bytes" (list "settings.memory_limit" (include "triton-adapter.quantity" $limit)) | int64) (include "triton-adapter.bytes" (list "triton.resources.limits.memory" $container) | int64) -}}
+{{- fail (printf "settings.memory_limit: %s is more than triton.resources.limits.memory, %s, at which the kernel ends Triton; leave it out, or raise that" $limit ($container | toString)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.models.load .Values.settings.load_at_start -}}
 {{- fail "models.load: is settings.load_at_start, which is given as well" -}}
 {{- end -}}
