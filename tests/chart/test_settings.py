@@ -180,8 +180,8 @@ def test_without_gpus_models_may_take_what_triton_s_container_may_beside_its_sha
     triton = {"gpu": {"count": 0}, "resources": {"limits": {"memory": memory}}, "shmSize": shm}
 
     assert loaded({"triton": triton}).settings.memory_limit == limit
-    own = {"triton": triton, "settings": {"memory_limit": "2GiB"}}
-    assert loaded(own).settings.memory_limit == 2 * 2**30
+    own = {"triton": triton, "settings": {"memory_limit": "256MiB"}}
+    assert loaded(own).settings.memory_limit == 256 * 2**20
 
 
 def test_with_gpus_the_limit_is_what_they_have():
