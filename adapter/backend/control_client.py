@@ -44,6 +44,13 @@ class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclien
         """`address`: `host:port` or `unix:/path`. grpc connects at the first call."""
         super().__init__(address, channel_args=[*_CHANNEL, *keepalive])
 
+    async def wait_broken(self) -> None:
+        """Return when the connection has ended: the present one, or else the next."""
+        ready = grpc.ChannelConnectivity.READY
+        while (state := self._channel.get_state()) is not ready:
+            await self._channel.wait_for_state_change(state)
+        await self._channel.wait_for_state_change(ready)
+
     async def repository_index_bytes(self, client_timeout: float) -> bytes:
         """Return the unparsed answer: parsing a long list costs more than all else."""
         ask = self._channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")

@@ -55,9 +55,9 @@ _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 class TritonControl:
     """Triton's control calls. Every call has a time limit; every failure is an AdapterError.
 
-    `live` is the result of the last probe; `monitor` updates it within a second. `answers` counts
-    the probes that Triton answered, `lives` how often it became live. `on_live` is called when it
-    does not answer any more (False), and when it does again (True).
+    `live` is the result of the last probe, and False as soon as the connection breaks; `monitor`
+    updates it. `answers` counts the probes that Triton answered, `lives` how often it became live.
+    `on_live` is called when it does not answer any more (False), and when it does again (True).
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
     folders. Such models are in no index (seen on 2.51), so they are queried one by one, and a model
@@ -76,7 +76,7 @@ class TritonControl:
         tracing: Tracing | None = None,
     ) -> None:
         self.live = False
-        self.lives = self.answers = 0
+        self.lives = self.answers = self._breaks = 0
         self._payload = payload
         self._uploaded: set[TritonName] = set()
         self._faults = faults
@@ -89,6 +89,7 @@ class TritonControl:
         self._listing = SharedIndex(self._ask_index)
         self._address = ""
         self._why_not_live = ""
+        self._silent_since = 0.0
 
     def connect(self, address: str) -> None:
         """Set the address, `host:port` or `unix:/path`. grpc connects at the first call."""
@@ -287,38 +288,58 @@ class TritonControl:
     async def monitor(self, on_back: Callable[[], Awaitable[None]]) -> NoReturn:
         """Probe for ever, and update `live`. Each time that Triton came back, call `on_back` until
         it succeeds.
+
+        The connection is watched too: a Triton that restarts quickly answers every probe, though it
+        has lost its models.
         """
-        is_handled, silent_since = self.live, 0.0
+        handled = self.lives
 
         async def tick() -> None:
-            nonlocal is_handled, silent_since
-            was = self.live
-            is_handled = await self._probe() and is_handled
-            if was and not self.live:
-                silent_since = time.monotonic()
-                log.warning("triton.unreachable")
-                self._on_live(False)  # noqa: FBT003 - the one thing that it tells
-            elif silent_since and self.live:
-                seconds, silent_since = time.monotonic() - silent_since, 0.0
-                log.info("triton.reachable", extra={"seconds": round(seconds, 3)})
-                self._on_live(True)  # noqa: FBT003
-            if self.live and not is_handled:
+            nonlocal handled
+            if await self._probe() and handled != (lives := self.lives):
                 await on_back()
-                is_handled = True
+                handled = lives
 
-        await background.forever(tick, seconds=_PROBE_SECONDS)
+        watch = background.forever(self._watch_connection, seconds=_PROBE_SECONDS)
+        watching = background.begin("triton-connection-watch", watch)
+        try:
+            await background.forever(tick, seconds=_PROBE_SECONDS)
+        finally:
+            background.end(watching)
+
+    async def _watch_connection(self) -> NoReturn:
+        while True:
+            await self._connected().wait_broken()
+            self._breaks += 1
+            self._update(is_live=False)
 
     async def _probe(self) -> bool:
         is_live, self._why_not_live = False, "it says that it is not live"
+        breaks = self._breaks
         try:
-            assert self._client is not None  # noqa: S101 - connect() comes first
-            is_live = bool(await self._client.is_server_live(client_timeout=2.0))
+            is_live = bool(await self._connected().is_server_live(client_timeout=2.0))
         except InferenceServerException as error:
             self._why_not_live = error.message() or "no answer"
-        self.lives += is_live and not self.live
-        self.live = is_live
+        # an answer from before a break says nothing of the Triton that is there now
+        self._update(is_live=is_live and breaks == self._breaks)
+        return self.live
+
+    def _update(self, *, is_live: bool) -> None:
+        was, self.live = self.live, is_live
         self.answers += is_live
-        return is_live
+        self.lives += is_live and not was
+        if was and not is_live:
+            self._silent_since = time.monotonic()
+            log.warning("triton.unreachable")
+            self._on_live(False)  # noqa: FBT003 - the one thing that it tells
+        elif is_live and self._silent_since:
+            seconds, self._silent_since = time.monotonic() - self._silent_since, 0.0
+            log.info("triton.reachable", extra={"seconds": round(seconds, 3)})
+            self._on_live(True)  # noqa: FBT003
+
+    def _connected(self) -> ControlClient:
+        assert self._client is not None  # noqa: S101 - connect() comes first
+        return self._client
 
     async def _call(
         self,

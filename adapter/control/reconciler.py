@@ -180,12 +180,16 @@ class Reconciler:
             self._returns.call_failed(record.id, error)
         elif isinstance(error, ModelNotFound):
             self._begin_reconcile()
-            if self._presence.comes_back(
-                record
-            ):  # "not found" would make the caller load it as well
+            # "not found" would make the caller load it as well
+            if self._presence.comes_back(record) or self._is_loaded_again(record):
                 again = f"model {record.id!r} is being loaded again"
                 return ModelNotReady(again, model_id=record.id)
         return error
+
+    def _is_loaded_again(self, record: ModelRecord) -> bool:
+        """Return whether the loss that a call reports is known, and the model on its way back."""
+        known = self._registry.get(record.id)
+        return known is not None and (known is not record or known.state is ModelState.RETURNING)
 
     def _begin_reconcile(self) -> asyncio.Task[None]:
         if self._reconciling is None or self._reconciling.done():

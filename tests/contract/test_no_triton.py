@@ -190,6 +190,31 @@ async def test_a_watched_triton_that_goes_away_is_noticed_and_so_is_its_return(
 
 
 @real
+async def test_a_triton_that_is_back_before_the_next_probe_is_noticed_too(triton, port):
+    relay = Relay(triton.grpc_address, port)
+    await relay.open()
+    control = made(f"127.0.0.1:{relay.port}")
+    lives: list[int] = []
+
+    async def on_back() -> None:
+        lives.append(control.lives)
+
+    watch = asyncio.create_task(control.monitor(on_back))
+    await until(lambda: len(lives) == 1)
+    probes = control.answers
+    await until(lambda: control.answers > probes)  # the next is half a second away
+    await relay.close()
+    await relay.open()
+    await until(lambda: not control.live)
+    await until(lambda: len(lives) == 2)
+    assert lives[1] > lives[0]
+    watch.cancel()
+    await asyncio.wait({watch})
+    await control.close()
+    await relay.close()
+
+
+@real
 async def test_a_connection_that_breaks_during_a_call_may_have_delivered_it(
     shelf, triton, port, gate
 ):

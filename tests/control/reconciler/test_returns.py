@@ -50,6 +50,33 @@ async def test_the_request_that_finds_the_loss_is_told_to_try_again(reloading):
     reloading.check("m")
 
 
+@pytest.mark.parametrize(
+    ("state", "held"),
+    [
+        (ModelState.RETURNING, "remove m"),
+        (ModelState.LOADING, "load m"),
+        (ModelState.READY, None),
+    ],
+)
+async def test_a_request_that_triton_lost_is_told_to_try_again_once_the_loss_is_known(state, held):
+    house = await House(embedded=False, loads_again=None).open()
+    await house.load("m")
+    lease = house.control.lease(ModelId("m"))
+    lease.__enter__()
+    gate = house.steps.hold(held) if held else None
+    house.triton.models.clear()
+    house.triton.lives += 1
+    coming = house.begin(house.control.triton_restarted())
+    await house.until_state("m", state)
+    with pytest.raises(ModelNotReady), lease:
+        raise ModelNotFound("Triton does not have the model")
+    if gate is not None:
+        gate.open()
+    await coming
+    await house.until_state("m", ModelState.READY)
+    await house.close()
+
+
 async def test_until_the_load_begins_again_requests_are_told_to_try_again(reloading):
     await reloading.load("m")
     reloading.triton.models.clear()
