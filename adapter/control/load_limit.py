@@ -149,7 +149,7 @@ class LoadThreads:
         self.count = count
         self._registry = registry
         self._memory = memory
-        self._inside: dict[ModelRecord, float] = {}  # and since when, by time.monotonic
+        self._inside: dict[ModelRecord, asyncio.Future[None] | None] = {}  # what Triton answers
         self._queue = asyncio.Lock()
         self._changed = asyncio.Event()
 
@@ -164,12 +164,22 @@ class LoadThreads:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_SECONDS):
                         await self._changed.wait()
-            self._inside[record] = time.monotonic()
+            self._inside[record] = None
         if record.waits_for is WaitsFor.THREAD:
             step(record, WaitsFor.TRITON)
 
+    def asked(self, record: ModelRecord, load: asyncio.Future[None]) -> None:
+        """Keep the call of a load that has a thread."""
+        self._inside[record] = load
+
+    def call_of(self, record: ModelRecord) -> asyncio.Future[None] | None:
+        """Return the call of a load that Triton has not answered, as far as anybody knows."""
+        return self._inside.get(record)
+
     def give_back(self, record: ModelRecord) -> None:
-        self._inside.pop(record, None)
+        load = self._inside.pop(record, None)
+        if load is not None and not load.cancel() and not load.cancelled():
+            load.exception()  # the load was ended, and nobody waits for its outcome
         self._changed.set()
 
     def has(self, record: ModelRecord) -> bool:

@@ -105,7 +105,7 @@ class Loader:
         first, if it can be; else the model is stuck.
         """
         try:
-            await self._unloader.unload(record, is_loading=self._threads.has(record))
+            await self._unloader.unload(record, load=self._threads.call_of(record))
         finally:
             self._threads.give_back(record)
 
@@ -193,6 +193,7 @@ class Loader:
         """
         await self._threads.take(record)
         load = asyncio.ensure_future(self._triton.load(name, record.id))
+        self._threads.asked(record, load)
         monitor = _StubMonitor({name, *record.placement.along}, self._limits)
         begun, refusal = time.monotonic(), None
         try:
@@ -214,7 +215,6 @@ class Loader:
         finally:
             if _has_answered(load):
                 self._threads.give_back(record)
-            load.cancel()
 
     async def _warm_up(self, record: ModelRecord, estimate: Estimate, seconds: float) -> None:
         """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else

@@ -80,11 +80,11 @@ class Unloader:
         *,
         is_dead: bool = False,
         to_the_end: bool = False,
-        is_loading: bool = False,
+        load: asyncio.Future[None] | None = None,
     ) -> None:
         """Unload the model; return when Triton no longer has it and, with an embedded server, its
-        processes and all that they started have ended. A stuck model is left alone. `is_loading`:
-        Triton has not answered its load, which is ended.
+        processes and all that they started have ended. A stuck model is left alone. `load`: the
+        call of its load that Triton has not answered; the load is ended.
 
         The processes of an unload without progress are killed. Raises BackendTimeout if some
         survive; `to_the_end` waits for them without limit instead.
@@ -95,8 +95,10 @@ class Unloader:
         # taken now: `_unload_again` starts others under the same names
         processes = await self._processes_of(names)
         try:
-            for name in reversed(record.placement.load):
-                await self._ask(record, name, is_loading=is_loading)
+            await self._ask(record, is_loading=load is not None)
+            if load is not None and not load.done():  # Triton got the unload before the load
+                await self._answered(record, load, is_loading=True)
+                await self._ask(record, is_loading=True)
         except BackendTimeout:
             if record.state in _NOT_LOADED:  # the unload waits for that load
                 self.give_up(record)
@@ -107,26 +109,32 @@ class Unloader:
         await self._see_ended(record, processes, reloaded=left, to_the_end=to_the_end)
         await self._free_regions(record)
 
-    async def _ask(self, record: ModelRecord, name: TritonName, *, is_loading: bool) -> None:
-        """Ask Triton for the unload of one model, which waits for a load of it in Triton."""
-        if record.state not in _NOT_LOADED:
-            return await self._triton.unload(name, record.id)
-        call = asyncio.ensure_future(self._triton.unload(name, record.id))
+    async def _ask(self, record: ModelRecord, *, is_loading: bool) -> None:
+        """Ask Triton for the unload, which waits for loads of these models in Triton."""
+        for name in reversed(record.placement.load):
+            call = asyncio.ensure_future(self._triton.unload(name, record.id))
+            try:
+                if record.state in _NOT_LOADED:
+                    await self._answered(record, call, is_loading=is_loading)
+                await call
+            finally:
+                call.cancel()
+
+    async def _answered(
+        self, record: ModelRecord, call: asyncio.Future[None], *, is_loading: bool
+    ) -> None:
+        """Wait until Triton has answered, and end the load of the model if it does not end soon."""
         begun = time.monotonic()
         end = begun + self._limits.unload
-        try:
-            while not (await asyncio.wait({call}, timeout=_END_SECONDS))[0]:
-                now = time.monotonic()
-                if now > end:
-                    raise still_loading(record)
-                is_due = is_loading and now - begun > _GRACE_SECONDS
-                if is_due and await self.end_loading(record):
-                    self.ended.add(record)
-                    end = min(end, now + _ENDED_SECONDS)
-                    log.warning("model.load_ended", extra={"model_id": record.id, "reason": ENDED})
-            await call
-        finally:
-            call.cancel()
+        while not (await asyncio.wait({call}, timeout=_END_SECONDS))[0]:
+            now = time.monotonic()
+            if now > end:
+                raise still_loading(record)
+            is_due = is_loading and now - begun > _GRACE_SECONDS
+            if is_due and await self.end_loading(record):
+                self.ended.add(record)
+                end = min(end, now + _ENDED_SECONDS)
+                log.warning("model.load_ended", extra={"model_id": record.id, "reason": ENDED})
 
     async def end_loading(self, record: ModelRecord) -> bool:
         """Kill the processes in which Triton initializes the model, so that its load fails; return

@@ -384,7 +384,7 @@ async def test_the_processes_of_a_load_that_is_ended_are_killed(end, caplog):
     house = await House(1000 * MIB, limits).open()
     house.server.endable.add("m")
     house.triton.loading.add("m")
-    _, load = await held_at(house, "load m", house.load("m"))
+    loading, load = await held_at(house, "load m", house.load("m"))
     gate = house.steps.hold("unload m")
     ending = house.begin(house.unload("m")) if end == "unload" else load
     for _ in range(500):
@@ -393,7 +393,8 @@ async def test_the_processes_of_a_load_that_is_ended_are_killed(end, caplog):
         await asyncio.sleep(0.01)
     assert house.server.ended == ["m"]
     house.triton.loading.clear()
-    gate.open()  # Triton has ended the load
+    loading.open()  # Triton has ended the load
+    gate.open()
     kind, text = (UnloadedMeanwhile, "unloaded") if end == "unload" else (BackendTimeout, "0.5 s")
     with pytest.raises(kind, match=text):
         await load

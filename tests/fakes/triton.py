@@ -29,6 +29,10 @@ class FakeControlTriton:
         self._steps = steps
 
     async def load(self, name: TritonName, model_id: ModelId) -> None:
+        """It goes on when its caller cancels."""
+        await asyncio.shield(asyncio.ensure_future(self._load(name)))
+
+    async def _load(self, name: TritonName) -> None:
         await self._steps.take("load", name)
         if name in self.deadly:
             self.end()

@@ -157,6 +157,7 @@ async def test_a_load_has_its_thread_until_an_unload_has_ended_it(house):
     third = house.begin(house.load("c"))
     await until_waits(house, "c", WaitsFor.THREAD)
     unload_gate.open()
+    begun[0][0].open()
     await asyncio.gather(unload, third)
     begun[1][0].open()
     await begun[1][1]

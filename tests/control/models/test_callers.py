@@ -59,12 +59,30 @@ async def test_an_unload_ends_a_load_at_every_step_and_undoes_it(house, step):
     gate = house.steps.hold(step)
     load = house.begin(house.load("m"))
     await gate.reached.wait()
-    await house.unload("m")
+    unload = house.begin(house.unload("m"))
+    await house.turns()
+    gate.open()  # a load goes on in Triton
+    await unload
     with pytest.raises(UnloadedMeanwhile, match="was unloaded while it was being loaded"):
         await load
     house.check()
     await house.load("m")
     house.check("m")
+
+
+async def test_an_unload_that_triton_takes_up_before_the_load_leaves_nothing_either(house):
+    gate = house.steps.hold("load")
+    load = house.begin(house.load("m"))
+    await gate.reached.wait()
+    unload = house.begin(house.unload("m"))
+    await house.turns()
+    assert "unload m" in house.steps.seen
+    gate.open()
+    await unload
+    with pytest.raises(UnloadedMeanwhile):
+        await load
+    await house.turns()
+    house.check()
 
 
 async def test_an_unload_ends_a_load_that_waits_for_an_earlier_unload(house):
