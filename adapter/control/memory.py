@@ -123,7 +123,7 @@ class Memory:
                 outlook = self._outlook(
                     package.content_key,
                     reading,
-                    waits_for_others=now - begun < self._limits.alone,
+                    loads=self._waited_for(begun, now),
                     may_wait=not short_since or now - short_since < self._limits.recovery,
                     can_evict=evicts and self.room is not None and self.room.can_be_made,
                     is_planned=terms.is_planned,
@@ -316,13 +316,11 @@ class Memory:
         key: str,
         reading: MemoryReading | None,
         *,
-        waits_for_others: bool,
+        loads: Collection[Account],
         may_wait: bool,
         can_evict: bool,
         is_planned: bool,
     ) -> Outlook:
-        """`waits_for_others` is False once a load has waited for others for too long."""
-        loads = self.accounts.moving if waits_for_others else []
         return Outlook(
             book=self.ledger.snapshot(),
             reading=self.limit.less_reserved(reading),
@@ -337,6 +335,18 @@ class Memory:
             can_evict=can_evict,
             is_planned=is_planned,
         )
+
+    def _waited_for(self, begun: float, now: float) -> list[Account]:
+        """Return the loads that one waits for which came at `begun`: none once it has waited for too
+        long. Beside a load that stands still, only those that were admitted before it came: several
+        that hang would each be waited for in turn.
+        """
+        if now - begun >= self._limits.alone:
+            return []
+        moving = self.accounts.moving
+        if len(moving) == len(self.accounts.loads):
+            return moving
+        return [each for each in moving if each.begun < begun]
 
     @asynccontextmanager
     async def _turn(self, record: ModelRecord) -> AsyncIterator[None]:

@@ -120,6 +120,18 @@ async def test_nobody_waits_for_a_load_that_takes_nothing_and_is_measured_all_th
     assert not house.control.memory.sizes.is_exact(record_key(house, "m"))  # of it nothing is known
 
 
+async def test_the_waits_for_loads_that_hang_do_not_add_up(house):
+    gates = [house.steps.hold(f"place {name}") for name in "mnop"]
+    loads = [house.begin(house.load(name)) for name in "mnop"]
+    await asyncio.wait_for(asyncio.gather(*(gate.reached.wait() for gate in gates[1:])), 5)
+    still = [house.control.memory.still_since(ModelId(name)) is not None for name in "mnop"]
+    assert still == [True, False, False, False]
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(*loads)
+    house.check("m", "n", "o", "p")
+
+
 async def test_a_load_that_takes_memory_is_waited_for(house):
     gate, growing = await begin_load(house, "m")
     second = house.begin(house.load("n"))
