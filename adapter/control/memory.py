@@ -337,9 +337,10 @@ class Memory:
         )
 
     def _waited_for(self, begun: float, now: float) -> list[Account]:
-        """Return the loads that one waits for which came at `begun`: none once it has waited for too
-        long. Beside a load that stands still, only those that were admitted before it came: several
-        that hang would each be waited for in turn.
+        """Return the loads that a load begun at `begun` waits for; none once it has waited too long.
+
+        Beside a load that stands still it waits for no other that was admitted after it came: it
+        would wait for several that hang one after the other.
         """
         if now - begun >= self._limits.alone:
             return []

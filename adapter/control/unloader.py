@@ -95,10 +95,10 @@ class Unloader:
         # taken now: `_unload_again` starts others under the same names
         processes = await self._processes_of(names)
         try:
-            await self._ask(record, is_loading=load is not None)
-            if load is not None and not load.done():  # Triton got the unload before the load
+            if load is not None:
+                # an unload sent before may overtake the load, and one that waits may end Triton
                 await self._answered(record, load, is_loading=True)
-                await self._ask(record, is_loading=True)
+            await self._ask(record, is_loading=load is not None)
         except BackendTimeout:
             if record.state in _NOT_LOADED:  # the unload waits for that load
                 self.give_up(record)

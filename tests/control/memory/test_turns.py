@@ -165,11 +165,12 @@ async def test_a_load_has_its_thread_until_an_unload_has_ended_it(house):
     begun = [await begin_load(house, name) for name in "ab"]
     unload_gate = house.steps.hold("unload a")
     unload = house.begin(house.unload("a"))
+    await house.turns()
+    begun[0][0].open()
     await asyncio.wait_for(unload_gate.reached.wait(), 5)
     third = house.begin(house.load("c"))
     await until_waits(house, "c", WaitsFor.THREAD)
     unload_gate.open()
-    begun[0][0].open()
     await asyncio.gather(unload, third)
     begun[1][0].open()
     await begun[1][1]

@@ -70,18 +70,19 @@ async def test_an_unload_ends_a_load_at_every_step_and_undoes_it(house, step):
     house.check("m")
 
 
-async def test_an_unload_that_triton_takes_up_before_the_load_leaves_nothing_either(house):
+async def test_triton_is_asked_for_an_unload_only_once_it_has_answered_the_load(house):
+    """It may take up the unload first; one that waits for several loads may end it with SIGSEGV."""
     gate = house.steps.hold("load")
     load = house.begin(house.load("m"))
     await gate.reached.wait()
     unload = house.begin(house.unload("m"))
     await house.turns()
-    assert "unload m" in house.steps.seen
+    assert "unload m" not in house.steps.seen
     gate.open()
     await unload
     with pytest.raises(UnloadedMeanwhile):
         await load
-    await house.turns()
+    assert "unload m" in house.steps.seen
     house.check()
 
 
@@ -105,7 +106,10 @@ async def test_a_load_that_fails_while_it_is_ended_leaves_nothing_to_unload(hous
     house.steps.fail("unload", BackendUnavailable("the connection broke", delivered=True))
     load = house.begin(house.load("m"))
     await gate.reached.wait()
-    await house.unload("m")
+    unload = house.begin(house.unload("m"))
+    await house.turns()
+    gate.open()
+    await unload
     with pytest.raises(UnloadedMeanwhile):
         await load
     await house.quiet()

@@ -42,6 +42,11 @@ def serves(adapter: RunningAdapter, name: str) -> bool:
     )
 
 
+def waits(adapter: RunningAdapter, name: str) -> bool:
+    found = [each for each in adapter.state()["models"] if each["model_id"] == name]
+    return bool(found) and found[0]["waits_for"] is not None
+
+
 def timed(act) -> float:
     begun = time.monotonic()
     assert act().status == 200
@@ -92,6 +97,28 @@ def test_a_load_beside_one_that_hangs_is_not_held_back(tmp_path: Path) -> None:
         assert max(beside) < 2 * without + _LONGER_SECONDS, (without, beside)
         assert asked.result()[0].status == 409
         check_serving(adapter, client, "before", "beside0", "beside1")
+
+
+def test_a_load_behind_four_that_begin_and_hang_waits_for_them_side_by_side(tmp_path: Path) -> None:
+    hanging = write_hanging(tmp_path / "hanging")
+    sound, behind = write_eater(tmp_path / "sound", 1), write_eater(tmp_path / "behind", 30)
+    with (
+        embedded_adapter(
+            f"--model-roots={tmp_path}", "--triton-args=--model-load-thread-count=6"
+        ) as adapter,
+        closing(adapter.client()) as client,
+        background(adapter, 4) as others,
+    ):
+        without = timed(lambda: client.load("before", sound))
+        asked = [begin_hanging(adapter, others, "m0", hanging)]
+        for number in range(1, 4):
+            asked.append(others.ask(lambda c, n=number: c.load(f"m{n}", hanging)))
+            wait_until(lambda n=number: waits(adapter, f"m{n}"), 10, f"m{number} waits")
+        assert timed(lambda: client.load("behind", behind)) < without + _LONGER_SECONDS
+        for number in range(4):
+            assert client.delete(f"/models/m{number}").status == 200
+        assert [each.result()[0].status for each in asked] == [409] * 4
+        check_serving(adapter, client, "before", "behind")
 
 
 @pytest.mark.parametrize("end", ["unload", "limit"])
