@@ -337,7 +337,7 @@ class Memory:
         )
 
     def _waited_for(self, begun: float, now: float) -> list[Account]:
-        """Return the loads that a load begun at `begun` waits for; none once it has waited too long.
+        """Return the loads that one begun at `begun` waits for; none if it has waited too long.
 
         Beside a load that stands still it waits for no other that was admitted after it came: it
         would wait for several that hang one after the other.
