@@ -123,6 +123,8 @@ class TestLoad:
         first = house.begin(front.load("m", "/old"))
         await gate.reached.wait()
         second = house.begin(front.load("m", "/new"))
+        await turns_of_the_loop()
+        gate.open()  # a load goes on in Triton
         with pytest.raises(UnloadedMeanwhile):
             await first
         await second
@@ -239,7 +241,10 @@ class TestConcurrency:
         load = house.begin(front.load("m"))
         await gate.reached.wait()
         load.cancel()
-        await front.unload("m")
+        unload = house.begin(front.unload("m"))
+        await turns_of_the_loop()
+        gate.open()  # a load goes on in Triton
+        await unload
         house.check()
 
     @pytest.mark.parametrize(("setting", "told"), [("0", 0), ("4", 4), ("instances", 3)])
