@@ -186,7 +186,7 @@ class LoadThreads:
         return record in self._inside
 
     def holders(self) -> list[ModelRecord]:
-        return [*{**self._inside, **dict.fromkeys(self._registry.stuck.values(), 0.0)}]
+        return [*dict.fromkeys([*self._inside, *self._registry.stuck.values()])]
 
     def ids(self) -> tuple[ModelId, ...]:
         return tuple(record.id for record in self.holders())
