@@ -99,29 +99,6 @@ def test_a_load_beside_one_that_hangs_is_not_held_back(tmp_path: Path) -> None:
         check_serving(adapter, client, "before", "beside0", "beside1")
 
 
-def test_a_load_behind_four_that_begin_and_hang_waits_for_them_side_by_side(tmp_path: Path) -> None:
-    hanging = write_hanging(tmp_path / "hanging")
-    sound, behind = write_eater(tmp_path / "sound", 1), write_eater(tmp_path / "behind", 30)
-    with (
-        embedded_adapter(
-            f"--model-roots={tmp_path}", "--triton-args=--model-load-thread-count=6"
-        ) as adapter,
-        closing(adapter.client()) as client,
-        background(adapter, 4) as others,
-    ):
-        without = timed(lambda: client.load("before", sound))
-        asked = [begin_hanging(adapter, others, "m0", hanging)]
-        for number in range(1, 4):
-            asked.append(others.ask(lambda c, n=number: c.load(f"m{n}", hanging)))
-            wait_until(lambda n=number: waits(adapter, f"m{n}"), 10, f"m{number} waits")
-        took = timed(lambda: client.load("behind", behind))
-        assert took < 2 * without + _LONGER_SECONDS, (without, took)
-        for number in range(4):
-            assert client.delete(f"/models/m{number}").status == 200
-        assert [each.result()[0].status for each in asked] == [409] * 4
-        check_serving(adapter, client, "before", "behind")
-
-
 @pytest.mark.parametrize("end", ["unload", "limit"])
 def test_four_hanging_loads_cost_no_model_that_is_loaded(tmp_path: Path, end: str) -> None:
     hanging, sound = write_hanging(tmp_path / "hanging"), write_eater(tmp_path / "sound", 1)
