@@ -7,13 +7,14 @@ from functools import partial
 from adapter.app.shared import Shared
 from adapter.core.calls import V2DataPlane
 from adapter.dataplane.traced import TracedRpc
+from adapter.frontends.http.application import Front
 from adapter.frontends.http.endpoint.callers import Callers, Key
 from adapter.frontends.http.endpoint.endpoint import Endpoint
 from adapter.frontends.http.endpoint.fast_path import EndpointInference
 from adapter.frontends.http.endpoint.names import Endpoints
 from adapter.frontends.http.endpoint.plain import PlainCalls
 from adapter.frontends.http.endpoint.streams import Streams
-from adapter.frontends.http.fast_path import FastPath, Front, Inference
+from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.observer import Observer
 from adapter.settings import Settings, parse_endpoint_key

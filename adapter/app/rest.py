@@ -78,6 +78,7 @@ def _build(
         FastPath(
             *(shared.control, plane, observer, Clock(), shared.budget),
             make=inference_kind(shared),
+            loads_for_calls=shared.serving is not None,
         ),
         heads,
         observer,

@@ -93,7 +93,7 @@ class ModelControl:
         self._unloader = Unloader(registry, triton, server, limits, left, lose_requests=lose)
         self._loader = self._make_loader(triton, server, metrics)
         self.presence = Presence(triton, server, loads_again=loads_again)
-        self._loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
+        self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._terms: dict[ModelId, Terms] = {}  # of the same loads
         self.returns = self._make_returns(load_threads)
         self._reconciler = self._make_reconciler(triton, server, load_threads)
@@ -161,7 +161,7 @@ class ModelControl:
 
     async def serving(self, model_id: ModelId, wait_seconds: float) -> Lease:
         """Return a lease; wait for a load of this model in progress, for `wait_seconds` at most."""
-        if (task := self._loading.get(model_id)) is not None:
+        if (task := self.loading.get(model_id)) is not None:
             leave_out()
             await asyncio.wait({task}, timeout=wait_seconds)
         return self.lease(model_id)
@@ -184,7 +184,7 @@ class ModelControl:
         if model_id in self.registry:
             await self.catch_up(model_id)
         known = self.registry.get(model_id)
-        there = "being loaded" if model_id in self._loading else None
+        there = "being loaded" if model_id in self.loading else None
         if doing := there or (known and _THERE.get(known.state)):
             if not terms.is_on_demand:
                 self._keep(model_id)
@@ -202,7 +202,7 @@ class ModelControl:
 
     async def loaded(self, model_id: ModelId) -> ModelRecord:
         """Return the record of a loaded model, or the outcome of its load in progress."""
-        if (task := self._loading.get(model_id)) is not None:
+        if (task := self.loading.get(model_id)) is not None:
             return await self._load_limit.outcome(model_id, task)
         return self.registry.serving(model_id)
 
@@ -219,7 +219,7 @@ class ModelControl:
     async def make_way(self, model_id: ModelId, begun: _Act = bool, /, **log_fields: str) -> None:
         """Unload the model as `unload` does, but to load it again: it is wanted as before."""
         self.refuse_unless_open()
-        if model_id not in self.registry and model_id not in self._loading:
+        if model_id not in self.registry and model_id not in self.loading:
             raise not_loaded(model_id)
         known = self.registry.get(model_id)
         ended = [known] if self._load_limit.is_ended(model_id) else []
@@ -328,7 +328,7 @@ class ModelControl:
             url=source.url,
         )
         self._terms[model_id] = terms
-        self._loading[model_id] = task = self.operations.start("load", model_id, work)
+        self.loading[model_id] = task = self.operations.start("load", model_id, work)
         task.add_done_callback(partial(self._load_ended, load))
         return task
 
@@ -337,8 +337,8 @@ class ModelControl:
 
     def _load_ended(self, load: LimitedLoad, task: asyncio.Task[ModelRecord]) -> None:
         self._load_limit.done(load)
-        if self._loading.get(load.model_id) is task:
-            del self._loading[load.model_id], self._terms[load.model_id]
+        if self.loading.get(load.model_id) is task:
+            del self.loading[load.model_id], self._terms[load.model_id]
 
     async def _load(
         self, load: LimitedLoad, source: ModelSource, lost: ModelRecord | None, terms: Terms

@@ -111,6 +111,13 @@ class Residency:
         self._count_hit()
         return lease
 
+    def refuse(self, model_id: ModelId, key: ArtifactKey) -> None:
+        """Raise the error of a call that is not even to wait for its model, if it is one."""
+        self._control.refuse_unless_open()  # before anything is fetched for nothing
+        self._refuse_another(model_id, key)
+        self.entries.refuse_known(model_id)
+        self.entries.refuse_one_more(model_id)
+
     async def lease(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]:
         """Return a lease of the model, which is fetched and loaded first where need be.
 
@@ -120,10 +127,8 @@ class Residency:
         """
         if (lease := self.resident(model_id, key)) is not None:
             return lease, CacheUse.HIT
-        self._control.refuse_unless_open()  # before anything is fetched for nothing
+        self.refuse(model_id, key)
         await self._control.catch_up(model_id)
-        self._refuse_another(model_id, key)
-        self.entries.refuse_known(model_id)
         leave_out()
         entry, begun = self.entries.awaited(model_id, key), time.monotonic()
         try:

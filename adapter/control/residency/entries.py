@@ -68,13 +68,18 @@ class Entries:
 
     def awaited(self, model_id: ModelId, key: ArtifactKey) -> Entry:
         """Return the entry for one more caller, who is to call `left`."""
+        self.refuse_one_more(model_id)
         entry = self._entries.get(model_id)
-        self._limits.refuse_one_more(model_id, self.waiting, entry.waiting if entry else 0)
         if entry is None:
             entry = self._entries[model_id] = Entry(model_id, key)
         entry.waiting += 1
         self.waiting += 1
         return entry
+
+    def refuse_one_more(self, model_id: ModelId) -> None:
+        """Raise TooManyWaiting if as many callers wait as may."""
+        entry = self._entries.get(model_id)
+        self._limits.refuse_one_more(model_id, self.waiting, entry.waiting if entry else 0)
 
     def left(self, entry: Entry) -> None:
         """Note that a caller waits no more."""

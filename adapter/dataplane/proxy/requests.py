@@ -12,7 +12,13 @@ from adapter.dataplane.proxy.responses import Responses
 from adapter.dataplane.proxy.routing import Call
 from adapter.dataplane.proxy.time_limits import TimeLimits
 from adapter.dataplane.proxy.upstream import Upstream
-from adapter.errors import IncompleteMessage, InvalidRequest, MessageTooLarge, Overloaded
+from adapter.errors import (
+    AdapterError,
+    IncompleteMessage,
+    InvalidRequest,
+    MessageTooLarge,
+    Overloaded,
+)
 from adapter.protocols.http2.frames import Code
 from adapter.protocols.http2.states import AFTER_PEERS_END
 from adapter.protocols.http2.transport import Piece
@@ -94,8 +100,8 @@ class Requests:
             self._downstream.credit(exchange.inbound, len(piece))
 
     def _goes_whole(self, exchange: Exchange, piece: Piece) -> bool:
-        """Forward a complete request of one DATA frame to Triton, as most small requests are.
-        False, with nothing done, where it is anything else.
+        """Forward a complete request of one DATA frame to Triton, as most small requests are, or
+        refuse it. False, with nothing done, where it is anything else.
         """
         call = exchange.call
         if call.direct is None or call.length is not None or not isinstance(piece, bytes):
@@ -106,7 +112,11 @@ class Requests:
         upstream = self._upstream(is_triton=True)
         if not upstream.fits_whole(len(piece)) or not call.direct_start:
             return False
-        exchange.direct_call = self._context.policy.admit(name, call.mesh_id)
+        try:
+            exchange.direct_call = self._context.policy.admit(name, call.mesh_id)
+        except AdapterError as error:
+            self._responses.refuse(exchange, error)
+            return True
         if exchange.direct_call is None:
             return False
         upstream.open_whole(exchange, piece)
@@ -198,6 +208,8 @@ class Requests:
         elif block is not None and self._admits(exchange, name, piece, end=end):
             self._open(exchange, block, is_triton=True, end=False)
             self._send(exchange, piece, end=end)
+        elif exchange.is_answered:
+            return  # it was refused
         elif (error := self._too_large(exchange, length_of(piece))) is not None:
             if block is None or not isinstance(name, bytes):
                 self._responses.refuse(exchange, error)
@@ -255,6 +267,10 @@ class Requests:
             exchange.direct_call = self._context.policy.admit(name, exchange.call.mesh_id)
         except InvalidRequest:
             return False  # the fallback server answers with the error
+        except AdapterError as error:
+            if end:
+                self._responses.refuse(exchange, error)
+            return False
         if exchange.direct_call is None:
             return False
         exchange.scanner = scanner

@@ -153,7 +153,8 @@ class Responses:
             self.fail(exchange, error)
             return
         call = exchange.call
-        status, text, more = self._context.policy.refused(call.path, error, call.mesh_id)
+        policy = self._context.policy
+        status, text, more = policy.refused(call.path, error, call.mesh_id, call.headers)
         self._detach(exchange)
         if isinstance(error, UnknownEncoding):
             more = ((b"grpc-accept-encoding", error.accepted.encode()),)

@@ -36,7 +36,7 @@ class Call:
     names, `seconds` the timeout. A `refusal` is answered at once. `max_bytes` bounds the message
     for the fallback server; None for a stream, whose messages that server judges. `length` is
     `content-length`, `http_status` the response to what is not gRPC. `direct_start` begins the
-    HEADERS frame of `direct`; empty where it needs CONTINUATION.
+    HEADERS frame of `direct`; empty where it needs CONTINUATION. `headers`: all that were read.
     """
 
     path: bytes
@@ -49,6 +49,7 @@ class Call:
     length: int | None
     http_status: int | None
     direct_start: bytes
+    headers: Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,14 @@ class RoutingPolicy(Protocol):
         """Return the limit of a message that goes to the fallback server; None for streams."""
 
     def refused(
-        self, path: bytes, error: AdapterError, mesh_id: str | None
+        self, path: bytes, error: AdapterError, mesh_id: str | None, headers: Headers
     ) -> tuple[int, str, Headers]:
         """Return the gRPC status for a call that was not forwarded, its text and more trailers."""
 
     def admit(self, name: bytes, mesh_id: str | None) -> DirectCall | None:
-        """None: use the fallback server, which also produces the error response."""
+        """None: use the fallback server. Raises the error with which that would answer a complete
+        message at once.
+        """
 
     def may_wait(self, name: bytes, mesh_id: str | None) -> bool:
         """Whether `ready` may change it that the call was not admitted."""
@@ -142,7 +145,8 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     most = policy.max_bytes(path)
     start = frames.headers_start(direct or b"", end=False)
     status = _http_status(found)
-    return Call(path, fallback, direct, mesh_id, seconds, refusal, most, length, status, start)
+    about = (path, fallback, direct, mesh_id, seconds, refusal, most, length, status, start)
+    return Call(*about, headers)
 
 
 def too_large_call(headers: Headers, why: str) -> Call:
@@ -153,7 +157,7 @@ def too_large_call(headers: Headers, why: str) -> Call:
     found.update(headers)
     refusal = MessageTooLarge(f"{why}; send fewer or shorter ones")
     status = HTTP_431 if _http_status(found) else None
-    return Call(found[b":path"], b"", None, None, None, refusal, None, None, status, b"")
+    return Call(found[b":path"], b"", None, None, None, refusal, None, None, status, b"", headers)
 
 
 def _http_status(found: Mapping[bytes, bytes]) -> int | None:

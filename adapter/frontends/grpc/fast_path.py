@@ -32,6 +32,7 @@ from adapter.frontends.grpc.middleware import (
 )
 from adapter.frontends.grpc.v2 import SERVICE
 from adapter.protocols.http2.headers import Headers
+from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
 
 FRONTEND, _METHOD = "grpc_data", "ModelInfer"
@@ -107,10 +108,11 @@ class GrpcFastPath:
         return self._limits.unary if path in _UNARY else None
 
     def refused(
-        self, path: bytes, error: AdapterError, mesh_id: str | None
+        self, path: bytes, error: AdapterError, mesh_id: str | None, headers: Headers
     ) -> tuple[int, str, Headers]:
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
-        code, text = self.middleware.status_of(method, error, is_of_mesh=mesh_id is not None)
+        ids, is_of_mesh = _ids(headers), mesh_id is not None
+        code, text = self.middleware.status_of(method, error, ids, is_of_mesh=is_of_mesh)
         if path == _PATH:
             self.served.count(code.name, 0.0)
         return int(code.value[0]), text, _trailers(error)
@@ -118,14 +120,31 @@ class GrpcFastPath:
     def admit(self, name: bytes, mesh_id: str | None) -> "_DirectCall | None":
         try:
             text = name.decode()
-            lease = self.control.lease(ModelId(text))
-        except (UnicodeDecodeError, AdapterError):  # the fallback server answers with the error
+            lease = self.control.lease(ModelId(text if mesh_id is None else mesh_id))
+        except UnicodeDecodeError:  # the fallback server answers with the error
             return None
+        except AdapterError as error:
+            if self._may_wait(text, mesh_id, error):
+                return None
+            raise
         if (mesh_id is not None or self._loads_on_demand) and self._is_lost(lease.record):
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
         return _DirectCall(self, lease, mesh_id)
+
+    def _may_wait(self, name: str, mesh_id: str | None, error: AdapterError) -> bool:
+        """Return whether `error` may not be the last word on a call: a load may be waited for, or
+        for a mesh that Triton's end shows. Raises an error that comes before.
+        """
+        if self._loads_on_demand:
+            return True
+        model_id = parse_model_id(name if mesh_id is None else mesh_id)
+        if mesh_id is not None:
+            self.control.presence.refuse_lost(model_id)
+            if isinstance(error, BackendUnavailable):
+                return True
+        return model_id in self.control.loading
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand
@@ -161,6 +180,14 @@ class GrpcFastPath:
 
 def _trailers(error: AdapterError) -> Headers:
     return tuple((key.encode(), value.encode()) for key, value in trailers_of(error))
+
+
+def _ids(headers: Headers) -> dict[str, str]:
+    """Return the request's ids, as fields of the log."""
+    text = {key: value for key, value in headers if not key.endswith(b"-bin")}
+    return request_ids.of_headers(
+        {key.decode("latin-1"): value.decode("latin-1") for key, value in text.items()}
+    )
 
 
 def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:

@@ -20,12 +20,14 @@ HEAD_BYTES = 16 * 2**10
 # aiohttp's own timer for idle connections must not end one.
 _NEVER_SECONDS = 1e9
 # What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
-_SKIPPED_BYTES = 64 * 2**10
+SKIPPED_BYTES = 64 * 2**10
 _MALFORMED = BrokenBody("the body is malformed")
 
 
 class Front(Protocol):
-    """The connection. `left`: bytes of the body in hand that have not come, where that is known."""
+    """The caller's connection. `left`: bytes of the body in hand that have not come, where that is
+    known. `is_full`: the caller does not take what is written.
+    """
 
     transport: asyncio.Transport
     left: int
@@ -34,6 +36,7 @@ class Front(Protocol):
 
     @property
     def takes_more(self) -> bool: ...
+    def serve_by_application(self, data: bytes) -> None: ...
     def begins(self, *, is_whole: bool) -> None: ...
     def answered(self, *, is_last: bool) -> None: ...
     def refuse(self, why: str) -> None: ...
@@ -122,7 +125,7 @@ class Application:
         if "Upgrade" in request.headers:
             return False  # aiohttp may skip what comes behind one
         if not request.content.is_eof():
-            is_little = not self.is_for_good and self.front.left <= _SKIPPED_BYTES
+            is_little = not self.is_for_good and self.front.left <= SKIPPED_BYTES
             comes = request.content.exception() is None and "Expect" not in request.headers
             if not (is_little and comes):
                 return False

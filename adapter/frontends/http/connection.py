@@ -281,19 +281,19 @@ class Connection(asyncio.Protocol):
         self._application.serve(data)
 
     def _read_body(self, data: bytes) -> None:
-        if left := self.left:
-            piece = data[:left]
-            data = data[left:]
+        left = self.left
+        piece, behind = data[:left], data[left:]
+        if behind:
+            self._ahead += behind
+            if len(self._ahead) > _AHEAD_BYTES:
+                self.transport.pause_reading()
+        if piece:
             self.left = left - len(piece)
             self._arrived(len(piece))
             if self.state is _FAST:
                 self._inference.feed(piece, is_last=not self.left)
             else:
                 self._application.feed(piece)
-        if data:
-            self._ahead += data
-            if len(self._ahead) > _AHEAD_BYTES:
-                self.transport.pause_reading()
 
     def _arrived(self, size: int) -> None:
         if self._arrival is None:

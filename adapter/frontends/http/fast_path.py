@@ -1,51 +1,44 @@
 """Plain inferences, from the caller's connection to Triton's and back, by callbacks alone.
 
 A small body is gathered before anything else is taken; a larger one goes on as it comes. What
-cannot be begun here goes to aiohttp, which says why. Nothing is parsed but the head of the answer.
+cannot be begun here goes to aiohttp; what is refused without a wait is answered here. Nothing is
+parsed but the head of the answer.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from http import HTTPStatus
 from time import monotonic
-from typing import Any, Protocol
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
 from adapter.errors import AdapterError, BackendError, CapacityError
-from adapter.frontends.http import binary
+from adapter.frontends.http.application import SKIPPED_BYTES, Front
 from adapter.frontends.http.callbacks import guarded
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import Head, Plain, headers_of
 from adapter.frontends.http.observer import (
-    INTERNAL_ERROR,
-    OF_THE_CONNECTION,
+    INTERNAL_FAILURE,
     Clock,
     Observer,
-    again_headers,
+    Refusal,
     begin_of_head,
-    encoded,
-    error_body,
-    json_answer,
+    given_back,
+    own_refusal,
+    refusal_answer,
 )
 from adapter.runtime.byte_budget import ByteBudget, Holding
 
 # Bodies up to this size are gathered, and answers up to this are; others are passed on.
-_GATHERED_BYTES = 256 * 2**10
+GATHERED_BYTES = 256 * 2**10
 _WHOLE_BYTES = 2**20
 # One write of so much costs less than one of its pieces.
 _JOINED_BYTES = 2**14
 
 _OK = 200
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
-_HEADER_LENGTH = b"inference-header-content-length"
-_DROPPED = frozenset(name.encode() for name in OF_THE_CONNECTION)
-_JSON = [(b"Content-Type", b"application/json")]
-_BINARY = binary.content_type(0).removesuffix("0").encode()
 
 
 class Stage(Enum):
@@ -56,19 +49,18 @@ class Stage(Enum):
     WAITING = auto()  # Triton has the request
     ANSWERING = auto()
     REFUSING = auto()
+    SKIPPING = auto()  # it is refused, and the rest of its body dropped
 
 
 # Python 3.11 looks long for a member of an enumeration.
 _HELD = LeaseState.HELD
-_NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING = Stage
-
-log = logging.getLogger(__name__)
+_NONE, _GATHERING, _CONNECTING, _SENDING, _WAITING, _ANSWERING, _REFUSING, _SKIPPING = Stage
 
 
 @dataclass(slots=True)
 class FastPath:
     """What all plain inferences share. `takes_more`: the next request of a connection is welcome
-    here. `make`: an Inference of another kind.
+    here. `make`: an Inference of another kind. `loads_for_calls`: calls of V2 load their models.
     """
 
     control: ModelControl
@@ -78,18 +70,12 @@ class FastPath:
     budget: ByteBudget
     takes_more: bool = True
     make: "Callable[[Front, FastPath], Inference] | None" = None
+    loads_for_calls: bool = False
 
-
-class Front(Protocol):
-    """The caller's connection. `is_full`: the caller does not take what is written."""
-
-    transport: asyncio.Transport
-    is_full: bool
-
-    def serve_by_application(self, data: bytes) -> None: ...
-    def answered(self, *, is_last: bool) -> None: ...
-    def refuse(self, why: str) -> None: ...
-    def abort(self) -> None: ...
+    def may_wait(self, plain: Plain) -> bool:
+        """Return whether the call waits for its model where that is not loaded."""
+        is_waiting = self.loads_for_calls or plain.model_id in self.control.loading
+        return plain.route.frontend == "v2" and is_waiting
 
 
 class Inference:
@@ -108,7 +94,7 @@ class Inference:
         self._holding: Holding | None = None
         self._is_blocked = False  # Triton does not take what is written
         self._check: Check | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | asyncio.Handle | None = None
         self._pieces: list[bytes] = []
         self._answer_held = 0
 
@@ -129,12 +115,7 @@ class Inference:
         self._is_blocked = False
         self._stage = _GATHERING
         plain.served.in_flight.count += 1
-        if self._is_whole:
-            is_taken = self._serve(body)
-        elif length <= _GATHERED_BYTES:
-            is_taken = self._gather(body)
-        else:
-            is_taken = self._stream(body, length)
+        is_taken = self._serve(body) if self._is_whole else self._begin_body(body, length)
         if not is_taken:
             self._over()
         return is_taken
@@ -148,6 +129,8 @@ class Inference:
             self._pieces.append(piece)
             if is_last and self._stage is _GATHERING:
                 self._gathered()
+        elif is_last and self._stage is _SKIPPING and self._status:
+            self._done(is_last=False)
 
     def left(self) -> None:
         """The caller has. What Triton works on it goes on with."""
@@ -174,12 +157,21 @@ class Inference:
         if self._holding is not None and not self._holding.take(size):
             self._front.transport.pause_reading()
 
-    def _gather(self, body: bytes) -> bool:
-        if self._find_lease() is None:
-            return False
+    def _begin_body(self, body: bytes, length: int) -> bool:
+        try:
+            if (lease := self._find_lease()) is None:
+                return False
+        except AdapterError as error:
+            return self._refuse_soon(error)
+        if length > GATHERED_BYTES:
+            self._stream(lease, body, length)
+        else:
+            self._gather(body)
+        return True
+
+    def _gather(self, body: bytes) -> None:
         self._hold(body)
         self._pieces = [body]
-        return True
 
     def _gathered(self) -> None:
         self._callers = monotonic() - self._begun
@@ -193,29 +185,26 @@ class Inference:
         """With the whole body. A connection to Triton that is idle is taken here, for less."""
         dataplane = self._path.dataplane
         try:
+            if (lease := self._find_lease()) is None:
+                return False
+            self._lease = lease
+            lease.begin(self._begun)
             dataplane.check(body, self._plain.json_bytes)
-        except AdapterError:
-            return False
-        if (lease := self._find_lease()) is None:
-            return False
-        self._lease = lease
-        lease.begin(self._begun)
+        except AdapterError as error:
+            return self._refuse_soon(error)
         if (upstream := dataplane.idle()) is None:
             self._to_triton(body)
         else:
             self._send(upstream, body)
         return True
 
-    def _stream(self, body: bytes, length: int) -> bool:
-        if (lease := self._find_lease()) is None:
-            return False
+    def _stream(self, lease: Lease, body: bytes, length: int) -> None:
         self._lease = lease
         lease.begin()
         lease.arrives(lambda: self._front.refuse("the model is being unloaded"))
         self._check = self._path.dataplane.checking(self._plain.json_bytes, length)
         self._hold(body)
         self._to_triton(body)
-        return True
 
     def _to_triton(self, body: bytes) -> None:
         """`body` is all of it, or the first of a stream."""
@@ -230,11 +219,13 @@ class Inference:
             self._send(upstream, body)
 
     def _find_lease(self) -> Lease | None:
-        """None where it is aiohttp that answers."""
+        """None where it is aiohttp that answers. Raises what it would answer at once."""
         try:
             lease = self._path.control.lease(self._plain.model_id)
         except AdapterError:
-            return None
+            if self._path.may_wait(self._plain):
+                return None
+            raise
         record, is_typed = lease.record, self._plain.is_typed
         is_other = record.is_renamed or (is_typed and record.content_types)
         return None if is_other or self._path.control.presence.has_lost(record) else lease
@@ -327,16 +318,7 @@ class Inference:
         return plain.answer + more + (clock.last if self._is_last else clock.line)
 
     def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-        if self._plain.route.frontend == "v2":
-            return [pair for pair in headers if pair[0].lower() not in _DROPPED]
-        fields = _JSON
-        for name, value in headers:
-            key = name.lower()
-            if key == _HEADER_LENGTH:
-                fields = [(b"Content-Type", _BINARY + value), *fields[1:]]
-            elif key == b"content-encoding":
-                fields = [*fields, (name, value)]
-        return fields
+        return given_back(headers, is_v2=self._plain.route.frontend == "v2")
 
     @guarded
     def received(self, piece: bytes) -> None:
@@ -369,8 +351,7 @@ class Inference:
         if self._pieces or not self._status:
             self._write()
         self._let_go(None)
-        self._over()
-        self._front.answered(is_last=self._is_last)
+        self._done(is_last=self._is_last)
 
     @guarded
     def failed(self, error: AdapterError) -> None:
@@ -414,36 +395,49 @@ class Inference:
 
     # -- how it ends ------------------------------------------------------------------------
 
+    def _refuse_soon(self, error: AdapterError) -> bool:
+        """Refuse in the next turn of the loop: requests behind this one would be answered within
+        this call. False where much of the body is to come.
+        """
+        if self._front.left > SKIPPED_BYTES:
+            return False
+        self._let_go(error)
+        self._stage = _SKIPPING
+        self._task = asyncio.get_running_loop().call_soon(self._refuse, error)
+        return True
+
     async def _judge(self, error: AdapterError) -> None:
         try:
-            said = await self._path.control.judged(error, self._plain.model_id)
-            self._task = None
-            self._refuse(said)
+            self._refuse(await self._path.control.judged(error, self._plain.model_id))
         except Exception as bug:  # noqa: BLE001 - all of them
             self.bug(bug)
 
+    @guarded
     def _refuse(self, error: AdapterError) -> None:
+        self._task = None
         observer, plain = self._path.observer, self._plain
         target, headers = headers_of(self._raw)
         error = explained(error, headers, None) if plain.is_typed else error
-        status, body = error_body(error, plain.model_id)
-        observer.refused(error, headers, ("POST", target), plain.route.operation, plain.model_id)
-        fields = [(name.encode(), value.encode()) for name, value in again_headers(error).items()]
-        self._say(status, body, fields)
+        refusal = self._refusal(error, headers)
+        asked = ("POST", target), plain.route.operation, plain.model_id
+        observer.refused(error, headers, *asked, more=refusal.logged)
+        self._say(refusal)
 
-    def _say(
-        self, status: int, body: dict[str, Any], fields: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        self._status = status
-        is_last = not (self._is_whole and self._path.takes_more)
-        answer = json_answer(
-            *(status, encoded(body), self._path.clock, fields),
-            echoed=self._plain.echoed,
-            is_last=is_last,
-        )
-        self._front.transport.write(answer)
-        self._over()
-        self._front.answered(is_last=is_last)
+    def _refusal(self, error: AdapterError, _: Mapping[str, str], /) -> Refusal:
+        return own_refusal(error, self._plain.model_id)
+
+    def _failure(self) -> Refusal:
+        return INTERNAL_FAILURE
+
+    def _say(self, refusal: Refusal) -> None:
+        self._status = refusal.status
+        may_go_on = self._is_whole or self._stage is _SKIPPING
+        is_last = not (may_go_on and self._path.takes_more)
+        echoed = b"" if self._plain.call else self._plain.echoed
+        clock = self._path.clock
+        self._front.transport.write(refusal_answer(refusal, clock, echoed=echoed, is_last=is_last))
+        if is_last or self._is_whole:
+            self._done(is_last=is_last)
 
     def bug(self, error: Exception) -> None:
         """An error that nobody expected: 500, or where an answer has begun its end."""
@@ -460,7 +454,7 @@ class Inference:
             if self._stage is _NONE or self._status:
                 self._front.abort()
             else:
-                self._say(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)
+                self._say(self._failure())
         except Exception as another:  # noqa: BLE001 - it is logged, and the caller cut off
             observer.bug(another, request, model_id)
             self._front.abort()
@@ -489,6 +483,10 @@ class Inference:
         if task is not None and task is not asyncio.current_task():
             task.cancel()
         return told
+
+    def _done(self, *, is_last: bool) -> None:
+        self._over()
+        self._front.answered(is_last=is_last)
 
     def _over(self) -> None:
         plain, status = self._plain, self._status

@@ -9,28 +9,25 @@ from typing import Any, Protocol
 
 from aiohttp import ClientError, HttpVersion11, web
 
-from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
     BrokenBody,
     MethodNotAllowed,
     PayloadTooLarge,
-    Unauthenticated,
-    UnsupportedMediaType,
 )
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.observer import (
-    INTERNAL_ERROR,
+    INTERNAL_FAILURE,
+    PHRASES,
     Observer,
-    again_headers,
+    Refusal,
     contract_of,
     echoed_headers,
     encoded,
-    error_body,
+    own_refusal,
 )
 from adapter.frontends.sites import SitePolicy
-from adapter.frontends.status import challenge
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry import request_ids
 from adapter.telemetry.traffic import WAITED, Waited
@@ -55,16 +52,14 @@ def ids_of(request: web.BaseRequest) -> dict[str, str]:
     return request_ids.of_headers(request.headers)
 
 
-def error_answer(error: AdapterError, model_id: ModelId | None) -> web.Response:
-    status, body = error_body(error, model_id)
-    response = answer(body, status)
-    if isinstance(error, MethodNotAllowed):
-        response.headers["Allow"] = error.allowed
-    if isinstance(error, UnsupportedMediaType):
-        response.headers["Accept"] = error.accepted
-    if isinstance(error, Unauthenticated):
-        response.headers["WWW-Authenticate"] = challenge(error)
-    response.headers.update(again_headers(error))
+def _answered(refusal: Refusal) -> web.Response:
+    response = web.Response(
+        status=refusal.status,
+        reason=PHRASES[refusal.status],
+        headers=refusal.headers,
+        body=encoded(refusal.body),
+    )
+    response.content_type = "application/json"
     return response
 
 
@@ -91,9 +86,8 @@ class Dialect(Protocol):
     """The way in which a contract says errors, and what its answers say besides their bodies."""
 
     def begin(self, request: web.BaseRequest) -> None: ...
-    def log_fields(self, request: web.BaseRequest, error: AdapterError, /) -> dict[str, object]: ...
-    def refusal(self, request: web.BaseRequest, error: AdapterError) -> web.Response: ...
-    def failure(self) -> web.Response:
+    def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal: ...
+    def failure(self, request: web.BaseRequest) -> Refusal:
         """Return the answer for a bug."""
 
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]: ...
@@ -104,14 +98,11 @@ class OwnDialect:
 
     def begin(self, request: web.BaseRequest) -> None: ...
 
-    def log_fields(self, _: web.BaseRequest, __: AdapterError, /) -> dict[str, object]:
-        return {}
+    def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal:
+        return own_refusal(error, request.get("model_id"))
 
-    def refusal(self, request: web.BaseRequest, error: AdapterError) -> web.Response:
-        return error_answer(error, request.get("model_id"))
-
-    def failure(self) -> web.Response:
-        return answer(INTERNAL_ERROR, status=500)
+    def failure(self, _: web.BaseRequest, /) -> Refusal:
+        return INTERNAL_FAILURE
 
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]:
         return echoed_headers(request.headers)
@@ -169,19 +160,22 @@ class HttpMiddleware:
             self._sites.check(request.method, request.headers)
             response = await self._handle(request)
         except AdapterError as error:
-            self._note(request, error, dialect.log_fields(request, error))
-            response = dialect.refusal(request, error)
+            refusal = dialect.refusal(request, error)
+            self._note(request, error, refusal.logged)
+            response = _answered(refusal)
         except (ConnectionResetError, asyncio.CancelledError):
             raise  # the caller has gone
         except Exception as error:  # noqa: BLE001 - it is logged, and the caller answered
             target, model_id = (request.method, request.raw_path), request.get("model_id")
             self._observer.bug(error, target, model_id)
-            response = dialect.failure()
+            response = _answered(dialect.failure(request))
         if not response.prepared:
             response.headers.update(dialect.headers(request))
         return response
 
-    def _note(self, request: web.BaseRequest, error: AdapterError, more: dict[str, object]) -> None:
+    def _note(
+        self, request: web.BaseRequest, error: AdapterError, more: Mapping[str, object]
+    ) -> None:
         operation, model_id = request.get("operation", "other"), request.get("model_id")
         target = (request.method, request.raw_path)
         self._observer.refused(error, request.headers, target, operation, model_id, more=more)

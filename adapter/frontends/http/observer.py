@@ -3,25 +3,29 @@
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from adapter.core.calls import NOT_STARTED
+from adapter.core.calls import NOT_STARTED, RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import (
     AboutMemory,
     AdapterError,
     InvalidRequest,
+    MethodNotAllowed,
     OutOfMemory,
     TooManyConnections,
     TooManyWaiting,
+    Unauthenticated,
+    UnsupportedMediaType,
     let_go,
     was_not_started,
 )
-from adapter.frontends.status import HTTP, level_of, lookup
+from adapter.frontends.http import binary
+from adapter.frontends.status import HTTP, challenge, level_of, lookup
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import InFlight, Served
@@ -47,16 +51,18 @@ OF_THE_CONNECTION = frozenset(
         *("host", "expect", "content-length"),
     }
 )
-INTERNAL_ERROR = {
-    "error": "internal error; see the log",
-    "code": "InternalError",
-    "model_name": None,
-}
+
+_HEADER_LENGTH = b"inference-header-content-length"
+_DROPPED = frozenset(name.encode() for name in OF_THE_CONNECTION)
+_JSON = [(b"Content-Type", b"application/json")]
+_BINARY = binary.content_type(0).removesuffix("0").encode()
 
 # In which clients of AWS name an operation whose path does not.
 AWS_OPERATION = "X-Amz-Target"
 
-_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
+# of each status, those that only AWS has included
+PHRASES = {one.value: one.phrase for one in HTTPStatus} | {530: "Internal Dependency"}
+_LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in PHRASES.items()}
 
 _CONTRACTS = {"v2": "v2", "endpoints": "endpoint"}
 _STREAM = "invocations-response-stream"
@@ -103,6 +109,20 @@ def call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict[str,
     }
 
 
+def given_back(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]:
+    """Return the headers of Triton's answer that its caller gets."""
+    if is_v2:
+        return [pair for pair in headers if pair[0].lower() not in _DROPPED]
+    fields = _JSON
+    for name, value in headers:
+        key = name.lower()
+        if key == _HEADER_LENGTH:
+            fields = [(b"Content-Type", _BINARY + value), *fields[1:]]
+        elif key == b"content-encoding":
+            fields = [*fields, (name, value)]
+    return fields
+
+
 def echoed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {
         header: value
@@ -115,21 +135,48 @@ def error_status(error: AdapterError) -> int:
     return (lookup(HTTP, error) or (500, ""))[0]
 
 
-def error_body(error: AdapterError, model_id: ModelId | None) -> tuple[int, dict[str, Any]]:
-    """Status, and what is answered as JSON."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The answer to a request that failed. `body` is sent as JSON; `headers` are those besides what
+    any such answer has; `logged`: fields of the log that SageMaker's contract and V2 do not have.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: dict[str, Any]
+    logged: Mapping[str, object] = field(default_factory=dict)
+
+
+INTERNAL_FAILURE = Refusal(
+    500,
+    {},
+    {"error": "internal error; see the log", "code": "InternalError", "model_name": None},
+)
+
+
+def own_refusal(error: AdapterError, model_id: ModelId | None) -> Refusal:
+    """Return the answer for an error in SageMaker's container contract and in V2. `model_id`: the
+    model that the path names, for errors that name none.
+    """
     status, code = lookup(HTTP, error) or (500, "InternalError")
     name = error.model_id or model_id
     body: dict[str, Any] = {"error": str(error), "code": code, "model_name": name}
     if isinstance(error, AboutMemory):
         body |= asdict(error.figures) | {"matched": error.matched}
-    return status, body
+    return Refusal(status, _headers_of(error), body)
 
 
-def again_headers(error: AdapterError) -> dict[str, str]:
-    """Return what tells a caller whether, and when, to send the request again."""
+def _headers_of(error: AdapterError) -> dict[str, str]:
     headers = {NOT_STARTED: "1"} if was_not_started(error) else {}
-    if isinstance(error, TooManyConnections | TooManyWaiting):
-        headers["Retry-After"] = "1"
+    match error:
+        case TooManyConnections() | TooManyWaiting():
+            headers["Retry-After"] = "1"
+        case MethodNotAllowed():
+            headers["Allow"] = error.allowed
+        case UnsupportedMediaType():
+            headers["Accept"] = error.accepted
+        case Unauthenticated():
+            headers["WWW-Authenticate"] = challenge(error)
     return headers
 
 
@@ -151,28 +198,17 @@ class Clock:
         self.last = b"Connection: close\r\n" + self.line
 
 
-def head_of(
-    status: int, fields: Iterable[tuple[bytes, bytes]], rest: bytes, clock: Clock, *, is_last: bool
-) -> bytes:
-    """`rest` is of whole lines. `is_last`: the connection closes behind the answer."""
-    return begin_of_head(status, fields) + rest + (clock.last if is_last else clock.line)
-
-
 def begin_of_head(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     return _LINES[status] + b"".join([b"%b: %b\r\n" % pair for pair in fields])
 
 
-def json_answer(
-    status: int,
-    body: bytes,
-    clock: Clock,
-    fields: Iterable[tuple[bytes, bytes]] = (),
-    *,
-    echoed: bytes = b"",
-    is_last: bool,
-) -> bytes:
-    rest = b"Content-Type: application/json\r\nContent-Length: %d\r\n%b" % (len(body), echoed)
-    return head_of(status, fields, rest, clock, is_last=is_last) + body
+def refusal_answer(refusal: Refusal, clock: Clock, *, echoed: bytes = b"", is_last: bool) -> bytes:
+    """Return all bytes of the answer. `echoed`: lines of its head."""
+    body = encoded(refusal.body)
+    fields = [(name.encode(), value.encode()) for name, value in refusal.headers.items()]
+    head = begin_of_head(refusal.status, fields)
+    frame = b"Content-Type: application/json\r\n%bContent-Length: %d\r\n" % (echoed, len(body))
+    return head + frame + (clock.last if is_last else clock.line) + body
 
 
 class Observer:

@@ -20,13 +20,7 @@ from adapter.frontends.http.endpoint.errors import Told, new_request_id, refusal
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import Serve
-from adapter.frontends.http.observer import (
-    Observer,
-    again_headers,
-    encoded,
-    error_body,
-    json_answer,
-)
+from adapter.frontends.http.observer import Observer, Refusal, own_refusal, refusal_answer
 from adapter.runtime import background, sockets
 from adapter.settings import Address
 
@@ -159,14 +153,12 @@ class HttpListener:
         """The answer to what was not read: where it may be a call of the endpoint, such a client
         finds what it looks for in it as well.
         """
-        status, body = error_body(error, None)
-        headers = again_headers(error)
+        own = own_refusal(error, None)
         if self._is_endpoint:
-            refusal = refusal_of(error, told)
-            body |= refusal.body
-            headers |= refusal.headers | told.headers()
-        fields = [(name.encode(), value.encode()) for name, value in headers.items()]
-        return json_answer(status, encoded(body), self.fast.clock, fields, is_last=True)
+            aws = refusal_of(error, told)
+            headers = {**own.headers, **aws.headers, **told.headers()}
+            own = Refusal(own.status, headers, own.body | aws.body)
+        return refusal_answer(own, self.fast.clock, is_last=True)
 
     def _take_no_more(self) -> None:
         self.fast.takes_more = False

@@ -1,13 +1,11 @@
 """One table from errors to HTTP; every error a caller can meet has its entry."""
 
-import json
-
 import pytest
 
 from adapter import errors
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, MemoryFigures
-from adapter.frontends.http.middleware import error_answer
+from adapter.frontends.http.observer import own_refusal
 from adapter.frontends.status import HTTP, lookup
 
 # the branches of the tree: classes that sort errors and are never raised themselves
@@ -129,12 +127,11 @@ def test_what_has_no_entry_is_a_bug(error):
 
 
 def test_an_error_is_told_as_text_code_and_model():
-    answer = error_answer(
+    answer = own_refusal(
         errors.ModelNotFound("model 'm' is not loaded", model_id="m"), ModelId("M")
     )
     assert answer.status == 404
-    assert answer.content_type == "application/json"
-    assert json.loads(answer.body) == {
+    assert answer.body == {
         "error": "model 'm' is not loaded",
         "code": "ModelNotFound",
         "model_name": "m",
@@ -142,17 +139,17 @@ def test_an_error_is_told_as_text_code_and_model():
 
 
 def test_an_error_that_names_no_model_is_told_with_the_one_that_was_asked_for():
-    answer = error_answer(errors.InvalidRequest("no JSON"), ModelId("m"))
-    assert json.loads(answer.body)["model_name"] == "m"
+    answer = own_refusal(errors.InvalidRequest("no JSON"), ModelId("m"))
+    assert answer.body["model_name"] == "m"
 
 
 @pytest.mark.parametrize("kind", [errors.InsufficientMemory, errors.OutOfMemory])
 def test_a_lack_of_memory_is_told_with_its_figures(kind):
-    answer = error_answer(
+    answer = own_refusal(
         kind("full", figures=MemoryFigures(3, 2, 1, "GPU-0"), matched="out of memory"), None
     )
     assert answer.status == 507
-    assert json.loads(answer.body) == {
+    assert answer.body == {
         "error": "full",
         "code": kind.__name__,
         "model_name": None,
@@ -165,11 +162,11 @@ def test_a_lack_of_memory_is_told_with_its_figures(kind):
 
 
 def test_figures_that_nobody_knows_are_null():
-    body = json.loads(error_answer(errors.OutOfMemory("full"), None).body)
+    body = own_refusal(errors.OutOfMemory("full"), None).body
     figures = ("needed_bytes", "free_bytes", "limit_bytes", "device")
     assert [body[name] for name in figures] == [None] * 4
 
 
 def test_an_error_without_an_entry_is_answered_as_internal():
-    answer = error_answer(AdapterError("x"), None)
-    assert (answer.status, json.loads(answer.body)["code"]) == (500, "InternalError")
+    answer = own_refusal(AdapterError("x"), None)
+    assert (answer.status, answer.body["code"]) == (500, "InternalError")

@@ -25,7 +25,6 @@ from adapter.errors import (
 )
 from adapter.frontends.http.endpoint.callers import Caller, Callers
 from adapter.frontends.http.endpoint.errors import (
-    Refusal,
     Told,
     failure,
     new_request_id,
@@ -38,8 +37,7 @@ from adapter.frontends.http.endpoint.names import Endpoints, missing
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.middleware import held_body, whole_body
-from adapter.frontends.http.observer import AWS_OPERATION, encoded, path_segments
-from adapter.frontends.status import aws_status
+from adapter.frontends.http.observer import AWS_OPERATION, Refusal, path_segments
 from adapter.protocols.sigv4 import Claim
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import leave_out, waiting_for_caller
@@ -50,7 +48,6 @@ _OPERATIONS = (
     f"InvokeEndpoint (POST /endpoints/NAME/{_INVOKE}) and InvokeEndpointWithResponseStream "
     f"(POST /endpoints/NAME/{_STREAM}), and with no other operation of AWS"
 )
-_REASONS = {424: "Failed Dependency", 530: "Internal Dependency"}
 
 # AWS's own limit of a body. Up to this it is read whole, so that it can be sent to Triton twice.
 _WHOLE_BYTES = 6_291_456
@@ -62,6 +59,7 @@ class Residency(Protocol):
     """Has models where they are asked for (control/residency)."""
 
     def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None: ...
+    def refuse(self, model_id: ModelId, key: ArtifactKey) -> None: ...
     async def lease(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]: ...
     async def make_room(self, error: CapacityError) -> bool: ...
 
@@ -74,14 +72,11 @@ class EndpointDialect:
         request["told"] = Told(new_request_id(), region=region)
         request["frontend"] = "endpoint"
 
-    def log_fields(self, request: web.BaseRequest, error: AdapterError) -> dict[str, object]:
-        return {"status": aws_status(error)[0], "aws_request_id": told_of(request).request_id}
+    def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal:
+        return refusal_of(error, told_of(request))
 
-    def refusal(self, request: web.BaseRequest, error: AdapterError) -> web.Response:
-        return _answer(refusal_of(error, told_of(request)))
-
-    def failure(self) -> web.Response:
-        return _answer(failure())
+    def failure(self, request: web.BaseRequest) -> Refusal:
+        return failure(told_of(request))
 
     def headers(self, request: web.BaseRequest) -> Mapping[str, str]:
         return told_of(request).headers()
@@ -104,14 +99,6 @@ def _segments(request: web.BaseRequest) -> list[str]:
         return path_segments(request.raw_path)
     except InvalidRequest as error:
         raise InvalidCall(str(error)) from error
-
-
-def _answer(refusal: Refusal) -> web.Response:
-    status, reason = refusal.status, _REASONS.get(refusal.status)
-    body = encoded(refusal.body)
-    answer = web.Response(status=status, reason=reason, headers=refusal.headers, body=body)
-    answer.content_type = "application/json"
-    return answer
 
 
 class Endpoint:

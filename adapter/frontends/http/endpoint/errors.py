@@ -20,7 +20,7 @@ from adapter.errors import (
     was_not_started,
 )
 from adapter.frontends.http.endpoint.members import VARIANT
-from adapter.frontends.http.observer import error_body
+from adapter.frontends.http.observer import Refusal, own_refusal
 from adapter.frontends.status import MODEL_ERROR, aws_status
 
 CACHE = "X-Triton-Adapter-Cache"
@@ -81,15 +81,6 @@ def told_of(request: web.BaseRequest) -> Told:
     return told
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """`body` is answered as JSON; `headers` are those besides what any such answer has."""
-
-    status: int
-    headers: dict[str, str]
-    body: dict[str, Any]
-
-
 def region_of(authorization: str) -> str:
     """Return the region that a caller has signed for."""
     found = _SCOPE.search(authorization)
@@ -99,7 +90,7 @@ def region_of(authorization: str) -> str:
 def refusal_of(error: AdapterError, told: Told) -> Refusal:
     status, code = aws_status(error)
     if status == _OURS:
-        return failure()
+        return failure(told)
     headers = {}
     if status == _BUSY:
         wait = error.retry_after_ms if isinstance(error, TooManyWaiting) else _RETRY_MS
@@ -109,7 +100,7 @@ def refusal_of(error: AdapterError, told: Told) -> Refusal:
     body = _of_model(error, told) if (status, code) == MODEL_ERROR else {"Message": str(error)}
     if isinstance(error, UnknownOperation):
         body["__type"] = code  # where clients of AWS's other services look for it
-    return _refusal(status, code, body, headers)
+    return _refusal(status, code, body, headers, told)
 
 
 def message_of(error: AdapterError, told: Told) -> str:
@@ -117,19 +108,22 @@ def message_of(error: AdapterError, told: Told) -> str:
     return str(refusal_of(error, told).body["Message"])
 
 
-def failure() -> Refusal:
+def failure(told: Told) -> Refusal:
     """Return the answer for a bug, and for what is wrong with this machine: the log has it."""
-    return _refusal(500, "InternalFailure", {"Message": "internal error; see the log"}, {})
+    return _refusal(500, "InternalFailure", {"Message": "internal error; see the log"}, {}, told)
 
 
-def _refusal(status: int, code: str, body: dict[str, Any], headers: dict[str, str]) -> Refusal:
-    return Refusal(status, {"x-amzn-ErrorType": code, **headers}, body)
+def _refusal(
+    status: int, code: str, body: dict[str, Any], headers: dict[str, str], told: Told
+) -> Refusal:
+    logged = {"status": status, "aws_request_id": told.request_id}
+    return Refusal(status, {"x-amzn-ErrorType": code, **headers}, body, logged)
 
 
 def _of_model(error: AdapterError, told: Told) -> dict[str, Any]:
     """Callers find the status and the model's own words by the form of the sentence."""
-    status, own = error_body(error, told.model_id)
-    message = json.dumps(own)
+    own = own_refusal(error, told.model_id)
+    status, message = own.status, json.dumps(own.body)
     if isinstance(error, BackendTimeout):
         status = _NO_STATUS
         message = (

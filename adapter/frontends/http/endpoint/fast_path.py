@@ -3,20 +3,18 @@
 What cannot be answered here at once, with the body in hand, goes to aiohttp.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from adapter.control.lease import Lease
 from adapter.core.artifacts import CacheUse
 from adapter.core.calls import RawHeaders
 from adapter.errors import AdapterError, CapacityError
 from adapter.frontends.http import binary
+from adapter.frontends.http.application import Front
 from adapter.frontends.http.callbacks import guarded
-from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.endpoint.endpoint import Residency
 from adapter.frontends.http.endpoint.errors import (
-    REQUEST_ID,
-    Refusal,
     Told,
     failure,
     new_request_id,
@@ -25,15 +23,17 @@ from adapter.frontends.http.endpoint.errors import (
     region_of,
 )
 from adapter.frontends.http.endpoint.plain import PlainCall
-from adapter.frontends.http.fast_path import FastPath, Front, Inference, Stage
-from adapter.frontends.http.head import headers_of
-from adapter.frontends.http.observer import INTERNAL_ERROR
+from adapter.frontends.http.fast_path import GATHERED_BYTES, FastPath, Inference, Stage
+from adapter.frontends.http.head import Head
+from adapter.frontends.http.observer import Refusal
 
 _HEADER_LENGTH = b"inference-header-content-length"
 
 
 class EndpointInference(Inference):
-    """An Inference that takes calls of the endpoint, too. `_body` is kept for a second try."""
+    """An Inference that takes calls of the endpoint, too. `_body` is kept for a second try.
+    `_use`: as in Told. `_was_sent`: this is the second try.
+    """
 
     def __init__(self, front: Front, path: FastPath, residency: Residency) -> None:
         super().__init__(front, path)
@@ -42,33 +42,37 @@ class EndpointInference(Inference):
         self._answer: list[bytes] | None = None
         self._size: int | None = None
 
+        self._use, self._was_sent = CacheUse.MISS, False
+
+    def begin(self, head: Head, raw: bytes, body: bytes) -> bool:
+        self._use, self._was_sent = CacheUse.MISS, False
+        return super().begin(head, raw, body)
+
     # -- to Triton --------------------------------------------------------------------------
 
-    def _gather(self, body: bytes) -> bool:
+    def _begin_body(self, body: bytes, length: int) -> bool:
         if self._plain.call is None:
-            return super()._gather(body)
-        self._hold(body)
-        self._pieces = [body]
+            return super()._begin_body(body, length)
+        if length > GATHERED_BYTES:
+            return False
+        self._gather(body)
         return True
 
-    def _stream(self, body: bytes, length: int) -> bool:
-        return self._plain.call is None and super()._stream(body, length)
-
     def _serve(self, body: bytes) -> bool:
-        self._body, self._answer = body, None
+        self._body, self._answer = None if self._was_sent else body, None
         return super()._serve(body)
 
     def _find_lease(self) -> Lease | None:
         call = self._plain.call
         if call is None:
             return super()._find_lease()
-        try:
-            lease = self._residency.resident(call.model_id, call.key)
-        except AdapterError:
+        lease = self._residency.resident(call.model_id, call.key)
+        if lease is None:
+            self._residency.refuse(call.model_id, call.key)
             return None
-        if lease is None or lease.record.name != call.name:
-            return None
-        return None if self._plain.is_typed and lease.record.content_types else lease
+        self._use = CacheUse.HIT
+        is_other = lease.record.name != call.name
+        return None if is_other or (self._plain.is_typed and lease.record.content_types) else lease
 
     # -- Receiver ---------------------------------------------------------------------------
 
@@ -119,8 +123,8 @@ class EndpointInference(Inference):
         if self._plain.call is None:
             return super()._begin_answer(length, more)
         head = super()._begin_answer(length, more + new_request_id_line())
-        if self._body is None:  # it is the second try, whose times say nothing of ours
-            self._waited = None
+        if self._was_sent:
+            self._waited = None  # the times of a second try say nothing of ours
         return head
 
     def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
@@ -148,57 +152,43 @@ class EndpointInference(Inference):
             ):
                 self._again(body)
             else:
-                self._task = None
                 self._refuse(said)
         except Exception as bug:  # noqa: BLE001 - all of them
             self.bug(bug)
 
     def _again(self, body: bytes) -> None:
         """The last time: nothing is kept for another one."""
-        self._stage, self._task = Stage.GATHERING, None
-        is_taken = self._serve(body)
-        self._body = None
-        if not is_taken:
+        self._stage, self._task, self._was_sent = Stage.GATHERING, None, True
+        if not self._serve(body):
             self._over()
             self._front.serve_by_application(self._raw + body)
 
-    def _refuse(self, error: AdapterError) -> None:
-        call = self._plain.call
-        if call is None:
-            super()._refuse(error)
-            return
-        target, headers = headers_of(self._raw)
-        error = explained(error, headers, None) if self._plain.is_typed else error
-        region = region_of(headers.get("Authorization", ""))
-        members = call.members
-        told = Told(
-            *(new_request_id(), members.endpoint, members.variant, region),
-            cache=CacheUse.HIT,
+    def _refusal(self, error: AdapterError, headers: Mapping[str, str]) -> Refusal:
+        if self._plain.call is None:
+            return super()._refusal(error, headers)
+        told = self._told(self._plain.call)
+        told.region = region_of(headers.get("Authorization", ""))
+        return _with_headers(refusal_of(error, told), told)
+
+    def _failure(self) -> Refusal:
+        if self._plain.call is None:
+            return super()._failure()
+        told = self._told(self._plain.call)
+        return _with_headers(failure(told), told)
+
+    def _told(self, call: PlainCall) -> Told:
+        return Told(
+            new_request_id(),
+            call.members.endpoint,
+            call.members.variant,
+            cache=self._use,
+            was_sent=self._was_sent,
             model_id=call.model_id,
         )
-        refusal = refusal_of(error, told)
-        self._path.observer.refused(
-            error,
-            headers,
-            ("POST", target),
-            self._plain.route.operation,
-            call.model_id,
-            more={"status": refusal.status, "aws_request_id": told.request_id},
-        )
-        self._tell(refusal, told.request_id)
 
-    def _say(
-        self, status: int, body: dict[str, Any], fields: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        if self._plain.call is not None and body is INTERNAL_ERROR:
-            self._tell(failure(), new_request_id())
-        else:
-            super()._say(status, body, fields)
 
-    def _tell(self, refusal: Refusal, request_id: str) -> None:
-        headers = {REQUEST_ID: request_id, **refusal.headers}
-        fields = [(name.encode(), value.encode()) for name, value in headers.items()]
-        super()._say(refusal.status, refusal.body, fields)
+def _with_headers(refusal: Refusal, told: Told) -> Refusal:
+    return replace(refusal, headers={**refusal.headers, **told.headers()})
 
 
 def _json_bytes(headers: RawHeaders) -> int | None:
