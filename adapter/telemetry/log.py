@@ -179,6 +179,12 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)[-_MAX_CHARACTERS:]
+        try:
+            line = _ENCODER.encode(fields)
+            if len(line) <= _MAX_CHARACTERS:  # else there may be a field to cut
+                return line
+        except (TypeError, ValueError, RecursionError):  # one of them is odd
+            pass
         return "{" + ", ".join(f"{_json(str(k))}: {_json(v)}" for k, v in fields.items()) + "}"
 
 
@@ -286,3 +292,6 @@ def _printable(text: str) -> str:
     """Escape what a terminal or the stream cannot show."""
     shown = "".join(c if c in "\n\t" or c.isprintable() else _json(c)[1:-1] for c in text)
     return shown.encode("ascii", "backslashreplace").decode()
+
+
+_ENCODER = json.JSONEncoder(default=_plain, allow_nan=False)

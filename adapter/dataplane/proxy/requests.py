@@ -264,9 +264,10 @@ class Requests:
             scanner.feed(start[PREFIX_BYTES:])
             if end:
                 scanner.end()
-            exchange.direct_call = self._context.policy.admit(name, exchange.call.mesh_id)
         except InvalidRequest:
             return False  # the fallback server answers with the error
+        try:
+            exchange.direct_call = self._context.policy.admit(name, exchange.call.mesh_id)
         except AdapterError as error:
             if end:
                 self._responses.refuse(exchange, error)

@@ -142,7 +142,7 @@ class GrpcFastPath:
         model_id = parse_model_id(name if mesh_id is None else mesh_id)
         if mesh_id is not None:
             self.control.presence.refuse_lost(model_id)
-            if isinstance(error, BackendUnavailable):
+            if type(error) is BackendUnavailable:  # as Presence.is_cause_of has it
                 return True
         return model_id in self.control.loading
 

@@ -129,6 +129,10 @@ class Connection(asyncio.Protocol):
         return self._server.fast.takes_more
 
     @property
+    def is_followed(self) -> bool:
+        return bool(self._ahead)
+
+    @property
     def is_idle(self) -> bool:
         """It has no whole head of a request in hand."""
         is_between = self.state is _IDLE or self.state is _HEAD

@@ -162,7 +162,7 @@ class Inference:
             if (lease := self._find_lease()) is None:
                 return False
         except AdapterError as error:
-            return self._refuse_soon(error)
+            return self._refuse_at_once(error)
         if length > GATHERED_BYTES:
             self._stream(lease, body, length)
         else:
@@ -191,7 +191,7 @@ class Inference:
             lease.begin(self._begun)
             dataplane.check(body, self._plain.json_bytes)
         except AdapterError as error:
-            return self._refuse_soon(error)
+            return self._refuse_at_once(error)
         if (upstream := dataplane.idle()) is None:
             self._to_triton(body)
         else:
@@ -395,15 +395,16 @@ class Inference:
 
     # -- how it ends ------------------------------------------------------------------------
 
-    def _refuse_soon(self, error: AdapterError) -> bool:
-        """Refuse in the next turn of the loop: requests behind this one would be answered within
-        this call. False where much of the body is to come.
-        """
+    def _refuse_at_once(self, error: AdapterError) -> bool:
+        """False where much of the body is to come."""
         if self._front.left > SKIPPED_BYTES:
             return False
         self._let_go(error)
         self._stage = _SKIPPING
-        self._task = asyncio.get_running_loop().call_soon(self._refuse, error)
+        if self._front.is_followed:  # the requests behind would be answered within this call
+            self._task = asyncio.get_running_loop().call_soon(self._refuse, error)
+        else:
+            self._refuse(error)
         return True
 
     async def _judge(self, error: AdapterError) -> None:

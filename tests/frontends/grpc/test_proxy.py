@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 
 import grpc
 import pytest
@@ -124,6 +125,41 @@ async def test_what_is_not_loaded_is_refused_in_tritons_words_and_to_a_mesh_in_o
         text = f"Request for unknown model: 'nope' is not found; {NOT_LOADED}"
         assert await refusal(call(message)) == ("NOT_FOUND", text)
         assert await refusal(call(message, metadata=MESH)) == ("NOT_FOUND", NOT_LOADED)
+
+
+IDS = [("x-request-id", "7"), ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")]
+
+
+@pytest.mark.parametrize("why", ["unknown", "no name", "abandoned"])
+@pytest.mark.parametrize("size", [1, 20_000], ids=["one frame", "several"])
+@pytest.mark.parametrize("is_of_mesh", [False, True])
+async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_mesh, caplog):
+    """A compressed message goes to the fallback server."""
+    name = {"unknown": "nope", "no name": "a\0", "abandoned": "m"}[why]
+    message = request_of(name, *[0.0] * size)
+    mesh = [("mm-model-id-bin", name.encode())] if is_of_mesh else []
+    caplog.set_level(logging.INFO)
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        proxy.house.control.registry.serving("m").abandoned = 64 * (why == "abandoned")
+        found, called = [], []
+        for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+            caplog.clear()
+            metadata = [*IDS, *mesh]
+            call = channel.unary_unary(INFER)(message, metadata=metadata, compression=compression)
+            code, text = await refusal(call)
+            (line,) = [one for one in caplog.records if one.message == "request.failed"]
+            standard = {*vars(logging.makeLogRecord({})), "listener"}  # two here, one in life
+            logged = {key: value for key, value in vars(line).items() if key not in standard}
+            trailers = dict(await call.trailing_metadata() or ())
+            found.append((code, text, trailers, logged))
+            called.append(
+                any(not up.is_triton for s in proxy.server._sessions for up in s.upstreams)
+            )
+        assert found[0] == found[1]
+        assert found[0][3]["trace_id"] == "a" * 32
+        assert proxy.counted(found[0][0]) == 1
+        assert called == [False, True]
+        proxy.house.control.registry.serving("m").abandoned = 0
 
 
 @pytest.mark.parametrize("size", [1, MIB], ids=["small", "too large for the fallback server"])

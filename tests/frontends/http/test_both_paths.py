@@ -6,16 +6,21 @@ They are sent behind one another and cut anywhere. For minutes: tests/nightly/te
 import asyncio
 import itertools
 import json
+import logging
 import os
 import random
+import re
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
 import uvloop
 from aiohttp import web
 
+from adapter.control.presence import Phase
+from adapter.core.model import ModelId
 from adapter.frontends.http.connection import Limits
 from adapter.frontends.http.middleware import answer, whole_body
 from tests.fakes.http_triton import Talk
@@ -253,3 +258,101 @@ async def test_any_two_ways_behind_one_another(first: str, second: str) -> None:
                     caller.writer.write(one.data)
                 async with asyncio.timeout(SECONDS):
                     check(one, await answer_to(caller, one))
+
+
+# What has it is aiohttp's, and else the same.
+SLOW = "TE: trailers"
+IDS = (
+    "X-Request-Id: 7",
+    "X-Amzn-SageMaker-Inference-Id: i",
+    "X-Amzn-SageMaker-Custom-Attributes: a=b",
+)
+
+
+async def unknown(listener: Listener) -> str:
+    return "nobody"
+
+
+async def being_loaded(listener: Listener) -> str:
+    gate = listener.house.steps.hold("load")
+    listener.house.begin(listener.house.load("slow"))
+    await gate.reached.wait()
+    return "slow"
+
+
+async def too_deep(listener: Listener) -> str:
+    return "m"
+
+
+async def starting(listener: Listener) -> str:
+    listener.house.control.presence.phase = Phase.STARTING
+    return "nobody"
+
+
+async def abandoned(listener: Listener) -> str:
+    listener.house.control.registry.serving(ModelId("m")).abandoned = 64
+    return "m"
+
+
+async def refused_by(
+    listener: Listener, data: list[bytes], caplog: pytest.LogCaptureFixture
+) -> tuple[bytes, dict[str, object]]:
+    """All bytes of the answer but those of the date, and the fields of its line in the log."""
+    caplog.clear()
+    caller = await listener.connect()
+    for piece in data:
+        await caller.send(piece)
+        await asyncio.sleep(0.01)
+    raw = await caller.reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", raw)
+    assert length is not None
+    body = await caller.reader.readexactly(int(length[1]))
+    (line,) = [record for record in caplog.records if record.message == "request.failed"]
+    standard = vars(logging.makeLogRecord({})).keys()
+    fields = {name: value for name, value in vars(line).items() if name not in standard}
+    assert (await caller.ask(request(APP))).status == 200, "the connection goes on"
+    return re.sub(rb"Date: [^\r]+", b"Date:", raw) + body, fields
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["whole", "the body behind its head"])
+@pytest.mark.parametrize("path", ["/models/{}/invoke", "/v2/models/{}/infer"])
+@pytest.mark.parametrize("why", [unknown, being_loaded, too_deep, starting, abandoned])
+async def test_both_ways_refuse_with_the_same_bytes_and_the_same_line_in_the_log(
+    why: Callable[[Listener], Awaitable[str]],
+    path: str,
+    pieces: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    body = b"[" * 2000 if why is too_deep else b'{"a":1}'
+    async with opened(limits=PATIENT) as listener, asyncio.timeout(SECONDS):
+        caplog.set_level(logging.INFO)
+        target = path.format(await why(listener))
+        kind = ("v2", "infer") if target.startswith("/v2") else ("sagemaker", "invoke")
+        found = []
+        for more in ((), (SLOW,)):
+            raw = request(target, body, *IDS, *more)
+            cut = [raw] if pieces == 1 else [raw[: -len(body)], raw[-len(body) :]]
+            traffic = listener.house.metrics.traffic
+            before = traffic.added_up(*kind)
+            counts = dict(before.codes), before.fast
+            found.append(await refused_by(listener, cut, caplog))
+            served = traffic.added_up(*kind)
+            status = int(found[-1][0].split()[1])
+            assert served.codes[status] > counts[0].get(status, 0)
+            # a call of V2 waits for the load
+            is_fast = not more and not (why is being_loaded and kind[0] == "v2")
+            assert served.fast == counts[1] + is_fast
+        assert found[0] == found[1]
+
+
+async def test_thousands_of_refusals_behind_one_another_are_answered_in_their_order() -> None:
+    names = [f"nobody{number}" for number in range(3000)]
+    async with opened(limits=PATIENT) as listener, asyncio.timeout(SECONDS):
+        caller = await listener.connect()
+        data = b"".join(request(f"/models/{name}/invoke") for name in names)
+        sending = asyncio.create_task(caller.send(data))
+        for name in names:
+            found = await caller.answer()
+            assert (found.status, found.json()["model_name"]) == (404, name)
+        await sending
+        assert listener.house.metrics.traffic.added_up("sagemaker", "invoke").fast == len(names)

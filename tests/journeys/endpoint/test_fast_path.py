@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.asking import binary_request, sized
+from tests.buckets import Bucket
 from tests.journeys.endpoint.conftest import NAMES
 from tests.journeys.endpoint.test_invoke import BODY, TRIES, invoke
 from tests.running import Client, Reply, RunningAdapter
@@ -100,6 +101,17 @@ def test_what_is_refused_is_refused_alike(caller: Client, headers: dict[str, str
     fast, slow = (told(caller.post(PATH, BODY, headers | more), name) for more in ({}, SLOW))
     assert fast == slow
     assert fast[0] == 400
+
+
+def test_an_archive_that_was_broken_a_moment_ago_is_refused_alike(
+    served: RunningAdapter, caller: Client, bucket: Bucket
+) -> None:
+    bucket.put({"models/broken.tar.gz": b"this is none"})
+    asked = {TARGET: "broken.tar.gz"}
+    first, before = told(caller.post(PATH, BODY, asked), "broken.tar.gz"), fast_calls(served)
+    found = [told(caller.post(PATH, BODY, asked | more), "broken.tar.gz") for more in ({}, SLOW)]
+    assert found == [first, first]
+    assert fast_calls(served) == before + 1
 
 
 def test_an_error_on_the_fast_path_is_logged_with_its_request_id(
