@@ -20,12 +20,19 @@ class Steps:
     def __init__(self) -> None:
         self.seen: list[str] = []
         self._gates: dict[str, Gate] = {}
+        self._held: list[Gate] = []
         self._errors: dict[str, BaseException] = {}
 
     def hold(self, step: str) -> Gate:
         """Stop the next such step until the gate is opened."""
         gate = self._gates[step] = Gate()
+        self._held.append(gate)
         return gate
+
+    def open_all(self) -> None:
+        """Let every step go on that is held."""
+        for gate in self._held:
+            gate.open()
 
     def fail(self, step: str, error: BaseException) -> None:
         """Let the next such step fail."""

@@ -112,8 +112,11 @@ class Residency:
         return lease
 
     def refuse(self, model_id: ModelId, key: ArtifactKey) -> None:
-        """Raise the error of a call that is not even to wait for its model, if it is one."""
+        """Raise the error of a call that would be refused before it waits for its model."""
         self._control.refuse_unless_open()  # before anything is fetched for nothing
+        known = self._control.registry.get(model_id)
+        if known is not None and self._control.presence.has_lost(known):
+            return  # `lease` catches up with Triton first
         self._refuse_another(model_id, key)
         self.entries.refuse_known(model_id)
         self.entries.refuse_one_more(model_id)
@@ -127,8 +130,9 @@ class Residency:
         """
         if (lease := self.resident(model_id, key)) is not None:
             return lease, CacheUse.HIT
-        self.refuse(model_id, key)
+        self._control.refuse_unless_open()
         await self._control.catch_up(model_id)
+        self.refuse(model_id, key)
         leave_out()
         entry, begun = self.entries.awaited(model_id, key), time.monotonic()
         try:

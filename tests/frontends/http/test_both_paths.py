@@ -343,6 +343,7 @@ async def test_both_ways_refuse_with_the_same_bytes_and_the_same_line_in_the_log
             is_fast = not more and not (why is being_loaded and kind[0] == "v2")
             assert served.fast == counts[1] + is_fast
         assert found[0] == found[1]
+        listener.house.steps.open_all()
 
 
 async def test_thousands_of_refusals_behind_one_another_are_answered_in_their_order() -> None:
