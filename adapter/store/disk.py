@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapter.core.artifacts import Artifact, ArtifactKey
+from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
 from adapter.errors import InvalidArtifact, NoRoom
 from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
@@ -254,7 +255,7 @@ class Disk:
                 if not lacks_limit and self._has_disk(count, inodes):
                     self._give(claim, count, is_ahead=is_ahead)
                     return None
-                if kept := self._pop():
+                if kept := self._pop(count):
                     self._leaving += 1
                     return Evicted(kept, "limit" if lacks_limit else "disk")
                 if not self._leaving:
@@ -276,13 +277,22 @@ class Disk:
         has_bytes = not count or free.bytes - RESERVE_BYTES - self._ahead_bytes >= count
         return has_bytes and not _lacks_inodes(free, inodes)
 
-    def _pop(self) -> Kept | None:
+    def _pop(self, count: int) -> Kept | None:
+        """Remove from the index and return what has to leave first for `count` more bytes."""
         idle = [kept for kept in self._kept.values() if not kept.pins]
-        if not idle:
+        idle.sort(key=lambda kept: (not kept.is_lost, not kept.is_replaced, kept.last_used))
+        # those that nobody fetches any more are not spared
+        freed = (0 if kept.is_lost or kept.is_replaced else kept.note.size_bytes for kept in idle)
+        leaving = fewest(zip(idle, freed, strict=True), self._missing(count))
+        if not leaving:
             return None
-        kept = min(idle, key=lambda kept: (not kept.is_lost, not kept.is_replaced, kept.last_used))
-        self._remove(kept)
-        return kept
+        self._remove(leaving[0])
+        return leaving[0]
+
+    def _missing(self, count: int) -> int:
+        of_limit = self.used_bytes + count - self.limit_bytes
+        free_bytes = self._free().bytes - RESERVE_BYTES - self._ahead_bytes
+        return max(of_limit, count - free_bytes if count else 0)
 
     def _remove(self, kept: Kept) -> None:
         del self._kept[kept.note.id]

@@ -232,6 +232,39 @@ def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
     assert evicted == [("a", "disk"), ("b", "disk")]
 
 
+@pytest.mark.parametrize(("needed", "who"), [(80, "c"), (82, "ac"), (84, "abc"), (99, "cd")])
+@pytest.mark.parametrize("reason", ["limit", "disk"])
+def test_small_artifacts_stay_where_a_large_one_that_leaves_is_enough(
+    cache_folder, reason, needed, who
+):
+    free, evicted = 2**40, []
+
+    def on_evicted(each):
+        nonlocal free
+        free += each.kept.note.size_bytes
+        evicted.append(each.kept.note.path)
+        assert each.reason == reason
+
+    limit = 104 if reason == "limit" else 2**40
+    disk = Disk(cache_folder, limit, on_evicted, free=lambda: Free(free, None))
+    for path, size in {"a": 2, "b": 2, "c": 80, "d": 20}.items():
+        kept(cache_folder, disk, path, size)
+    if reason == "disk":
+        free = RESERVE_BYTES
+    Claim("new", disk).take(needed)
+    assert "".join(evicted) == who
+
+
+def test_a_lost_artifact_leaves_also_where_a_large_one_is_enough(cache_folder):
+    evicted = []
+    disk = Disk(cache_folder, 104, lambda each: evicted.append(each.kept.note.path))
+    for path, size in {"a": 2, "b": 2, "c": 80, "d": 20}.items():
+        kept(cache_folder, disk, path, size)
+    disk.lose(disk.hold("/store", "b", None))
+    Claim("new", disk).take(80)
+    assert evicted == ["b", "c"]
+
+
 def test_few_inodes_are_as_a_full_disk(cache_folder):
     free = RESERVE_INODES + 2
     evicted = []

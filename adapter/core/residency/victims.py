@@ -1,8 +1,11 @@
-"""Which models go when room is needed: the least recently used of those that nothing keeps."""
+"""Which models leave memory, and which files the disk, when room is needed: the least recently used
+of those that nothing keeps.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import Bytes, Device, total
@@ -10,6 +13,8 @@ from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures
+
+_T = TypeVar("_T")
 
 
 class Keeps(Enum):
@@ -55,30 +60,37 @@ def what_keeps(record: ModelRecord, *, is_awaited: bool, is_pinned: bool) -> Kee
 def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Candidate]:
     """Return whom to evict together: at least one, while there is one, and as many as are needed
     by the figures. What the figures do not say is found out by the next try.
-
-    Small models are not evicted for a large one that has to go anyway.
     """
-    chosen: list[Candidate] = []
-    missing = _missing(figures)
-    for each in sorted(candidates, key=lambda each: each.used_at):
-        freed = _on(each.held, figures.device)
-        if not freed and figures.device is not None and each.held:
-            continue  # it has nothing on that device
-        chosen.append(each)
+    oldest_first = sorted(candidates, key=lambda each: each.used_at)
+    device = figures.device
+    freed = [(each, _on(each.held, device)) for each in oldest_first]
+    # what has bytes, but none on that device, stays
+    might_free = [(each, size) for each, size in freed if size or device is None or not each.held]
+    return fewest(might_free, _missing(figures))
+
+
+def fewest(candidates: Iterable[tuple[_T, int]], missing: int) -> list[_T]:
+    """Return the first of `candidates` that free `missing` bytes together, at least one; each
+    comes with what it frees, 0 if unknown.
+
+    Small ones are spared for a large one that has to go anyway.
+    """
+    chosen: list[tuple[_T, int]] = []
+    for each, freed in candidates:
+        chosen.append((each, freed))
         missing -= freed
         if missing <= 0:
             break
-    return _without_needless(chosen, -missing, figures.device)
+    return _without_needless(chosen, -missing)
 
 
-def _without_needless(chosen: list[Candidate], excess: int, device: str | None) -> list[Candidate]:
+def _without_needless(chosen: list[tuple[_T, int]], excess: int) -> list[_T]:
     """Drop whose bytes are covered by `excess`, the most recently used first. The last one
-    stays, since the others were too little. A model of which nothing is known may free more
-    than it seems, and stays as well.
+    stays, since the others were too little. One of which nothing is known may free more than it
+    seems, and stays as well.
     """
-    needed = chosen[-1:]
-    for each in reversed(chosen[:-1]):
-        freed = _on(each.held, device)
+    needed = [each for each, _ in chosen[-1:]]
+    for each, freed in reversed(chosen[:-1]):
         if 0 < freed <= excess:
             excess -= freed
         else:
