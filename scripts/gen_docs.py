@@ -376,10 +376,9 @@ def metrics_page() -> str:
     return (
         "# Metrics\n\n"
         "`/metrics` of the listener `admin`, or `metrics` where that is open, has these, as "
-        "OpenMetrics for who asks for it, else in Prometheus's text format, and packed by gzip "
-        "where that is accepted. Only the labels of `triton_adapter_model_...` name models. A "
-        "counter or a histogram with labels appears with its first event. Histograms have the "
-        "usual `_bucket`, `_count` and `_sum`.\n\n"
+        "OpenMetrics for who asks for it, else in Prometheus's text format, packed by gzip where "
+        "accepted. Only the labels of `triton_adapter_model_...` name models. A counter or a "
+        "histogram with labels appears with its first event.\n\n"
         + table(["metric", "type", "labels", "meaning"], metric_rows())
         + "\n## What ModelMesh's metrics ask, of one pod\n\n"
         "A mesh has metrics of its own ([modelmesh-serving](https://github.com/kserve/modelmesh-serving"

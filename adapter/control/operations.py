@@ -140,7 +140,7 @@ class Operations:
     def _count_out_of_memory(self, error: AdapterError) -> None:
         if isinstance(error, InsufficientMemory | OutOfMemory | ModelTooLarge):
             phase = "refused" if was_refused(error) else "load"
-            self._metrics.out_of_memory.labels(phase, error.pattern or "").inc()
+            self._metrics.count_out_of_memory(phase, error.pattern)
 
     def _ended(self, operation: str, model_id: ModelId | None, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

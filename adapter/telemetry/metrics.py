@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 from adapter.core.artifacts import CacheUse
 from adapter.core.ledger import LedgerSnapshot
 from adapter.core.memory import MemoryReading
-from adapter.core.oom_rules import STRONG_RULES, WEAK_RULES
 from adapter.core.state import ModelState
 from adapter.telemetry.history import History
 from adapter.telemetry.model_metrics import ModelCollector
@@ -52,7 +51,6 @@ _EXPECTED_OUTCOMES = {
     ),
     "unload": ("ok", "BackendUnavailable", "BackendTimeout", "bug"),
 }
-_PATTERNS = sorted({rule.name for rule in (*STRONG_RULES, *WEAK_RULES)} | {"", "suspected"})
 _MEMORY = {
     "limit": "What models may take of each device, all together.",
     "reserved": "What loads in progress are expected to take of each device.",
@@ -134,10 +132,8 @@ class Metrics:
             self.operation_seconds.labels(operation)
             for outcome in outcomes:
                 self.operations.labels(operation, outcome)
-        self.out_of_memory.labels("refused", "")
-        for phase in ("load", "infer"):
-            for pattern in _PATTERNS:
-                self.out_of_memory.labels(phase, pattern)
+        for phase in ("refused", "load", "infer"):
+            self._out_of_memory.labels(phase)
 
     def _count_operations(self) -> None:
         self.operations = self._counter(
@@ -232,6 +228,11 @@ class Metrics:
         for reason in ("slow", "long", "waited"):
             self.bodies_cut.labels(reason)
 
+    def count_out_of_memory(self, phase: str, pattern: str | None) -> None:
+        """Count a failure for lack of memory: refused, or at load or infer, and its text's pattern."""
+        self._out_of_memory.labels(phase).inc()
+        self._out_of_memory_patterns.labels(phase, pattern or "").inc()
+
     @contextmanager
     def waiting_load(self, reason: str) -> Iterator[None]:
         with (
@@ -241,10 +242,14 @@ class Metrics:
             yield
 
     def _count_memory(self) -> None:
-        self.out_of_memory = self._counter(
+        self._out_of_memory = self._counter(
             "triton_adapter_oom",
-            "Failures for lack of memory: refused before trying, at load, at inference; and by the"
-            " pattern of the failure's text.",
+            "Failures for lack of memory: refused before trying, at load, at inference.",
+            ("phase",),
+        )
+        self._out_of_memory_patterns = self._counter(
+            "triton_adapter_oom_patterns",
+            "The same by the pattern of the failure's text, empty without one.",
             ("phase", "pattern"),
         )
         self.load_retries = self._counter(

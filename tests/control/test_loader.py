@@ -140,7 +140,9 @@ async def test_a_suspected_failure_while_memory_is_low_is_out_of_memory(house):
         await house.load("m")
     assert caught.value.matched == "is not healthy"
     assert caught.value.figures == MemoryFigures(None, 20 * MIB, 1000 * MIB, HOST)
-    assert sample(house, "triton_adapter_oom_total", phase="load", pattern="suspected") == 1
+    assert (
+        sample(house, "triton_adapter_oom_patterns_total", phase="load", pattern="suspected") == 1
+    )
 
 
 async def test_a_failure_shows_low_memory_also_by_what_the_model_needed(house):
@@ -185,7 +187,7 @@ async def lose(house: House, error: OutOfMemory = FULL) -> str:
 
 async def test_a_model_that_runs_out_of_memory_alone_again_and_again_is_too_large(house):
     assert [await lose(house) for _ in range(5)] == ["OutOfMemory"] * 3 + ["ModelTooLarge"] * 2
-    assert sample(house, "triton_adapter_oom_total", phase="load", pattern="torch") == 5
+    assert sample(house, "triton_adapter_oom_patterns_total", phase="load", pattern="torch") == 5
 
 
 async def test_a_load_that_succeeds_clears_the_model(house):

@@ -150,7 +150,7 @@ class GrpcMiddleware:
             fields["model_id"] = error.model_id
         log.log(level_of(error), "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and method in _INFERENCES:
-            self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
+            self._metrics.count_out_of_memory("infer", error.pattern)
         let_go(error)
 
     async def _serve(

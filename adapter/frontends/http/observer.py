@@ -253,7 +253,7 @@ class Observer:
             fields["model_id"] = named
         log.log(level_of(error), "request.failed", extra=fields)
         if isinstance(error, OutOfMemory) and operation in _INFERENCES:
-            self._metrics.out_of_memory.labels("infer", error.pattern or "").inc()
+            self._metrics.count_out_of_memory("infer", error.pattern)
         let_go(error)
 
     def bug(

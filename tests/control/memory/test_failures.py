@@ -24,7 +24,7 @@ async def test_out_of_memory_is_told_with_what_ledger_and_reader_know(house):
     assert caught.value.figures == MemoryFigures(500 * MIB, 300 * MIB, 1000 * MIB, HOST)
     assert caught.value.matched == text
     assert caught.value.__cause__ is cause
-    assert sample(house, "triton_adapter_oom_total", phase="load", pattern="torch") == 1
+    assert sample(house, "triton_adapter_oom_patterns_total", phase="load", pattern="torch") == 1
     house.check("n")
 
 

@@ -190,7 +190,7 @@ def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter,
     wait_until(lambda: is_counted(page_of(adapter), labels), 30, "it is counted")
     page = page_of(adapter)
     counted = re.findall(
-        r'^triton_adapter_oom_total\{pattern="cuda_out_of_memory",phase="infer"\} (\S+)',
+        r'^triton_adapter_oom_patterns_total\{pattern="cuda_out_of_memory",phase="infer"\} (\S+)',
         page,
         re.MULTILINE,
     )

@@ -172,7 +172,7 @@ def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
             float(line.split()[-1])
             for line in page.splitlines()
             if line.startswith(
-                'triton_adapter_oom_total{pattern="cuda_out_of_memory",phase="infer"}'
+                'triton_adapter_oom_patterns_total{pattern="cuda_out_of_memory",phase="infer"}'
             )
         )
 

@@ -50,7 +50,7 @@ def test_counters_and_histograms_have_their_documented_names_and_labels():
     metrics.operations.labels("load", "ok").inc()
     metrics.operation_seconds.labels("load").observe(1.3)
     metrics.traffic.served("sagemaker", "invoke").count(200, 0.002, 0.0015)
-    metrics.out_of_memory.labels("load", "bad_alloc").inc()
+    metrics.count_out_of_memory("load", "bad_alloc")
     metrics.load_retries.inc()
     metrics.recovery_seconds.observe(0.3)
     metrics.prediction_ratio.labels("learned").observe(1.02)
@@ -70,7 +70,8 @@ def test_counters_and_histograms_have_their_documented_names_and_labels():
         'triton_adapter_overhead_seconds_bucket{frontend="sagemaker",le="%s",method="invoke"}'
     )
     assert (found[overhead % 0.00025], found[overhead % 0.0005]) == (0, 1)
-    assert found['triton_adapter_oom_total{pattern="bad_alloc",phase="load"}'] == 1
+    assert found['triton_adapter_oom_total{phase="load"}'] == 1
+    assert found['triton_adapter_oom_patterns_total{pattern="bad_alloc",phase="load"}'] == 1
     assert found["triton_adapter_load_retries_total"] == 1
     assert found['triton_adapter_memory_recovery_seconds_bucket{le="0.5"}'] == 1
     assert found['triton_adapter_memory_prediction_ratio_bucket{basis="learned",le="1.05"}'] == 1
@@ -80,8 +81,8 @@ def test_counters_and_histograms_have_their_documented_names_and_labels():
 
 def test_two_sets_of_metrics_do_not_share_counts():
     first, second = Metrics(), Metrics()
-    first.out_of_memory.labels("load", "bad_alloc").inc()
-    series = 'triton_adapter_oom_total{pattern="bad_alloc",phase="load"}'
+    first.count_out_of_memory("load", "bad_alloc")
+    series = 'triton_adapter_oom_total{phase="load"}'
     assert (scrape(first)[series], scrape(second)[series]) == (1, 0)
 
 
@@ -95,14 +96,18 @@ def test_two_sets_of_metrics_do_not_share_counts():
         'triton_adapter_operations_total{operation="load",outcome="OutOfMemory"}',
         'triton_adapter_operations_total{operation="unload",outcome="ok"}',
         'triton_adapter_operation_seconds_count{operation="load"}',
-        'triton_adapter_oom_total{pattern="",phase="refused"}',
-        'triton_adapter_oom_total{pattern="cuda_out_of_memory",phase="load"}',
-        'triton_adapter_oom_total{pattern="suspected",phase="infer"}',
+        'triton_adapter_oom_total{phase="refused"}',
+        'triton_adapter_oom_total{phase="load"}',
+        'triton_adapter_oom_total{phase="infer"}',
     ],
 )
 def test_a_series_is_there_before_its_first_event(series):
     """Prometheus does not see an event that its series begins with."""
     assert scrape(Metrics())[series] == 0
+
+
+def test_a_pattern_of_a_failure_has_no_series_before_it_happens():
+    assert not [series for series in scrape(Metrics()) if "pattern=" in series]
 
 
 def test_what_waited_for_its_caller_is_not_the_adapters_own_time():
