@@ -376,7 +376,7 @@ def metrics_page() -> str:
     return (
         "# Metrics\n\n"
         "`/metrics` of the listener `admin`, or `metrics` where that is open, has these, as "
-        "OpenMetrics for who asks for it, else in Prometheus's text format, packed by gzip where "
+        "OpenMetrics for who asks for it, else as Prometheus's text, packed by gzip where "
         "accepted. Only the labels of `triton_adapter_model_...` name models. A counter or a "
         "histogram with labels appears with its first event.\n\n"
         + table(["metric", "type", "labels", "meaning"], metric_rows())

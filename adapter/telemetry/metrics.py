@@ -229,7 +229,7 @@ class Metrics:
             self.bodies_cut.labels(reason)
 
     def count_out_of_memory(self, phase: str, pattern: str | None) -> None:
-        """Count a failure for lack of memory: refused, or at load or infer, and its text's pattern."""
+        """Count a failure for lack of memory; `phase`: refused, load or infer."""
         self._out_of_memory.labels(phase).inc()
         self._out_of_memory_patterns.labels(phase, pattern or "").inc()
 
