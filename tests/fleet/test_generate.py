@@ -57,7 +57,15 @@ def test_envoy_takes_what_is_written(tmp_path, arguments):
 
 
 def test_the_file_that_is_there_is_the_one_for_a_name_of_many_addresses():
-    assert (GENERATE.parent / "envoy.yaml").read_text() == configuration("--dns", "adapters")
+    written = configuration("--listen=0.0.0.0:8080", "--dns", "adapters")
+    assert (GENERATE.parent / "envoy.yaml").read_text() == written
+
+
+def test_envoy_listens_for_this_machine_alone_unless_told_otherwise():
+    configured = yaml.safe_load(configuration("adapter-0"))
+    listening = [each["address"] for each in configured["static_resources"]["listeners"]]
+    for address in (*listening, configured["admin"]["address"]):
+        assert address["socket_address"]["address"] == "127.0.0.1"
 
 
 def test_machines_have_their_ports_and_a_key_that_does_not_depend_on_their_address():
