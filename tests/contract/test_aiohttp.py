@@ -52,9 +52,16 @@ class Written(asyncio.Transport):
 
 
 class Handler(web.RequestHandler):
-    """With an attribute of its own, and a say in what is answered to malformed requests."""
+    """With attributes of its own, and a say in what is answered to malformed requests and in when
+    the transport is read.
+    """
 
-    __slots__ = ("refused",)
+    __slots__ = ("is_held_back", "refused")
+
+    def resume_reading(self, *args: Any, **kwargs: Any) -> None:
+        super().resume_reading(*args, **kwargs)
+        if getattr(self, "is_held_back", False):
+            self.transport.pause_reading()
 
     def handle_error(self, request, status=500, exc=None, message=None):
         self.refused = (status, type(exc), message)
@@ -237,6 +244,16 @@ async def test_a_body_is_at_its_end_as_soon_as_its_last_byte_was_given() -> None
         assert seen[0].content.is_eof()
         assert await seen[0].read() == b"abcd"
         gate.set()
+
+
+async def test_who_resumes_reading_may_pause_it_again_at_once() -> None:
+    """Else what waits behind the request in hand grows with each body that ends."""
+    async with handling(reads) as (handler, transport):
+        handler.is_held_back = True
+        handler.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")
+        handler.data_received(b"cd")
+        await until(lambda: transport.data.endswith(b"abcd"))
+        assert transport.is_paused
 
 
 async def test_a_request_without_a_body_is_at_its_end_from_the_first() -> None:

@@ -7,7 +7,7 @@ tests/contract/test_aiohttp.py.
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
@@ -40,6 +40,7 @@ class Front(Protocol):
     def is_followed(self) -> bool:
         """Bytes behind the request in hand are there."""
 
+    def hold_back(self) -> None: ...
     def serve_by_application(self, data: bytes) -> None: ...
     def begins(self, *, is_whole: bool) -> None: ...
     def answered(self, *, is_last: bool) -> None: ...
@@ -185,6 +186,13 @@ class Handler(web.RequestHandler):
             auto_decompress=False,  # compressed bodies are Triton's to open
         )
         self.application = application
+
+    def resume_reading(self, *args: Any, **kwargs: Any) -> None:
+        """Resume the transport, as aiohttp does at the end of each body; not while much waits
+        behind it.
+        """
+        super().resume_reading(*args, **kwargs)
+        self.application.front.hold_back()
 
     @property
     def requests(self) -> int:

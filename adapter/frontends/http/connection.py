@@ -205,6 +205,7 @@ class Connection(asyncio.Protocol):
                 self._inference.left()
         finally:
             self.state = _CLOSING
+            self._ahead = b""
             self._application.left(exc)
             self._server.lost(self)
 
@@ -273,6 +274,7 @@ class Connection(asyncio.Protocol):
         self._arrival = None
         if left:
             self._arrived(len(body))
+            self._read_on()
         self.state = _FAST
         if not self._inference.begin(head, raw, body):
             self.serve_by_application(raw + body)
@@ -289,8 +291,7 @@ class Connection(asyncio.Protocol):
         piece, behind = data[:left], data[left:]
         if behind:
             self._ahead += behind
-            if len(self._ahead) > _AHEAD_BYTES:
-                self.transport.pause_reading()
+            self.hold_back()
         if piece:
             self.left = left - len(piece)
             self._arrived(len(piece))
@@ -321,10 +322,19 @@ class Connection(asyncio.Protocol):
         self._arrival = None
         if was_at_once and not self.has_ended:  # nothing has held the caller back
             return
-        if not (self._application.is_for_good or self.transport.is_reading()):
-            self.transport.resume_reading()
+        if not self._application.is_for_good and len(self._ahead) <= _AHEAD_BYTES:
+            self._read_on()
         if self._ahead or self.has_ended:
             self._next()
+
+    def hold_back(self) -> None:
+        """Read no more while much waits behind the request in hand."""
+        if len(self._ahead) > _AHEAD_BYTES:
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if not self.transport.is_reading():
+            self.transport.resume_reading()
 
     def _next(self) -> None:
         if self._ahead and not self.is_full:

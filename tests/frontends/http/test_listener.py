@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import sys
+from functools import partial
 
 import pytest
 
 from adapter.core.state import ModelState
+from adapter.frontends.http.endpoint.fast_path import EndpointInference
 from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 
@@ -120,6 +123,37 @@ async def test_what_waits_is_bounded(path):
         sending.cancel()
         caller.reset()
         listener.gate.set()
+
+
+async def test_what_waits_does_not_grow_with_each_answer(tmp_path):
+    async with opened(where=f"unix:{tmp_path / 'socket'}") as listener:
+        caller = await listener.connect()
+        one = request(APP, b"{}", *(f"a{i}: {'x' * 100}" for i in range(120)))
+        sent = one * 40 + request("/app/gate") + one * 400
+        caller.writer.write(sent)
+        for _ in range(40):
+            assert (await caller.answer()).status == 200
+        await listener.reached.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        taken = len(sent) - caller.writer.transport.get_write_buffer_size()
+        assert taken - 40 * len(one) < MIB
+        caller.reset()
+        listener.gate.set()
+
+
+@pytest.mark.parametrize("make", [None, partial(EndpointInference, residency=None)])
+async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, make):
+    """As long as it is idle, and there may be thousands."""
+    async with opened() as listener:
+        fast, bodies = listener.server.fast, []
+        fast.make = make
+        monkeypatch.setattr(fast.dataplane, "check", lambda body, _: bodies.append(body))
+        caller = await listener.connect()
+        assert (await caller.ask(request(FAST, b"x" * 1000))).status == 200
+        (body,), bare = bodies, bytes(1000)
+        bodies.clear()
+        await until(lambda: sys.getrefcount(body) == sys.getrefcount(bare))
 
 
 @both

@@ -31,7 +31,8 @@ _HEADER_LENGTH = b"inference-header-content-length"
 
 
 class EndpointInference(Inference):
-    """An Inference that takes calls of the endpoint, too. `_body` is kept for a second try.
+    """An Inference that takes calls of the endpoint, too. `_body` is kept for a second try, until
+    the request is over.
     `_use`: as in Told. `_was_sent`: this is the second try.
     """
 
@@ -162,6 +163,10 @@ class EndpointInference(Inference):
         if not self._serve(body):
             self._over()
             self._front.serve_by_application(self._raw + body)
+
+    def _over(self) -> None:
+        self._body = self._answer = None
+        super()._over()
 
     def _refusal(self, error: AdapterError, headers: Mapping[str, str]) -> Refusal:
         if self._plain.call is None:
