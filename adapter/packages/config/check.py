@@ -90,7 +90,10 @@ def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
     for quoted in ("", token[0]):
         reason = reason.removeprefix(f"'{quoted}': ")
     line, start = _place(token)
-    return f"{shown(path)}:{line}:{start + column - 1}: {reason[:_MAX_QUOTED]}"
+    # only a known message may be a list without a colon
+    before = [each for each in _unknown(tokens) if each[0].position == number - 2]
+    why = "".join(f" {_not_known(*each)}" for each in before)
+    return f"{shown(path)}:{line}:{start + column - 1}: {reason[:_MAX_QUOTED]}{why}"
 
 
 def _refuse_stray(tokens: Tokens, path: Path) -> None:
@@ -116,9 +119,7 @@ def _place(token: re.Match[str]) -> tuple[int, int]:
 def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
     unknown = _unknown(tokens)
     warnings = [
-        f"{shown(path)}:{_place(tokens[field.position])[0]}: field"
-        f" {field.name[:_MAX_QUOTED]!r} is not known to this version's schema"
-        f"{_meant(field.name, names)}"
+        f"{shown(path)}:{_place(tokens[field.position])[0]}: {_not_known(field, names)}"
         for field, names in unknown[:_MAX_WARNINGS]
     ]
     if (more := len(unknown) - _MAX_WARNINGS) > 0:
@@ -126,9 +127,11 @@ def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _meant(name: str, names: Iterable[str]) -> str:
-    near = get_close_matches(name[:_MAX_QUOTED], names, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+def _not_known(field: Field, names: Iterable[str]) -> str:
+    name = field.name[:_MAX_QUOTED]
+    near = get_close_matches(name, names, 1)
+    proposal = f"; did you mean {near[0]}?" if near else ""
+    return f"field {name!r} is not known to this version's schema{proposal}"
 
 
 def _unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:

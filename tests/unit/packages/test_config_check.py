@@ -80,6 +80,16 @@ def test_an_ensemble_is_a_model_like_any_other():
         ("input { dims: [ 1.5 ] }", ":1:17: Couldn't parse integer: 1.5"),
         ("input { data_type: TYPE_FP99 }", ':1:20: Enum type "inference.DataType" has no value'),
         ("backend { }", ':1:9: Expected ":".'),
+        (
+            "outputs [ { name: 'a' } ]",
+            ":1:9: Expected \"{\". field 'outputs' is not known to this version's schema;"
+            " did you mean output?",
+        ),
+        (
+            "input [ { dim [ 1 ] } ]",
+            ":1:15: Expected \"{\". field 'dim' is not known to this version's schema;"
+            " did you mean dims?",
+        ),
         ("input {\n", ':1:7: Expected "}".'),
         ("backend: 'b' }", ":1:14: Expected identifier or number, got }."),
         ('backend: "it\': s" }', ":1:19: Expected identifier or number, got }."),
