@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -256,13 +256,8 @@ class ArtifactCache:
             return key
         if refusals.known(archives):
             return None
-        paths = [key.path + suffix for suffix in SUFFIXES]
-        found = await asyncio.gather(*map(store.stat, paths), return_exceptions=True)
-        for path, file in zip(paths, found, strict=True):
-            if isinstance(file, BaseException):
-                raise file
-            if file is not None:
-                return replace(key, path=path)
+        if (archive := await _archive(store, key.path)) is not None:
+            return replace(key, path=archive)
         refusals.remember(archives, said)
         return None
 
@@ -284,6 +279,10 @@ class ArtifactCache:
             version = await self._asked(
                 store, key.path, 2 if is_existence_enough else MAX_ENTRIES + 1
             )
+        except ArtifactNotFound as error:
+            lacks = error if is_existence_enough else await _with_archive(error, store, key.path)
+            refusals.remember((key.path,), lacks)
+            raise lacks from None
         except AdapterError as error:
             refusals.remember((key.path,), error)
             if isinstance(error, StoreUnavailable):
@@ -444,3 +443,24 @@ class ArtifactCache:
 def _disk_error(error: OSError, store: Store, path: str) -> AdapterError:
     text = failed(store.location, path, f"the disk of the cache: {error.strerror or error}")
     return NoRoom(text) if error.errno in _FULL else BackendError(text)
+
+
+async def _archive(store: Store, path: str) -> str | None:
+    """Return the key that is `path` with the suffix of an archive; None if the store has none."""
+    paths = [path + suffix for suffix in SUFFIXES]
+    found = await asyncio.gather(*map(store.stat, paths), return_exceptions=True)
+    for each, file in zip(paths, found, strict=True):
+        if isinstance(file, BaseException):
+            raise file
+        if file is not None:
+            return each
+    return None
+
+
+async def _with_archive(error: ArtifactNotFound, store: Store, path: str) -> ArtifactNotFound:
+    """Return the error with the archive that may be meant. Keys with a suffix are not looked up."""
+    if not path.endswith(SUFFIXES):
+        with suppress(AdapterError):
+            if (archive := await _archive(store, path)) is not None:
+                return ArtifactNotFound(f"{error}; did you mean {archive}?")
+    return error

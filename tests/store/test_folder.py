@@ -91,6 +91,21 @@ async def test_a_key_that_is_not_there_is_named_and_no_path_of_the_machine(folde
     assert str(missing.value) == f"{expected}there is no such key"
 
 
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".tar", ".zip"])
+async def test_a_key_without_the_suffix_of_its_archive_is_refused_with_the_whole_key(
+    folder, open_cache, suffix
+):
+    (folder / "team").mkdir()
+    (folder / f"team/digits{suffix}").write_bytes(b"")
+    cache = await open_cache(folder)
+    for _ in range(2):  # also while it is remembered that there is none
+        with pytest.raises(ArtifactNotFound) as missing:
+            await cache.fetch("team/digits")
+        assert str(missing.value).endswith(
+            f"there is no such key; did you mean team/digits{suffix}?"
+        )
+
+
 async def test_a_key_below_a_file_is_not_there(folder, open_cache):
     (folder / "a").write_bytes(b"x")
     with pytest.raises(ArtifactNotFound):
