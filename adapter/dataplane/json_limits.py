@@ -39,9 +39,12 @@ _BACKSLASH = ord("\\")
 _STEPS = {ord("["): 1, ord("]"): -1}
 
 
-@lru_cache(1024)
 def _values(dimensions: bytes) -> int:
     """The most that a part of such a shape has, from its first dimension on."""
+    return (_short_values if len(dimensions) <= _SHORT_BYTES else _all_values)(dimensions)
+
+
+def _all_values(dimensions: bytes) -> int:
     values, most = 1, 0
     for text in dimensions.split(b","):
         digits = text.strip().removeprefix(b"-")
@@ -51,6 +54,9 @@ def _values(dimensions: bytes) -> int:
             values *= int(digits)
             most = max(most, values)
     return most
+
+
+_short_values = lru_cache(1024)(_all_values)
 
 
 @lru_cache(1024)

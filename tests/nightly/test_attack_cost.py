@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
+import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
@@ -32,6 +34,7 @@ from tests.frontends.grpc.test_proxy_floods import (
     settings,
     tiny_data,
 )
+from tests.grpc_calls import NO_LIMITS
 from tests.nightly.test_attack_resources import Oracle
 from tests.running import RunningAdapter, wait_until
 from tests.trees import write_python_model
@@ -292,6 +295,31 @@ def slow_bodies(address: str, path: str, *fields: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def refused_messages(address: str) -> Iterator[None]:
+    """Six callers, whose large messages have more fields than may be, each on its own stream."""
+    fields = pb.ModelInferRequest(model_name="oracle").SerializeToString() + b"\x12\0" * 2**16
+    message = (
+        fields + pb.ModelInferRequest(raw_input_contents=[bytes(62 * MIB)]).SerializeToString()
+    )
+    is_over = threading.Event()
+
+    def call() -> None:
+        with grpc.insecure_channel(address, NO_LIMITS) as channel:
+            while not is_over.is_set():
+                with pytest.raises(grpc.RpcError):
+                    list(channel.stream_stream(STREAM)(iter([message])))
+
+    with ThreadPoolExecutor(6) as callers:
+        calls = [callers.submit(call) for _ in range(6)]
+        try:
+            yield
+        finally:
+            is_over.set()
+    for one in calls:
+        one.result()
+
+
 BARE = """
 import asyncio
 async def serve(reader, writer):
@@ -354,6 +382,7 @@ def test_ping_is_200_ms_late_at_most_whatever_callers_send(
                     assert client.post("/models", given, BEARER).status == 200
             attacks = {n: Attack(adapter.http, p).going_on for n, p in HTTP.items()}
             attacks |= {f"gRPC: {n}": Attack(adapter.grpc, p).going_on for n, p in GRPC.items()}
+            attacks["gRPC: refused messages"] = lambda: refused_messages(adapter.grpc)
             slow = (INVOKE,)
         attacks["slow bodies"] = lambda: slow_bodies(adapter.http, *slow)
         invoke(adapter, "one", 10)

@@ -40,6 +40,8 @@ _EVENT_END = b"\n\n"
 _INFER, _GENERATE_STREAM = "infer", "generate_stream"
 # Triton 2.51 says so with 200, of a decoupled model that did not answer exactly once.
 _SEVERAL_ANSWERS = b'{"error":"generate expects'
+# Of longer targets it is not kept what they mean.
+_SHORT_TARGET = 512
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
 
@@ -58,13 +60,20 @@ class Route:
     media_type: str = ""
 
 
-@lru_cache(512)
 def route_of(raw_target: bytes) -> Route | None:
     """None for what is no inference, or is one of no model that there can be."""
+    is_short = len(raw_target) <= _SHORT_TARGET
+    return (_short_route_of if is_short else _route_of)(raw_target)
+
+
+def _route_of(raw_target: bytes) -> Route | None:
     try:
         return _route(path_segments(raw_target.decode()))
     except (AdapterError, UnicodeDecodeError):
         return None
+
+
+_short_route_of = lru_cache(512)(_route_of)
 
 
 def _route(segments: list[str]) -> Route | None:

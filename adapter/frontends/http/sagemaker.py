@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -22,6 +23,7 @@ from adapter.frontends.http.observer import path_segments
 from adapter.telemetry.metrics import own_version
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+_MAX_FIELDS = 100  # of a query
 _LIMIT = re.compile(r"[0-9]{1,6}")
 _DOCUMENTATION = "README.md and docs/ of this version's source; `triton-adapter --help`"
 
@@ -99,7 +101,8 @@ class SageMaker:
         return answer(_described(record))
 
     async def _list(self, request: web.BaseRequest) -> web.Response:
-        limit, after = _page_size(request), _page_start(request)
+        query = _query(request)
+        limit, after = _page_size(query), _page_start(query)
         records, has_more = self._control.registry.page(after, limit)
         body: dict[str, Any] = {"models": [_described(r) for r in records]}
         if has_more:
@@ -137,15 +140,26 @@ def _described(record: ModelRecord) -> dict[str, str]:
     return {"modelName": record.asked_for, "modelUrl": record.source.told_url}
 
 
-def _page_size(request: web.BaseRequest) -> int:
-    text = request.query.get("limit", str(_DEFAULT_PAGE))
+def _query(request: web.BaseRequest) -> dict[str, str]:
+    """Return the first value of each name. `request.query` stays in a cache of aiohttp's."""
+    text = request.rel_url.raw_query_string
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+    except ValueError:
+        why = f"the query has more than {_MAX_FIELDS} fields"
+        raise InvalidRequest(why) from None
+    return dict(reversed(pairs))
+
+
+def _page_size(query: dict[str, str]) -> int:
+    text = query.get("limit", str(_DEFAULT_PAGE))
     if _LIMIT.fullmatch(text) is None or not 1 <= int(text) <= _MAX_PAGE:
         raise InvalidRequest(f"limit={text[:50]!r}; a number from 1 to {_MAX_PAGE} is accepted")
     return int(text)
 
 
-def _page_start(request: web.BaseRequest) -> ModelId | None:
-    token = request.query.get("next_page_token")
+def _page_start(query: dict[str, str]) -> ModelId | None:
+    token = query.get("next_page_token")
     if not token:
         return None
     try:

@@ -93,6 +93,10 @@ def test_a_token_that_is_none_of_ours_is_refused(listing: Client, token: str) ->
     assert refusal(reply) == (400, "InvalidRequest", None)
 
 
+def test_a_query_of_many_fields_is_refused(listing: Client) -> None:
+    assert refusal(listing.get("/models?" + "a=b&" * 101)) == (400, "InvalidRequest", None)
+
+
 # keep it last: it unloads
 def test_z_a_token_stays_good_when_its_model_goes(listing: Client) -> None:
     token = listing.get("/models?limit=2").json()["nextPageToken"]

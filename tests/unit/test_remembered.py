@@ -1,0 +1,31 @@
+"""What callers say at length is not remembered."""
+
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from adapter.dataplane.json_limits import Shapes
+from adapter.frontends.http.inference import route_of
+
+KIB, MIB = 2**10, 2**20
+
+
+def ask_for_a_long_path(i: int) -> None:
+    route_of(b"/models/m/invoke?%d%b" % (i, bytes(16 * KIB)))
+
+
+def send_a_long_shape(i: int) -> None:
+    Shapes(2**40).feed(b'{"shape":[%d%b]}' % (i, b",1" * 16 * KIB))
+
+
+@pytest.mark.parametrize("say", [ask_for_a_long_path, send_a_long_shape])
+def test_what_differs_each_time_and_is_long_is_not_kept(say: Callable[[int], None]) -> None:
+    say(0)
+    tracemalloc.start()
+    try:
+        for i in range(40):
+            say(i)
+        assert tracemalloc.get_traced_memory()[0] < MIB // 4
+    finally:
+        tracemalloc.stop()
