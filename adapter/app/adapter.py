@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +39,7 @@ from adapter.frontends.resident import Resident
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.traced import TracedCalls
 from adapter.packages.source.location import start_models
-from adapter.runtime import background, lag
+from adapter.runtime import background, clock, lag
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.threads import REPOSITORY
 from adapter.settings import Address, Loaded, for_programs
@@ -267,7 +266,7 @@ class Adapter:
             abandoned=lambda: control.leases.abandoned,
             lost_lines=lambda: LogStream.lost,
             wanted=self._wanted.count,
-            idle_seconds=lambda: control.registry.idle_seconds(time.monotonic()),
+            idle_seconds=lambda: control.registry.idle_seconds(clock.monotonic()),
             about=about(self._settings.triton),
         )
 

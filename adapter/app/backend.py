@@ -1,7 +1,6 @@
 """Builds Triton's side and the control plane."""
 
 import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from adapter.core.sizing import Sizes
 from adapter.packages.repository.staging import Packages
 from adapter.packages.repository.uploads import payload
 from adapter.packages.source.unpacking import Limits
+from adapter.runtime import clock
 from adapter.settings import Settings, secret_variables
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
@@ -148,7 +148,7 @@ def _build_control(
     if file is not None:
         sizes.restore(file.load())
     return ModelControl(
-        registry=Registry(time.monotonic),
+        registry=Registry(clock.now),
         ledger=Ledger(settings.memory_limit, settings.memory_reserve.of),
         sizes=sizes,
         triton=triton,

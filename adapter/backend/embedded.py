@@ -6,7 +6,6 @@ Nothing outlives the adapter, even when it is killed: see keeper.py.
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from adapter.backend.stubs import ModelProcesses, Stub
 from adapter.backend.tritonserver import RunFolder, prepare, take_port
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
-from adapter.runtime import background
+from adapter.runtime import background, clock
 from adapter.runtime.threads import PROCESSES, REPOSITORY
 
 _log = logging.getLogger("adapter.triton")
@@ -315,7 +314,7 @@ class EmbeddedTriton:
         await REPOSITORY.run(self._folder.remove_environments)
         _log.warning("triton.exited", extra={"reason": reason})
         self._on_exit(reason)
-        if time.monotonic() - server.started_at > _STEADY_SECONDS:
+        if clock.monotonic() - server.started_at > _STEADY_SECONDS:
             self._delay = _BACKOFF_SECONDS[0]
         is_replaced = False
         while not is_replaced:

@@ -5,10 +5,11 @@ import os
 import re
 import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+
+from adapter.runtime import clock
 
 _log = logging.getLogger("adapter.triton")
 
@@ -61,7 +62,7 @@ class Output:
         self._has_no_gpu = False
         self._is_closed = False
         self._tokens = float(_LINES_PER_SECOND)
-        self._filled_at = self._summed_at = time.monotonic()
+        self._filled_at = self._summed_at = clock.monotonic()
         self._dropped = 0
         self._thread = threading.Thread(target=self._read, name="triton-log", daemon=True)
         try:
@@ -113,11 +114,11 @@ class Output:
             lost, _, rest = rest.rpartition(b"\n")
             self._drop(lost)
         elif len(rest) > _MAX_LINE_BYTES:  # a line without end
-            time.sleep(_PAUSE_SECONDS)
+            clock.sleep(_PAUSE_SECONDS)
         return rest[:_MAX_LINE_BYTES]
 
     def _refilled(self) -> int:
-        now = time.monotonic()
+        now = clock.monotonic()
         gained = (now - self._filled_at) * _LINES_PER_SECOND
         self._tokens, self._filled_at = min(_LINES_PER_SECOND, self._tokens + gained), now
         return int(self._tokens)
@@ -128,11 +129,11 @@ class Output:
         self._on_dropped(count)
         for line in lines[-_TAIL_BYTES:].split(b"\n")[-_KEPT_LINES:]:
             self._keep(_text(line))
-        time.sleep(_PAUSE_SECONDS)
+        clock.sleep(_PAUSE_SECONDS)
 
     def _sum_up(self, seconds: float) -> None:
         """Log how many lines were dropped, once in `seconds`."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if self._dropped and now - self._summed_at >= seconds:
             _log.warning("triton.log_dropped", extra={"lines": self._dropped})
             self._dropped, self._summed_at = 0, now

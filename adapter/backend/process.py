@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Self
@@ -12,6 +11,7 @@ from typing import Self
 from adapter.backend import keeper
 from adapter.backend.output import Output
 from adapter.errors import BackendUnavailable
+from adapter.runtime import clock
 
 _KILL_SECONDS = 2.0
 _REST_SECONDS = 1.0  # until what Triton leaves behind is gone
@@ -38,7 +38,7 @@ class ServerProcess:
         report: "_Report",
         output: Output,
     ) -> None:
-        self.started_at = time.monotonic()
+        self.started_at = clock.monotonic()
         self._keeper = process
         self.server = server
         self._lifeline = lifeline  # once it is closed the keeper ends everything

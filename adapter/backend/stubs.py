@@ -6,7 +6,6 @@ among its arguments, followed by its region of shared memory and, later, by the 
 """
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from adapter.backend.environments import environment_of
 from adapter.backend.processes import Member, arguments_of, family
 from adapter.core.model import ProcessId, TritonName
+from adapter.runtime import clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ModelProcesses:
         self._lock = threading.RLock()
         self._known: dict[ProcessId, _Process] = {}
         self._regions: dict[str, str] = {}  # of all stubs ever seen, with their models
-        self._began = time.time()
+        self._began = clock.wall()
         self._on_environment = on_environment
         self._looked: set[ProcessId] | None = set()  # for an environment; None once it is known
         self._since: dict[str, int] = {}  # the models then, and when their first process began

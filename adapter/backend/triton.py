@@ -6,7 +6,6 @@ it takes, and each gRPC load gets a thread of its own (docs/design/triton.md, Lo
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -28,7 +27,7 @@ from adapter.errors import (
     LoadFailed,
 )
 from adapter.packages.repository.uploads import Payload
-from adapter.runtime import background
+from adapter.runtime import background, clock
 from adapter.runtime.threads import UNPACKS
 from adapter.telemetry.tracing import Tracing
 
@@ -329,11 +328,11 @@ class TritonControl:
         self.answers += is_live
         self.lives += is_live and not was
         if was and not is_live:
-            self._silent_since = time.monotonic()
+            self._silent_since = clock.monotonic()
             log.warning("triton.unreachable")
             self._on_live(False)  # noqa: FBT003 - the one thing that it tells
         elif is_live and self._silent_since:
-            seconds, self._silent_since = time.monotonic() - self._silent_since, 0.0
+            seconds, self._silent_since = clock.monotonic() - self._silent_since, 0.0
             log.info("triton.reachable", extra={"seconds": round(seconds, 3)})
             self._on_live(True)  # noqa: FBT003
 
@@ -354,7 +353,7 @@ class TritonControl:
         async def once() -> Any:
             if self._client is None:
                 raise BackendUnavailable("the adapter is starting or stopping", delivered=False)
-            begun, code = time.monotonic(), "OK"
+            begun, code = clock.monotonic(), "OK"
             try:
                 call = getattr(self._client, method)
                 return await call(*args, client_timeout=timeout, **kwargs)
@@ -363,7 +362,7 @@ class TritonControl:
                 text = error.message() or ""
                 raise self._failure(method, code, text, about) from error
             finally:
-                seconds = round(time.monotonic() - begun, 4)
+                seconds = round(clock.monotonic() - begun, 4)
                 fields = {"method": method, "code": code, "seconds": seconds}
                 if model_id is not None:
                     fields["model_id"] = model_id

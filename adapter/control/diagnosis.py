@@ -1,12 +1,11 @@
 """Decides whether a failure of Triton was a lack of memory, and adds the figures to the error."""
 
-import time
-
 from adapter.control.memory import Memory
 from adapter.core.evidence import Doubt, MemorySample, corroborated, view_of, view_of_shm
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading
 from adapter.core.model import ModelId
 from adapter.errors import AdapterError, CapacityError, MemoryFigures, ModelFailed, OutOfMemory
+from adapter.runtime import clock
 
 # How far back to look for a call that has just failed and whose start is not known.
 _RECENT_SECONDS = 2.5
@@ -28,7 +27,7 @@ class Diagnosis:
         """Return the error to answer with, memory figures included.
 
         An error whose text may mean a lack of memory becomes OutOfMemory where memory was low since
-        `since` (time.monotonic(); None: within the last seconds).
+        `since` (clock.monotonic(); None: within the last seconds).
         """
         if not isinstance(error, CapacityError) and not _is_suspected(error):
             return error
@@ -61,7 +60,7 @@ class Diagnosis:
     def _samples(self, since: float | None) -> list[MemorySample]:
         """Return the last sample from before the call and all samples after it."""
         if since is None:
-            first = time.monotonic() - _RECENT_SECONDS
+            first = clock.monotonic() - _RECENT_SECONDS
         else:
             first = max((at for at, _ in self._memory.samples if at <= since), default=since)
         return [sample for at, sample in self._memory.samples if at >= first]

@@ -1,7 +1,6 @@
 """The periodic work of control: polls memory and Triton, saves sizes, ends leftovers."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -13,7 +12,7 @@ from adapter.core.model import ModelId
 from adapter.core.registry import Registry
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError
-from adapter.runtime import background
+from adapter.runtime import background, clock
 
 _TICK_SECONDS = 0.5
 # A memory reading costs milliseconds for each process; traffic alone changes little.
@@ -47,7 +46,7 @@ class Housekeeping:
         self._unnoted: set[ModelId] = set()
         self._store = store
         self._were_active: set[ModelId] = set()
-        self._peaks_at = self._reconciled_at = self._left_at = time.monotonic()
+        self._peaks_at = self._reconciled_at = self._left_at = clock.monotonic()
 
     async def run(self) -> NoReturn:
         """Run for ever. A step that fails is tried again at the next tick."""
@@ -97,7 +96,7 @@ class Housekeeping:
                 raise
 
     async def _poll_memory(self) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         lag = self._memory.lag_seconds
         if self._memory.is_busy:
             await self._memory.tick(())
@@ -118,7 +117,7 @@ class Housekeeping:
         return active
 
     async def _poll_triton(self) -> None:
-        now, models = time.monotonic(), len(self._registry)
+        now, models = clock.monotonic(), len(self._registry)
         pause = max(_RECONCILE_SECONDS, models * _RECONCILE_SECONDS_PER_MODEL)
         if now - self._reconciled_at >= pause:
             self._reconciled_at = now
@@ -127,7 +126,7 @@ class Housekeeping:
 
     async def _poll_leftovers(self) -> None:
         """End abandoned processes, and report leftovers even while nothing is being measured."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._left_at >= _LEFTOVERS_SECONDS:
             self._left_at = now
             await self._leftovers.end_abandoned()

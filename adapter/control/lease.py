@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
-from time import monotonic
 from types import TracebackType
 from typing import TypeAlias
 
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import TooManyAbandoned
+from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Lease:
         self._leases.begun += 1
         record.in_flight += 1
         record.served += 1
-        self._begun = record.used_at = monotonic() if now is None else now
+        self._begun = record.used_at = clock.monotonic() if now is None else now
 
     def arrives(self, refuse: Callable[[], None]) -> None:
         """Mark the lease as waiting for its caller, to send the request or to take the answer.
@@ -195,7 +195,7 @@ class Lease:
         if record.in_flight == 0:
             leases.was_last(record)
         if error is None:
-            record.latencies.append((monotonic() if now is None else now) - self._begun)
+            record.latencies.append((clock.monotonic() if now is None else now) - self._begun)
             return None
         return leases.failed(record, error)
 

@@ -1,6 +1,5 @@
 """Detects loads that take more memory than the limit, during the load and at its end."""
 
-import time
 from dataclasses import replace
 
 from adapter.core.accounts import Accounts, Stage
@@ -11,6 +10,7 @@ from adapter.core.model import ModelId
 from adapter.core.overrun import Oversize, exceeded, is_alone, refusal
 from adapter.core.sizing import Estimate, Sizes
 from adapter.errors import CapacityError, ModelTooLarge
+from adapter.runtime import clock
 
 
 class Limit:
@@ -45,7 +45,7 @@ class Limit:
 
     def proven(self, key: str) -> Bytes | None:
         """Return what the package was measured to take, if that is above the limit."""
-        return self._oversize.proven(key, self._ledger.snapshot(), time.monotonic())
+        return self._oversize.proven(key, self._ledger.snapshot(), clock.monotonic())
 
     def less_reserved(self, reading: MemoryReading | None) -> MemoryReading | None:
         """Return `reading` less what loads under way have taken: their reservations cover it."""
@@ -94,7 +94,7 @@ class Limit:
             return None
         if is_alone(book):
             key = self._accounts.key_of(model_id)
-            self._oversize.measured(key, taken, book, time.monotonic())
+            self._oversize.measured(key, taken, book, clock.monotonic())
         return refusal(model_id, device, taken, book, reading, is_over=is_over)
 
     def _is_evicted_for(self, model_id: ModelId, taken: Bytes) -> bool:

@@ -1,7 +1,6 @@
 """Ends loads at their time limit and for an unload, and has them wait for a load thread."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState, WaitsFor
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, UnloadedMeanwhile
+from adapter.runtime import clock
 
 T = TypeVar("T")
 
@@ -198,12 +198,12 @@ class LoadThreads:
         if record.state is ModelState.STUCK:
             return record.state_since
         since = self._memory.still_since(record.id) if self.has(record) else None
-        is_long = since is not None and time.monotonic() - since >= _HANGS_SECONDS
+        is_long = since is not None and clock.monotonic() - since >= _HANGS_SECONDS
         return since if is_long else None
 
     def notes(self) -> list[str]:
         """Return that hanging loads keep all threads, and which; nothing while one is left."""
-        now, told = time.monotonic(), []
+        now, told = clock.monotonic(), []
         for record in self.holders():
             if (since := self.hangs_since(record)) is None:
                 return []

@@ -4,7 +4,6 @@ free.
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection
 
 from adapter.control.diagnosis import Diagnosis
@@ -32,6 +31,7 @@ from adapter.errors import (
     StubDied,
     UnloadedMeanwhile,
 )
+from adapter.runtime import clock
 from adapter.runtime.threads import PROCESSES
 from adapter.telemetry.metrics import Metrics
 
@@ -96,7 +96,7 @@ class Loader:
         if (refusal := self._memory.limit.excess(record.id, self._memory.last)) is not None:
             raise self._exceeded(record, refusal)
         record.instances = await self._instances(record)
-        record.used_at = time.monotonic()
+        record.used_at = clock.monotonic()
         self._breaker.succeeded(package.content_key)
         return process
 
@@ -143,7 +143,7 @@ class Loader:
 
     async def _try(self, record: ModelRecord, estimate: Estimate) -> AdapterError | None:
         """Load once; return None, or the failure as its text and the readings of memory show it."""
-        begun = time.monotonic()
+        begun = clock.monotonic()
         try:
             for name in record.placement.load:
                 await self._load_one(record, name)
@@ -195,7 +195,7 @@ class Loader:
         load = asyncio.ensure_future(self._triton.load(name, record.id))
         self._threads.asked(record, load)
         monitor = _StubMonitor({name, *record.placement.along}, self._limits)
-        begun, refusal = time.monotonic(), None
+        begun, refusal = clock.monotonic(), None
         try:
             while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
                 if self._server is None:
@@ -220,7 +220,7 @@ class Loader:
         """Warm the entry up. Raises what leaves no model to serve, and a lack of memory; all else
         is only logged, as zeros may be nothing that the model is made for.
         """
-        begun = time.monotonic()
+        begun = clock.monotonic()
         try:
             skipped = await self._watched_warm_up(record, seconds)
         except (CapacityError, ModelTooLarge):
@@ -244,13 +244,13 @@ class Loader:
         if skipped is not None:
             log.info("model.warm_up_skipped", extra={"model_id": record.id, "reason": skipped})
             return
-        taken = round(time.monotonic() - begun, 3)
+        taken = round(clock.monotonic() - begun, 3)
         log.info("model.warmed_up", extra={"model_id": record.id, "seconds": taken})
 
     async def _watched_warm_up(self, record: ModelRecord, seconds: float) -> str | None:
         """Return why there was no warm-up; None where there was one."""
         call = asyncio.ensure_future(self._triton.warm_up(record.name, record.id, seconds))
-        begun, refusal = time.monotonic(), None
+        begun, refusal = clock.monotonic(), None
         try:
             while not (await asyncio.wait({call}, timeout=_pause(begun)))[0]:
                 if self._server is not None:
@@ -283,7 +283,7 @@ class Loader:
         lives = await PROCESSES.run(
             lambda: {name: server.has_live_stub(TritonName(name)) for name in monitor.names}
         )
-        return monitor.lost(lives, time.monotonic())
+        return monitor.lost(lives, clock.monotonic())
 
 
 def _has_answered(load: asyncio.Future[None]) -> bool:
@@ -294,7 +294,7 @@ def _has_answered(load: asyncio.Future[None]) -> bool:
 
 
 def _pause(begun: float) -> float:
-    is_first = time.monotonic() - begun < _FIRST_SECONDS
+    is_first = clock.monotonic() - begun < _FIRST_SECONDS
     return _FIRST_POLL_SECONDS if is_first else _POLL_SECONDS
 
 

@@ -6,7 +6,6 @@ quiet moment to the next.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
@@ -25,6 +24,7 @@ from adapter.core.residency.terms import Terms
 from adapter.core.sizing import KNOWN, Basis, Estimate, Sizes
 from adapter.core.state import WaitsFor
 from adapter.errors import CapacityError, InsufficientMemory
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 # How often a load that waits polls memory when no operation reports a change.
@@ -39,7 +39,7 @@ class Memory:
 
     `requests` returns how many inferences have begun and how many have ended, `is_shared` whether
     a process runs below Triton that belongs to no model. `room` makes room for loads, if anything.
-    `samples`: the recent samples, each with its time.monotonic(). `relearned`: models with new
+    `samples`: the recent samples, each with its clock.monotonic(). `relearned`: models with new
     figures; its reader clears it.
     """
 
@@ -82,7 +82,7 @@ class Memory:
             self.ledger.settle_baseline(reading.shared)
         if reading is not None and self.accounts.loads:
             seconds, unloads = _STILL_SECONDS + reading.lag_seconds, bool(self.unloads)
-            self.accounts.watch(reading, time.monotonic(), seconds, unloads=unloads)
+            self.accounts.watch(reading, clock.monotonic(), seconds, unloads=unloads)
         return reading
 
     @property
@@ -113,11 +113,11 @@ class Memory:
         Waits for loads before it while these take memory, and for memory that is about to be freed;
         each for a bounded time.
         """
-        told, evicts, begun, short_since = Admission(record), terms.evicts, time.monotonic(), 0.0
+        told, evicts, begun, short_since = Admission(record), terms.evicts, clock.monotonic(), 0.0
         async with self._turn(record):
             while True:
                 reading = await self.read()
-                now = time.monotonic()
+                now = clock.monotonic()
                 books = self.ledger.snapshot().devices
                 estimate = self.sizes.estimate(package, {d: b.index for d, b in books.items()})
                 outlook = self._outlook(
@@ -163,8 +163,8 @@ class Memory:
         """Wait until so much is left below the limits, while `is_to_come` says that room is on its
         way, for `seconds` at most.
         """
-        deadline = time.monotonic() + seconds
-        while is_to_come() and time.monotonic() < deadline:
+        deadline = clock.monotonic() + seconds
+        while is_to_come() and clock.monotonic() < deadline:
             left = self.ledger.snapshot().left(await self.read())
             if total(left) >= size_bytes and all(count >= 0 for count in left.values()):
                 return
@@ -240,7 +240,7 @@ class Memory:
         reading = await self.read()
         self._begin(reading, unloads=1)
         # an unload that still drains asks later: too early a time only clears a reader too soon
-        now = time.monotonic()
+        now = clock.monotonic()
         self.unloads = {model_id: at or now for model_id, at in self.unloads.items()}
         return reading
 

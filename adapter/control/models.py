@@ -6,7 +6,6 @@ time, in order of arrival; models wait for each other only for memory (core/admi
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -46,6 +45,7 @@ from adapter.errors import (
     ModelNotFound,
     StubDied,
 )
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import leave_out
 
@@ -259,7 +259,7 @@ class ModelControl:
         """Return whether the model's files are others than those that were loaded; False where that
         cannot be told. Raises as a load does when the files can no longer be served.
         """
-        since = record.begun_at or time.time()
+        since = record.begun_at or clock.wall()
         return await self._packages.has_changed(record.source, record.package_key, since)
 
     # -- start, housekeeping and stop ---------------------------------------------------------
@@ -361,7 +361,7 @@ class ModelControl:
         model_id = load.model_id
         async with AsyncExitStack() as undo, self._load_limit.of(load):  # ends it, not its undo
             record = await self._begin_record(model_id, source, lost, terms)
-            record.is_on_demand, record.begun_at = terms.is_on_demand, time.time()
+            record.is_on_demand, record.begun_at = terms.is_on_demand, clock.wall()
             undo.push(partial(self._load_failed, record, lost))
             # pushed before each act: one that failed or was given up may still have done its work
             undo.push_async_callback(self._undo, record, lambda: self._remove(record))

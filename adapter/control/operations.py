@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from adapter.errors import (
     Overloaded,
     was_refused,
 )
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Operations:
         `size_of`: the bytes that the outcome has taken, or freed. `log_fields` are for both lines,
         `begun_fields` for the first.
         """
-        begun, outcome, level = time.monotonic(), "ok", logging.INFO
+        begun, outcome, level = clock.monotonic(), "ok", logging.INFO
         event, fields = f"model.{operation}ed", {"model_id": model_id, **log_fields}
         ending: dict[str, Any] = dict(fields)
         log.info(f"model.{operation}ing", extra=fields | begun_fields)  # noqa: G004 - its name
@@ -100,7 +100,7 @@ class Operations:
             ending["bytes"] = size = size_of(result)
             if operation == "load":
                 self._metrics.loaded_bytes.observe(size)
-            seconds, why = time.monotonic() - begun, log_fields.get("evicted")
+            seconds, why = clock.monotonic() - begun, log_fields.get("evicted")
             self.history.done(operation, model_id, seconds, size, why)
             return result
         finally:
@@ -121,7 +121,7 @@ class Operations:
 
     def _measured(self, operation: str, outcome: str, begun: float) -> float:
         """Count an operation that has ended; return how many seconds it took."""
-        seconds = time.monotonic() - begun
+        seconds = clock.monotonic() - begun
         self._metrics.operations.labels(operation, outcome).inc()
         self._metrics.operation_seconds.labels(operation).observe(seconds)
         return seconds
@@ -130,7 +130,7 @@ class Operations:
         self, operation: str, model_id: ModelId, error: AdapterError, begun: float
     ) -> tuple[str, int]:
         """Note a failure; return the event that tells it, and the level of its line."""
-        self.history.failed(operation, model_id, error, time.monotonic() - begun)
+        self.history.failed(operation, model_id, error, clock.monotonic() - begun)
         self._count_out_of_memory(error)
         error.is_logged = True
         is_refused = was_refused(error)

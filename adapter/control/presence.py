@@ -1,7 +1,6 @@
 """Tracks whether Triton is up, and whether the registry matches its models."""
 
 import asyncio
-import time
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
@@ -10,6 +9,7 @@ from adapter.control.ports import Server, Triton
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import BackendUnavailable, ModelNotFound
+from adapter.runtime import clock
 
 MODELS_LOOKED_FOR = "Triton has been restarted; its models are looked for"
 _POLL_SECONDS = 0.05
@@ -140,11 +140,11 @@ class Presence:
         """
         if type(error) is not BackendUnavailable or self._server is None or self.come_back:
             return False
-        known, deadline = self._confirmed, time.monotonic() + _END_SECONDS
+        known, deadline = self._confirmed, clock.monotonic() + _END_SECONDS
         while known is not None and self._confirmed is not None:
             if self.has_lost_all or self._confirmed.process != known.process:
                 return True
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 break
             await asyncio.sleep(_POLL_SECONDS)
         return False
@@ -154,7 +154,7 @@ class Presence:
         (time.monotonic). Return at once when the adapter stops: it refuses all operations.
         """
         while self.phase is Phase.STARTING or (self.phase is Phase.OPEN and not self.is_up):
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 did_not = {
                     Phase.STARTING: "the adapter did not start",
                     Phase.OPEN: "Triton did not come back",

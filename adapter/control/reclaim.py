@@ -1,13 +1,13 @@
 """Waits until the memory of an unloaded model is free again."""
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from adapter.control.memory import Memory
 from adapter.control.ports import TimeLimits
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import Bytes, MemoryReading
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 _POLL_SECONDS = 0.1
@@ -46,7 +46,7 @@ class Reclaim:
         Waits a few seconds for the memory that the undone load itself took and for unloads in
         progress. Without readings only an unload that has ended since `ended_unloads` counts.
         """
-        deadline = time.monotonic() + self._limits.recovery
+        deadline = clock.monotonic() + self._limits.recovery
         while True:
             reading = await self._memory.read()
             if self._memory.ended_unloads > ended_unloads:
@@ -58,7 +58,7 @@ class Reclaim:
                     return False
             elif not self._memory.unloads:
                 return False
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 return False
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -67,15 +67,15 @@ class Reclaim:
         before = unloaded.before
         if before is None or not _worth(unloaded.taken):
             return
-        begun = time.monotonic()
-        while time.monotonic() - begun < self._limits.recovery:
+        begun = clock.monotonic()
+        while clock.monotonic() - begun < self._limits.recovery:
             reading = await self._memory.read()
             if reading is None or _has_ended(unloaded.apart, reading):
                 break
             if self._is_back(unloaded, before, reading):
                 break
             await asyncio.sleep(_POLL_SECONDS)
-        self._metrics.recovery_seconds.observe(time.monotonic() - begun)
+        self._metrics.recovery_seconds.observe(clock.monotonic() - begun)
 
     def _is_back(self, unloaded: Unloaded, before: MemoryReading, now: MemoryReading) -> bool:
         """Return whether most of it is free, allowing for what other loads took meanwhile."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from adapter.errors import (
     ModelNotReady,
     StubDied,
 )
+from adapter.runtime import clock
 from adapter.runtime.threads import PROCESSES
 from adapter.telemetry.history import History
 
@@ -100,7 +100,7 @@ class Reconciler:
 
     def _adopt(self, model: StagedModel) -> None:
         record = self._registry.adopt(model.model_id, model.name, model.source)
-        record.used_at = time.monotonic()
+        record.used_at = clock.monotonic()
         self._registry.place(record, model.placement)
         record.package_key = model.content_key
         record.can_load_again = model.can_load_again
@@ -149,7 +149,7 @@ class Reconciler:
             self._registry.apply(record, ModelEvent.VANISHED)
             vanished.append(record)
             if not record.is_on_demand and record.id != given_up:
-                self._registry.lose(record.id, LostModel(time.time(), _LOST))
+                self._registry.lose(record.id, LostModel(clock.wall(), _LOST))
         if (waiting := self._registry.returning(given_up)) is not None:
             self._registry.apply(waiting, ModelEvent.VANISHED)
             vanished.append(waiting)

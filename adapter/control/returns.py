@@ -17,7 +17,6 @@ before it ends Triton leaves the others most of the time, and cannot be told fro
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Collection
 from functools import partial
 from types import TracebackType
@@ -27,6 +26,7 @@ from adapter.core.model import ModelId
 from adapter.core.registry import LostModel, ModelRecord, Registry
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
 from adapter.errors import BackendUnavailable, GivenUp, ModelNotReady
+from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Returns:
         self._is_open = is_open
         self._most = most
         self._loading: dict[ModelId, Life] = {}
-        self._suspects = Suspects(time.monotonic)
+        self._suspects = Suspects(clock.now)
         self._back_at = -math.inf  # when the last model came back
         self._turn: tuple[ModelId | None, float] = (None, -math.inf)  # the latest, and its begin
         self._is_broken_off = False  # a return, since the last end
@@ -176,7 +176,7 @@ class Returns:
         # while the load was undone
         is_back = record is None or record.state is not ModelState.RETURNING
         if is_back:
-            self._back_at = time.monotonic()
+            self._back_at = clock.monotonic()
         if is_back or self._presence.now() != life:
             self.go_on()
 
@@ -196,14 +196,14 @@ class Returns:
                 return
             if self._takes_turn(model_id):
                 return
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 why = f"model {model_id!r} waits for its turn: it may be what ended Triton"
                 raise ModelNotReady(why, model_id=model_id)
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _takes_turn(self, model_id: ModelId) -> bool:
         """Have the suspect loaded now, if nothing else can be blamed for an end of Triton soon."""
-        trial, now = self._suspects.trial_seconds, time.monotonic()
+        trial, now = self._suspects.trial_seconds, clock.monotonic()
         before, begun_at = self._turn
         is_quiet = not self._loading and now - self._back_at >= trial
         if not is_quiet or (before != model_id and now - begun_at < trial):
@@ -218,7 +218,7 @@ class Returns:
         """Clear the suspects that have served for long enough."""
         if not self._presence.is_up:
             return
-        since = time.monotonic() - self._suspects.cleared_seconds
+        since = clock.monotonic() - self._suspects.cleared_seconds
         for model_id in self._suspects.ids():
             known = self._registry.get(model_id)
             if known and known.state is ModelState.READY and known.state_since <= since:
@@ -226,7 +226,7 @@ class Returns:
 
     def _refuse_given_up(self, model_id: ModelId, seconds: float) -> None:
         known = self._registry.lost.get(model_id)
-        if known is None or not known.is_given_up or time.time() > known.at + seconds:
+        if known is None or not known.is_given_up or clock.wall() > known.at + seconds:
             return
         why = f"model {model_id!r} was given up: {known.reason}; load it to try again"
         raise GivenUp(why, model_id=model_id)
@@ -249,7 +249,7 @@ class Returns:
 
     def lost(self, gone: Collection[ModelRecord]) -> None:
         """Note models that Triton has lost, before it may be known that it has ended."""
-        since = time.monotonic() - SOON_SECONDS
+        since = clock.monotonic() - SOON_SECONDS
         for record in gone:
             if record.state_since > since:
                 self._suspects.broke_off(record.id)
@@ -259,14 +259,14 @@ class Returns:
         for record in self._registry.records():
             if record.state is ModelState.LOADING and record.waits_for in _IN_TRITON:
                 self._suspects.broke_off(record.id)
-        back_lately = self._back_at > time.monotonic() - SOON_SECONDS
+        back_lately = self._back_at > clock.monotonic() - SOON_SECONDS
         is_soon = back_lately or self._is_broken_off or bool(self._loading)
         self._is_broken_off = False
         # what was loaded before this end cannot be blamed for the next one
         self._back_at, self._turn = -math.inf, (None, -math.inf)
         given_up = self._suspects.triton_ended(is_soon=is_soon)
         if given_up is not None:
-            self._registry.lose(given_up, LostModel(time.time(), _GIVEN_UP, is_given_up=True))
+            self._registry.lose(given_up, LostModel(clock.wall(), _GIVEN_UP, is_given_up=True))
             log.error("model.return_given_up", extra={"model_id": given_up, "reason": _GIVEN_UP})
         return given_up
 

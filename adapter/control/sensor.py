@@ -1,7 +1,6 @@
 """Reads memory, and decides whether a reading is recent enough to measure from."""
 
 import math
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -9,6 +8,7 @@ from adapter.control.ports import MemoryReader
 from adapter.core.evidence import MemorySample, sample_of
 from adapter.core.ledger import Ledger
 from adapter.core.memory import Bytes, MemoryReading, total
+from adapter.runtime import clock
 
 _SAMPLES = 512
 # A hundredth of a device: a change of that size must show in a reading sooner or later.
@@ -16,7 +16,7 @@ _NOTICEABLE_SHARE = 100
 
 
 class MemorySensor:
-    """Takes readings, and keeps the recent ones as `samples`, each with its time.monotonic().
+    """Takes readings, and keeps the recent ones as `samples`, each with its clock.monotonic().
 
     `is_shared` returns whether a process takes memory that belongs to no model.
     """
@@ -38,7 +38,7 @@ class MemorySensor:
         reading = await self._reader.read()
         self._ledger.open(reading)
         if reading is not None:
-            self.samples.append((time.monotonic(), sample_of(self._ledger.snapshot(), reading)))
+            self.samples.append((clock.monotonic(), sample_of(self._ledger.snapshot(), reading)))
         return reading
 
     @property
@@ -51,7 +51,7 @@ class MemorySensor:
 
     def changed(self) -> None:
         """Note a change of memory: readings may be from before it, for as long as they lag."""
-        self._changed_at = time.monotonic()
+        self._changed_at = clock.monotonic()
 
     def must_show(self, amounts: Bytes, since: float) -> None:
         """Expect the reader to show a change by `amounts`, from `since` (time.monotonic) on; small
@@ -70,7 +70,7 @@ class MemorySensor:
         """Return whether the reading may be older than the last change, or frozen."""
         if reading is None:
             return False
-        age = time.monotonic() - self._changed_at
+        age = clock.monotonic() - self._changed_at
         return age < reading.lag_seconds or self._reader.is_in_doubt
 
     def settled(self, reading: MemoryReading | None) -> MemoryReading | None:

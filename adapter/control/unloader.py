@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -14,6 +13,7 @@ from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelEvent, ModelState
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable
+from adapter.runtime import clock
 from adapter.runtime.threads import PROCESSES
 
 log = logging.getLogger(__name__)
@@ -124,10 +124,10 @@ class Unloader:
         self, record: ModelRecord, call: asyncio.Future[None], *, is_loading: bool
     ) -> None:
         """Wait until Triton has answered, and end the load of the model if it does not end soon."""
-        begun = time.monotonic()
+        begun = clock.monotonic()
         end = begun + self._limits.unload
         while not (await asyncio.wait({call}, timeout=_END_SECONDS))[0]:
-            now = time.monotonic()
+            now = clock.monotonic()
             if now > end:
                 raise still_loading(record)
             is_due = is_loading and now - begun > _GRACE_SECONDS
@@ -295,9 +295,9 @@ class Unloader:
 
 async def _outlasts(is_left: Callable[[], Awaitable[bool]], seconds: float) -> bool:
     """Poll until nothing is left, for `seconds` at most; return whether something is."""
-    end, pause = time.monotonic() + seconds, _POLL_FIRST_SECONDS
+    end, pause = clock.monotonic() + seconds, _POLL_FIRST_SECONDS
     while await is_left():
-        if time.monotonic() + pause > end:
+        if clock.monotonic() + pause > end:
             return True
         await asyncio.sleep(pause)
         pause = min(pause * 2, _POLL_LAST_SECONDS)
@@ -306,7 +306,7 @@ async def _outlasts(is_left: Callable[[], Awaitable[bool]], seconds: float) -> b
 
 def still_loading(record: ModelRecord) -> BackendTimeout:
     begun = (
-        f"for {time.time() - record.begun_at:.0f} s" if record.begun_at else "since an earlier run"
+        f"for {clock.wall() - record.begun_at:.0f} s" if record.begun_at else "since an earlier run"
     )
     return BackendTimeout(
         f"model {record.id!r} cannot be unloaded yet: Triton has been loading it {begun}, and only "

@@ -5,7 +5,6 @@ loads them again when Triton has lost them in a restart.
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ from adapter.errors import (
     ModelNotReady,
     ModelTooLarge,
 )
+from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class WantedModels:
         returns, model_id = self._control.returns, task.model.model_id
         try:
             # a suspect of ending Triton leaves its place to others until it has its turn
-            await returns.turn(model_id, time.monotonic(), refused_seconds=math.inf)
+            await returns.turn(model_id, clock.monotonic(), refused_seconds=math.inf)
             await task.load()
         except GivenUp as error:
             event, reason = WantEvent.REFUSED, str(error)

@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -14,6 +13,7 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
+from adapter.runtime import clock
 from adapter.telemetry.traffic import add_waited
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -89,13 +89,13 @@ class GrpcDataPlane:
     async def call(self, call: RpcCall, message: bytes, hold: Hold | None) -> RpcAnswer:
         record = hold.record if hold else None
         seconds = self._timeout if call.seconds is None else min(call.seconds, self._timeout)
-        begun = monotonic()
+        begun = clock.monotonic()
         rpc = self._method(call.method)(message, metadata=_sent(call.metadata))
         answering = self._task(self._answer(rpc, record))
         try:
             await asyncio.wait({answering}, timeout=seconds)
         finally:
-            add_waited(monotonic() - begun)
+            add_waited(clock.monotonic() - begun)
             if not answering.done():
                 self._abandon(answering, hold)
         if answering.done():

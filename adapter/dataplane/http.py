@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from types import TracebackType
 
 from multidict import CIMultiDict
@@ -26,6 +25,7 @@ from adapter.dataplane.json_limits import (
     json_bytes,
 )
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
+from adapter.runtime import clock
 from adapter.telemetry.traffic import add_waited
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -208,13 +208,13 @@ class _Call:
         self._sender.add_done_callback(self._has_sent)
 
     async def _answered(self) -> HttpAnswer:
-        begun = monotonic()
+        begun = clock.monotonic()
         try:
             while self._answer is None:
                 await self._wait()
         finally:
             if not self._call.is_stream:
-                add_waited(monotonic() - begun)
+                add_waited(clock.monotonic() - begun)
         return self._answer
 
     async def pieces(self) -> list[bytes]:

@@ -8,7 +8,6 @@ has that text in it, and `?model_id=` one alone. Totals are of all models whatev
 import asyncio
 import json
 import math
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from adapter.core.state import ModelState
 from adapter.errors import InvalidRequest
 from adapter.frontends.on_demand_state import on_demand_state
 from adapter.frontends.status import HTTP, of_kind
+from adapter.runtime import clock
 from adapter.telemetry.history import Occurrence
 
 _AT_ONCE = 20  # models: a third of a millisecond
@@ -82,7 +82,7 @@ class DebugState:
         self._about = about
         self._health = health
         self._residency = residency
-        self._begun = time.monotonic()
+        self._begun = clock.monotonic()
 
     async def parts(self, query: Query) -> AsyncIterator[str]:
         """Yield the state as pieces of JSON; others have their turn between them."""
@@ -99,7 +99,7 @@ class DebugState:
 
     async def _look(self, query: Query) -> "_Look":
         """Look at all models, but at few at a time."""
-        look, now, ledger = _Look(), time.monotonic(), self._control.memory.ledger
+        look, now, ledger = _Look(), clock.monotonic(), self._control.memory.ledger
         order = _ORDERS[query.order] if query.order else _as_it_comes
         for at, record in enumerate(self._control.registry.records(), 1):
             held = ledger.of(record.id)
@@ -133,7 +133,7 @@ class DebugState:
         failures = history.failures({"load", "unload", "fetch"})[:_FAILURES]
         return {
             **self._about,
-            "uptime_seconds": round(time.monotonic() - self._begun, 3),
+            "uptime_seconds": round(clock.monotonic() - self._begun, 3),
             "health": self._health(),
             "totals": totals,
             "abandoned_requests": leases.abandoned,
@@ -149,7 +149,7 @@ class DebugState:
         }
 
     def _model(self, record: ModelRecord) -> dict[str, Any]:
-        memory, now = self._control.memory, time.monotonic()
+        memory, now = self._control.memory, clock.monotonic()
         learned = memory.sizes.learned(record.package_key)
         is_measured = learned is not None and memory.is_measured(record.id)
         basis = "measured" if is_measured else record.basis and record.basis.value

@@ -6,7 +6,6 @@ adapter that has lost a background task.
 
 import json
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from adapter.control.models import ModelControl
 from adapter.errors import Forbidden, Unauthenticated, let_go
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.status import challenge
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 _FRESH_SECONDS = 2.0  # the maximum age of memory readings in a scrape
@@ -71,7 +71,7 @@ class Probes:
         each half second.
         """
         samples = self._control.memory.samples
-        if not samples or time.monotonic() - samples[-1][0] > _FRESH_SECONDS:
+        if not samples or clock.monotonic() - samples[-1][0] > _FRESH_SECONDS:
             await self._control.memory.read()
         body, content_type = self._metrics.page(request.headers.get("Accept", ""))
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +9,7 @@ from adapter.control.models import ModelControl
 from adapter.core.memory import total
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
+from adapter.runtime import clock
 
 _AT_ONCE = 200  # models: about a millisecond
 
@@ -22,7 +22,7 @@ class Resident:
 
     async def parts(self) -> AsyncIterator[str]:
         """Yield pieces of JSON, the longest idle first; others have their turn between them."""
-        rows, now = [], time.monotonic()
+        rows, now = [], clock.monotonic()
         for at, record in enumerate(self._control.registry.records(), 1):
             if self._is_served(record):
                 rows.append(self._row(record, now))

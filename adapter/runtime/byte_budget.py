@@ -8,13 +8,13 @@ limit by at most one body and what each caller had sent before it was paused.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 from math import inf
 from typing import Protocol
 
 from adapter.errors import AdapterError, SlowBody, TooManyWaiting
+from adapter.runtime import clock
 
 # What a paused holder is resumed for: one read of its connection.
 _READ_BYTES = 2**18
@@ -223,7 +223,7 @@ class ByteBudget:
         self,
         limit: int,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock.now,
         later: Callable[[float, Callable[[], None]], None] = _later,
         on_cut: Callable[[Reason], None] = lambda _: None,
     ) -> None:

@@ -6,8 +6,9 @@ which a request is not looked at counts as Triton's or the caller's.
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from typing import NoReturn
+
+from adapter.runtime import clock
 
 _SECONDS = 0.1
 
@@ -15,6 +16,6 @@ _SECONDS = 0.1
 async def measure(observe: Callable[[float], object]) -> NoReturn:
     """Observe the delay of a timer, in seconds, ten times a second."""
     while True:
-        due = monotonic() + _SECONDS
+        due = clock.monotonic() + _SECONDS
         await asyncio.sleep(_SECONDS)
-        observe(max(0.0, monotonic() - due))
+        observe(max(0.0, clock.monotonic() - due))

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -25,7 +24,7 @@ from adapter.errors import (
 from adapter.packages.source.contents import MAX_ENTRIES
 from adapter.packages.source.space import RESERVE_BYTES
 from adapter.packages.source.unpacking import Limits
-from adapter.runtime import background
+from adapter.runtime import background, clock
 from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Claim, Disk, Evicted, Kept, artifact_of
@@ -318,7 +317,7 @@ class ArtifactCache:
         self, key: ArtifactKey, version: Version, progress: FetchProgress, *, unloads: bool
     ) -> Artifact:
         """Fetch this version, or the one that the store has by then."""
-        store, begun = self._store(key), time.monotonic()
+        store, begun = self._store(key), clock.monotonic()
         fields = {"key": str(key), "store": str(store.location)}
         log.info("artifact.fetch_begun", extra={**fields, "bytes": version.size_bytes})
         try:
@@ -327,13 +326,13 @@ class ArtifactCache:
                 kept, version = await self._fetched_unless_changed(key, version, claim, progress)
         except (AdapterError, OSError) as error:
             said = _disk_error(error, store, key.path) if isinstance(error, OSError) else error
-            seconds = time.monotonic() - begun
+            seconds = clock.monotonic() - begun
             figures = {"bytes": progress.done_bytes, "seconds": round(seconds, 3)}
             log.warning("artifact.fetch_failed", extra={**fields, **figures, "reason": str(said)})
             if said is error:
                 raise
             raise said from error
-        seconds = time.monotonic() - begun
+        seconds = clock.monotonic() - begun
         figures = {"bytes": version.size_bytes, "disk_bytes": kept.note.size_bytes}
         log.info("artifact.fetched", extra={**fields, **figures, "seconds": round(seconds, 3)})
         return artifact_of(key, kept, self._folder)
@@ -434,7 +433,7 @@ class ArtifactCache:
                 "store": note.store,
                 "bytes": note.size_bytes,
                 "reason": evicted.reason,
-                "idle_seconds": round(time.time() - evicted.kept.last_used, 3),
+                "idle_seconds": round(clock.wall() - evicted.kept.last_used, 3),
                 "seconds": round(evicted.seconds, 3),
             },
         )

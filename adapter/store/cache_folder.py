@@ -16,7 +16,6 @@ import os
 import shutil
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,7 @@ from uuid import uuid4
 
 from adapter.errors import BackendUnavailable, InvalidSettings
 from adapter.packages.source.space import BLOCK_BYTES, Free, disk_bytes, free_at
+from adapter.runtime import clock
 
 _LOCK = "triton-adapter-cache"
 _OF_THE_DISK = {"lost+found"}  # ext4 makes it in every new file system
@@ -226,14 +226,14 @@ class CacheFolder:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _wait_for_lock(self, lock: int) -> None:
-        end = time.monotonic() + self._lock_seconds
+        end = clock.monotonic() + self._lock_seconds
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() >= end:
+                if clock.monotonic() >= end:
                     raise
-                time.sleep(_LOCK_PAUSE_SECONDS)
+                clock.sleep(_LOCK_PAUSE_SECONDS)
             else:
                 return
 

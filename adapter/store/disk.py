@@ -5,7 +5,6 @@ asks for room, outside the lock.
 """
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
 from adapter.errors import InvalidArtifact, NoRoom
 from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
+from adapter.runtime import clock
 from adapter.store.cache_folder import CacheFolder, Note
 
 
@@ -159,7 +159,7 @@ class Disk:
             kept = next((each for each in found if etag in {None, each.note.etag}), None)
             if kept is not None:
                 kept.pins += 1
-                kept.last_used = time.time()
+                kept.last_used = clock.wall()
             return kept
 
     def lose(self, kept: Kept) -> None:
@@ -184,7 +184,7 @@ class Disk:
             self.used_bytes -= claim.size_bytes
             claim.size_bytes = 0
             claim.is_kept = True
-            kept = Kept(note, time.time(), pins=lost.pins + 1 if lost else 1)
+            kept = Kept(note, clock.wall(), pins=lost.pins + 1 if lost else 1)
             self._add(kept)
             return kept
 
@@ -194,7 +194,7 @@ class Disk:
             kept = self._kept.get(id_)
             if kept is not None and kept.pins:
                 kept.pins -= 1
-                kept.last_used = time.time()
+                kept.last_used = clock.wall()
             self.freed_count += 1
         self.on_freed()
         return kept
@@ -218,7 +218,7 @@ class Disk:
                 f" {format_size(claim.staying_bytes)} never leave"
             )
         while (leaving := self._reserve(claim, count, inodes, is_ahead=is_ahead)) is not None:
-            begun = time.monotonic()
+            begun = clock.monotonic()
             try:
                 self._folder.remove(leaving.kept.note.id)
             finally:
@@ -228,7 +228,7 @@ class Disk:
                     self.freed_count += 1
                     self._changed.notify_all()
                 self.on_freed()
-            leaving.seconds = time.monotonic() - begun
+            leaving.seconds = clock.monotonic() - begun
             self._on_evicted(leaving)
 
     def draw(self, claim: Claim, count: int) -> int:

@@ -3,11 +3,11 @@ versions of what it has cannot be unpacked, or kept.
 """
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from adapter.errors import AdapterError, ArtifactNotFound, InvalidArtifact, StoreDenied
+from adapter.runtime import clock
 
 MAX_REMEMBERED = 1024
 # Anything else may be otherwise a moment later, time-outs and failures of the store above all.
@@ -24,7 +24,7 @@ Question = tuple[str, ...]
 class Refusals:
     """The last answers of one store that save it from being asked the same again at once."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock
         self._found: OrderedDict[Question, tuple[float, type[AdapterError], str]] = OrderedDict()
 

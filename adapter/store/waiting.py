@@ -7,12 +7,12 @@ again when those before it have ended. So no two wait for each other.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from adapter.errors import NoRoom
+from adapter.runtime import clock
 from adapter.runtime.threads import CACHE
 from adapter.store.disk import Claim, Disk
 
@@ -125,9 +125,9 @@ class RoomForFetches:
         left = self._seconds - claim.waited_seconds
         if left <= 0:
             raise lack
-        begun = time.monotonic()
+        begun = clock.monotonic()
         self._freed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(left, _LOOK_SECONDS)):
                 await self._freed.wait()
-        claim.waited_seconds += time.monotonic() - begun
+        claim.waited_seconds += clock.monotonic() - begun

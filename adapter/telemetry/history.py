@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import merge
-from time import time
 
 from adapter.core.model import ModelId
 from adapter.errors import AboutMemory, AdapterError, CallerError, MemoryFigures, was_refused
+from adapter.runtime import clock
 
 _MOST = 40  # of what went well, and as many of what did not
 _MOST_OF_CALLERS = 20  # mistakes: anybody can make many
@@ -69,7 +69,7 @@ class History:
         self, operation: str, model_id: ModelId, seconds: float, size_bytes: int, why: str | None
     ) -> None:
         """Note a load or an unload that went well; `why` the model was evicted, if it was."""
-        one = Occurrence(operation, Outcome.DONE, time(), model_id, seconds, size_bytes, why)
+        one = Occurrence(operation, Outcome.DONE, clock.wall(), model_id, seconds, size_bytes, why)
         self._done.append(one)
 
     def failed(
@@ -92,7 +92,7 @@ class History:
         one = Occurrence(
             operation,
             Outcome.REFUSED if was_refused(error) else Outcome.FAILED,
-            time(),
+            clock.wall(),
             model_id,
             seconds,
             kind=type(error),
@@ -104,7 +104,7 @@ class History:
 
     def lost(self, reason: str) -> None:
         """Note that Triton does not have models any more."""
-        self._failed.append(Occurrence("lost", Outcome.FAILED, time(), reason=reason))
+        self._failed.append(Occurrence("lost", Outcome.FAILED, clock.wall(), reason=reason))
 
     def triton_ended(self, reason: str) -> None:
         """Note that Triton has ended, in place of its silence if that was noticed first."""
@@ -121,13 +121,13 @@ class History:
             self._triton_down("Triton does not answer")
 
     def _triton_down(self, reason: str) -> None:
-        self._triton_down_at = time()
+        self._triton_down_at = clock.wall()
         one = Occurrence("triton", Outcome.FAILED, self._triton_down_at, reason=reason)
         self._failed.append(one)
 
     def triton_back(self) -> None:
         if self._triton_down_at is not None:
-            now, down_at = time(), self._triton_down_at
+            now, down_at = clock.wall(), self._triton_down_at
             self._triton_down_at = None
             self._done.append(Occurrence("triton", Outcome.DONE, now, seconds=now - down_at))
 

@@ -5,8 +5,9 @@ import logging
 import os
 import select
 import threading
-import time
 from collections import deque
+
+from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class LogStream(io.TextIOBase):
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._lines)
-            time.sleep(_GATHER_SECONDS)
+            clock.sleep(_GATHER_SECONDS)
             with self._news:
                 data = b"".join(self._lines)
                 self._lines.clear()

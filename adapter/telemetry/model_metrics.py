@@ -5,7 +5,6 @@ the series of a model end with its unload, and there are none at all while too m
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from time import monotonic
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,6 +13,7 @@ from adapter.core.memory import Bytes
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
+from adapter.runtime import clock
 
 _NOT_LOADED_YET = {ModelState.LOADING, ModelState.RETURNING}
 
@@ -30,7 +30,7 @@ class ModelCollector(Collector):
         registry: Registry,
         bytes_of: Callable[[ModelId], Bytes],
         most: int,
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] = clock.now,
     ) -> None:
         self._registry = registry
         self._bytes_of = bytes_of

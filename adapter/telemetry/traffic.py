@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
 from operator import sub
-from time import monotonic, time
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,6 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
+
+from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Served:
 
     @staticmethod
     def _exemplar(trace_id: str | None, seconds: float) -> Exemplar | None:
-        return None if trace_id is None else Exemplar({"trace_id": trace_id}, seconds, time())
+        return None if trace_id is None else Exemplar({"trace_id": trace_id}, seconds, clock.wall())
 
     def _tell(
         self, code: int | str, seconds: float, triton_seconds: float | None, model_id: str | None
@@ -303,12 +304,12 @@ WAITED: ContextVar[Waited | None] = ContextVar("waited", default=None)
 @contextmanager
 def waiting_for_caller() -> Iterator[None]:
     """Add how long the block takes to what the current request waits for its caller."""
-    begun = monotonic()
+    begun = clock.monotonic()
     try:
         yield
     finally:
         if (waited := WAITED.get()) is not None:
-            waited.callers_seconds += monotonic() - begun
+            waited.callers_seconds += clock.monotonic() - begun
 
 
 def add_waited(seconds: float) -> None:

@@ -181,7 +181,7 @@ async def test_latencies_are_of_the_latest_inferences_that_went_well(house, monk
     assert (await state_of(house))["models"][0]["latency_seconds"] is None
     # each takes a millisecond longer than the one before: the first 100 are forgotten
     clock = itertools.chain.from_iterable((0.0, n / 1000) for n in range(1, 301))
-    monkeypatch.setattr("adapter.control.lease.monotonic", lambda: next(clock))
+    monkeypatch.setattr("adapter.runtime.clock.monotonic", lambda: next(clock))
     for _ in range(300):
         with house.control.lease(ModelId("m")):
             pass

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -11,6 +10,7 @@ from adapter.backend.memory.host import HostMemory
 from adapter.backend.memory.nvml import NvmlMemory
 from adapter.backend.memory.triton_metrics import TritonMetrics
 from adapter.core.memory import HOST, MemoryReading
+from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ChosenMemory:
         metrics: TritonMetrics,
         nvml: NvmlMemory,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock.now,
     ) -> None:
         self.last: MemoryReading | None = None
         self.source = _NONE

@@ -1,13 +1,13 @@
 """Reads the host memory of the embedded Triton's processes from /proc."""
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapter.core.memory import HOST, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
+from adapter.runtime import clock
 from adapter.runtime.threads import PROCESSES
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -61,7 +61,7 @@ class HostMemory:
         limit_bytes: int,
         *,
         root: Path = Path("/"),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock.now,
     ) -> None:
         """`owners` returns the processes, each with its model, None if not of a single one. `root`:
         the folder of proc, sys and dev.

@@ -2,13 +2,13 @@
 
 import math
 import re
-import time
 from collections.abc import Callable, Mapping
 
 import aiohttp
 
 from adapter.core.memory import Bytes, Device, DeviceReading, MemoryReading
 from adapter.errors import BackendUnavailable
+from adapter.runtime import clock
 
 # One literal to look for: the page may hold megabytes of lines about models (0.3 ms for 1 MB).
 _SERIES = re.compile(rb'\nnv_gpu_memory_(used|total)_bytes\{.*?gpu_uuid="([^"\n]+)".*?\} (\S+)')
@@ -29,7 +29,7 @@ class TritonMetrics:
         *,
         lag_seconds: float = 3.0,
         timeout_seconds: float = 2.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock.now,
     ) -> None:
         self.why = "it was not asked yet"
         self.uuids: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """Makes a model resident: fetched, then loaded once there is a slot and room."""
 
 import asyncio
-import time
 
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
@@ -24,6 +23,7 @@ from adapter.errors import (
     StoreDenied,
     StoreUnavailable,
 )
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 
@@ -94,7 +94,7 @@ class Arrivals:
         except BaseException:
             entry.apply(ResidencyEvent.FETCH_FAILED)
             raise
-        entry.checked_at = time.monotonic()
+        entry.checked_at = clock.monotonic()
         entry.apply(ResidencyEvent.FETCHED)
         return use
 
@@ -102,14 +102,14 @@ class Arrivals:
         self, entry: Entry, progress: FetchProgress, *, unloads: bool = True
     ) -> tuple[Artifact, CacheUse]:
         """`unloads`: other models may be unloaded for its room on disk."""
-        begun = time.monotonic()
+        begun = clock.monotonic()
         try:
             artifact, use = await self._artifacts.fetch(entry.key, progress, unloads=unloads)
         except AdapterError as error:
-            self._fetch_failed(entry, error, time.monotonic() - begun, unloads)
+            self._fetch_failed(entry, error, clock.monotonic() - begun, unloads)
             raise
         if use is CacheUse.MISS:
-            seconds = time.monotonic() - begun
+            seconds = clock.monotonic() - begun
             self._metrics.endpoint_downloading_seconds.observe(seconds)
             size = artifact.size_bytes
             self._metrics.history.done("fetch", entry.model_id, seconds, size, None)
@@ -168,7 +168,7 @@ class Arrivals:
         """Wait until the model may be loaded, if it is suspected of ending Triton."""
         if not self._control.is_open:
             return
-        model_id, deadline = entry.model_id, time.monotonic() + self._room_seconds
+        model_id, deadline = entry.model_id, clock.monotonic() + self._room_seconds
         turn = self._control.returns.turn
         try:
             await turn(model_id, deadline, refused_seconds=CALLS_REFUSED_SECONDS)
@@ -179,26 +179,26 @@ class Arrivals:
         """Wait for a change; return the seconds in which there was nothing to wait for but requests
         in flight. Loads and unloads bring one for as long as anybody wants the model.
         """
-        begun = time.monotonic()
+        begun = clock.monotonic()
         is_moving = self._control.memory.is_busy and entry.waiting > 0
         await self._eviction.changed()
-        return 0.0 if is_moving else time.monotonic() - begun
+        return 0.0 if is_moving else clock.monotonic() - begun
 
     async def _try(self, entry: Entry, terms: Terms) -> None:
         entry.apply(ResidencyEvent.LOAD_BEGUN)
         if self._control.is_open:
-            await self._control.presence.wait_up(time.monotonic() + self._room_seconds)
+            await self._control.presence.wait_up(clock.monotonic() + self._room_seconds)
         assert entry.artifact is not None  # noqa: S101 - it was fetched
         entry.record = await self.loaded(entry, entry.artifact, terms)
         entry.apply(ResidencyEvent.LOADED)
 
     async def loaded(self, entry: Entry, artifact: Artifact, terms: Terms) -> ModelRecord:
-        begun, source = time.monotonic(), source_of(artifact)
+        begun, source = clock.monotonic(), source_of(artifact)
         try:
             record = await self._control.load(entry.model_id, source, terms)
         except AlreadyLoaded:  # a platform was faster
             return await self._control.loaded(entry.model_id)
-        self._metrics.endpoint_loading_seconds.observe(time.monotonic() - begun)
+        self._metrics.endpoint_loading_seconds.observe(clock.monotonic() - begun)
         return record
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +29,7 @@ from adapter.errors import (
     ModelNotFound,
     ModelNotReady,
 )
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import leave_out
 
@@ -134,7 +134,7 @@ class Residency:
         await self._control.catch_up(model_id)
         self.refuse(model_id, key)
         leave_out()
-        entry, begun = self.entries.awaited(model_id, key), time.monotonic()
+        entry, begun = self.entries.awaited(model_id, key), clock.monotonic()
         try:
             record, use = await self._served(entry, begun + self.options.model_wait_seconds)
             # no eviction comes before the caller has begun its lease
@@ -143,7 +143,7 @@ class Residency:
             return lease, use
         finally:
             self.entries.left(entry)
-            self._metrics.endpoint_wait_seconds.observe(time.monotonic() - begun)
+            self._metrics.endpoint_wait_seconds.observe(clock.monotonic() - begun)
 
     async def bring(self, model_id: ModelId, key: ArtifactKey) -> None:
         """Have the model loaded, as for a call that waits as long as it takes."""
@@ -257,7 +257,7 @@ class Residency:
         """Wait until the model is loaded, for a caller who counts as waiting meanwhile."""
         while True:
             task = entry.task or self._begin(entry)
-            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            left = None if deadline == math.inf else max(0.0, deadline - clock.monotonic())
             await asyncio.wait({task}, timeout=left)
             if not task.done():
                 raise self._not_ready(entry)

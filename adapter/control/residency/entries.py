@@ -1,7 +1,6 @@
 """What is known of each model that is loaded on demand."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from adapter.core.residency.state import ResidencyEvent, ResidencyState, advance
 from adapter.core.residency.waiting import WaitLimits
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, CapacityError, InvalidModel, LoadFailed, ModelTooLarge
+from adapter.runtime import clock
 
 # Errors of the archive itself, which the next try would meet as well; and for how long it is not
 # tried.
@@ -114,7 +114,7 @@ class Entries:
         error, until = self._refused.get(model_id, (None, 0.0))
         if error is None:
             return
-        if time.monotonic() < until:
+        if clock.monotonic() < until:
             raise error.with_traceback(None)
         del self._refused[model_id]
 
@@ -123,4 +123,4 @@ class Entries:
         if isinstance(error, _DEFINITE):
             while len(self._refused) >= _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
-            self._refused[entry.model_id] = (error, time.monotonic() + _REFUSED_SECONDS)
+            self._refused[entry.model_id] = (error, clock.monotonic() + _REFUSED_SECONDS)

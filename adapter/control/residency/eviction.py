@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from adapter.core.registry import ModelRecord
 from adapter.core.residency.state import ResidencyEvent, ResidencyState
 from adapter.core.residency.victims import FOR_NOW, Candidate, Keeps, choose, what_keeps
 from adapter.errors import AdapterError, CapacityError
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Eviction:
     async def _unloaded(
         self, entry: Entry, may_go: Callable[[ModelRecord], bool], reason: str
     ) -> bool:
-        begun = time.monotonic()
+        begun = clock.monotonic()
         try:
             is_gone = await self._control.evict(entry.model_id, may_go, evicted=reason)
         except BaseException:
@@ -112,7 +112,7 @@ class Eviction:
             entry.apply(ResidencyEvent.UNLOADED)
             self.evictions[reason] += 1
             self._metrics.endpoint_evictions.labels("memory", reason).inc()
-            self._metrics.endpoint_unloading_seconds.observe(time.monotonic() - begun)
+            self._metrics.endpoint_unloading_seconds.observe(clock.monotonic() - begun)
         return is_gone
 
     # -- room on disk -----------------------------------------------------------------------

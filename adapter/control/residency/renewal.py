@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import string
-import time
 from contextlib import suppress
 from typing import NoReturn
 
@@ -17,7 +16,7 @@ from adapter.core.model import ModelId
 from adapter.core.residency.state import ResidencyState
 from adapter.core.residency.terms import Terms
 from adapter.errors import AdapterError, CapacityError, ModelNotFound
-from adapter.runtime import background
+from adapter.runtime import background, clock
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Renewal:
         """Ask the store about each model whose time has come."""
         if not self._seconds:
             return
-        before = time.monotonic() - self._seconds
+        before = clock.monotonic() - self._seconds
         settled = filter(_is_settled, self._entries)
         due = [each for each in settled if _is_for_calls(each) and each.checked_at <= before]
         await asyncio.gather(*map(self._look_at, due))
@@ -67,7 +66,7 @@ class Renewal:
     async def _look_at(self, entry: Entry) -> None:
         artifact = entry.artifact
         async with self._turns:
-            entry.checked_at = time.monotonic()
+            entry.checked_at = clock.monotonic()
             if artifact is None:
                 return
             try:

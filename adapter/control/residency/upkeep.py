@@ -1,6 +1,5 @@
 """The periodic work of residency: notices what was lost, and unloads what nobody calls."""
 
-import time
 from typing import NoReturn
 
 from adapter.control.models import ModelControl
@@ -10,7 +9,7 @@ from adapter.core.registry import ModelRecord
 from adapter.core.residency.state import ResidencyEvent
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError
-from adapter.runtime import background
+from adapter.runtime import background, clock
 
 _SECONDS = 0.5
 _LOADED = (ModelState.READY, ModelState.DEAD)
@@ -59,7 +58,7 @@ class Upkeep:
     async def unload_idle(self) -> None:
         if not self._idle_seconds:
             return
-        before = time.monotonic() - self._idle_seconds
+        before = clock.monotonic() - self._idle_seconds
         idle = [
             entry.model_id
             for entry, record in self._eviction.loaded()

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, let_go, w
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.naming import names_model
 from adapter.frontends.status import grpc_code, grpc_status, level_of
+from adapter.runtime import clock
 from adapter.telemetry import request_ids
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import WAITED, Served, Waited
@@ -190,9 +190,9 @@ class CountedRequest:
         self._served = served
         self.model_id: str | None = None
         served.in_flight.count += 1
-        self._begun = time.monotonic()
+        self._begun = clock.monotonic()
 
     def count(self, code: str, upstream_seconds: float | None = None) -> None:
         self._served.in_flight.count -= 1
-        seconds = time.monotonic() - self._begun
+        seconds = clock.monotonic() - self._begun
         self._served.count(code, seconds, upstream_seconds, model_id=self.model_id)

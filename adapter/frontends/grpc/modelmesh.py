@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -30,6 +29,7 @@ from adapter.errors import (
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, Unary, ids_of
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes, ModelKey, parse_key
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -193,14 +193,14 @@ class ModelRuntime:
         of Triton interrupts `act`, it is repeated once, within `again`: it may be what ended
         Triton.
         """
-        deadline, was_broken_off = time.monotonic() + seconds, False
+        deadline, was_broken_off = clock.monotonic() + seconds, False
         while True:
             try:
                 async with again if was_broken_off else nullcontext():
                     await self._control.presence.wait_up(deadline)
                     return await act()
             except BackendUnavailable as error:
-                is_over = not self._control.is_open or time.monotonic() > deadline
+                is_over = not self._control.is_open or clock.monotonic() > deadline
                 if is_over or (error.delivered and was_broken_off):
                     raise
                 if error.delivered:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from adapter.core.sizing import remember
 from adapter.errors import BackendError, CallerError, ModelNotFound
 from adapter.frontends.callers_json import parsed
 from adapter.packages.config.footprint import quick_size
+from adapter.runtime import clock
 from adapter.runtime.threads import LOOKUPS
 from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
 
@@ -159,7 +159,7 @@ class MeshSizes:
         return self._learned.of_url(path) or self._learned.of_model(model_id)
 
     async def _guessed(self, model_id: ModelId, path: str, key: ModelKey) -> int:
-        end = time.monotonic() + _SCAN_SECONDS
+        end = clock.monotonic() + _SCAN_SECONDS
         scan = LOOKUPS.run(quick_size, path, self._roots, end)
         try:
             declared, on_disk = await asyncio.wait_for(scan, _SCAN_SECONDS)

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from time import monotonic
 
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
@@ -29,6 +28,7 @@ from adapter.frontends.http.observer import (
     own_refusal,
     refusal_answer,
 )
+from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget, Holding
 
 # Bodies up to this size are gathered, and answers up to this are; others are passed on.
@@ -106,7 +106,7 @@ class Inference:
         if plain is None or length is None or not self._path.takes_more:
             return False
         self._head, self._plain, self._raw = head, plain, raw
-        self._begun = monotonic()
+        self._begun = clock.monotonic()
         self._waited: float | None = None
         self._callers = 0.0
         self._is_whole = len(body) == length
@@ -174,7 +174,7 @@ class Inference:
         self._pieces = [body]
 
     def _gathered(self) -> None:
-        self._callers = monotonic() - self._begun
+        self._callers = clock.monotonic() - self._begun
         body, self._pieces = b"".join(self._pieces), []
         self._end_holding()
         if not self._serve(body):
@@ -251,7 +251,7 @@ class Inference:
         assert self._lease is not None  # noqa: S101 - it is taken before
         self._upstream = upstream
         upstream.begin(self, self._lease.record)
-        self._asked = monotonic()
+        self._asked = clock.monotonic()
         if self._check is None:
             self._stage = _WAITING
             upstream.send(self._head.onward, body)
@@ -306,16 +306,16 @@ class Inference:
     def _begin_answer(self, length: int | None, more: bytes = b"") -> bytes:
         """The head of the answer, with `more` lines; `length` of its body, None for chunks."""
         assert self._upstream is not None  # noqa: S101 - it tells this
-        self._heard = monotonic()
+        self._heard = clock.monotonic()
         self._waited = self._heard - self._asked
         self._stage = _ANSWERING
         self._is_last = not (self._is_whole and self._path.takes_more)
-        plain, headers, clock = self._plain, self._upstream.headers, self._path.clock
+        plain, headers, lines = self._plain, self._upstream.headers, self._path.clock
         if plain.answered is not headers or plain.length != length:  # else Triton says it again
             plain.answered, plain.length = headers, length
             frame = _CHUNKED if length is None else b"Content-Length: %d\r\n" % length
             plain.answer = begin_of_head(_OK, self._fields(headers)) + plain.echoed + frame
-        return plain.answer + more + (clock.last if self._is_last else clock.line)
+        return plain.answer + more + (lines.last if self._is_last else lines.line)
 
     def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         return given_back(headers, is_v2=self._plain.route.frontend == "v2")
@@ -347,7 +347,7 @@ class Inference:
         if self._is_chunked:
             self._pieces.append(b"0\r\n\r\n")
         if self._status and self._waited is not None:  # it was passed on as it came
-            self._callers += monotonic() - self._asked - self._waited
+            self._callers += clock.monotonic() - self._asked - self._waited
         if self._pieces or not self._status:
             self._write()
         self._let_go(None)
@@ -495,5 +495,5 @@ class Inference:
         self._stage = _NONE
         served.in_flight.count -= 1
         if status:
-            seconds = monotonic() - self._begun
+            seconds = clock.monotonic() - self._begun
             served.count(status, seconds, self._waited, self._callers, plain.model_id, is_fast=True)

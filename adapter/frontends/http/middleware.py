@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +27,7 @@ from adapter.frontends.http.observer import (
     own_refusal,
 )
 from adapter.frontends.sites import SitePolicy
+from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry import request_ids
 from adapter.telemetry.traffic import WAITED, Waited
@@ -133,7 +133,7 @@ class HttpMiddleware:
         self._own = OwnDialect()
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        begun, waited = time.monotonic(), Waited()
+        begun, waited = clock.monotonic(), Waited()
         WAITED.set(waited)
         contract = request["contract"] = contract_of(request.raw_path, request.headers)
         dialect = self._dialects.get(contract, self._own)
@@ -146,7 +146,7 @@ class HttpMiddleware:
         finally:
             in_flight.count -= 1
         frontend = request.get("frontend", "sagemaker")
-        operation, seconds = request.get("operation", "other"), time.monotonic() - begun
+        operation, seconds = request.get("operation", "other"), clock.monotonic() - begun
         served = self._observer.served(frontend, operation)
         model_id = request.get("model_id")
         served.count(

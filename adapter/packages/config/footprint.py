@@ -1,7 +1,6 @@
 """Reads from a config how much memory a model takes, and on which devices."""
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from adapter.packages.config.check import parse, read_config
 from adapter.packages.source.backends import is_ensemble
 from adapter.packages.source.contents import CONFIG, shown
 from adapter.packages.source.location import resolve
+from adapter.runtime import clock
 
 _PARAMETER = "memory_bytes"
 
@@ -66,7 +66,7 @@ def quick_size(url: str, roots: Sequence[str], end: float) -> tuple[int | None, 
         if path.is_file():
             return None, path.stat().st_size
         for folder, _, names in os.walk(path):
-            if time.monotonic() > end:
+            if clock.monotonic() > end:
                 return None, 0
             found += sum(Path(folder, name).stat().st_size for name in names)
             configs += [Path(folder, CONFIG)] if CONFIG in names else []

@@ -21,10 +21,10 @@ from adapter.protocols.http2.transport import (
     Heard,
     Piece,
     Turns,
-    clock,
     part,
 )
 from adapter.protocols.http2.transport import State as Connection
+from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Endpoint(FlowControl[Owner]):
                 self._on_data(flags, stream_id, part(data, start, at))
             else:
                 self._acts.get(kind, self._on_unknown)(flags, stream_id, data[start:at])
-            if at < end and end > UNTIMED_BYTES and clock() > until:
+            if at < end and end > UNTIMED_BYTES and clock.monotonic() > until:
                 return at
         self._keep(part(data, at, end))
         return end

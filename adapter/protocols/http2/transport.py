@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import time
 from collections import deque
 from enum import Enum, IntEnum, auto
 from typing import Protocol, TypeAlias, cast
 
 from adapter.protocols.http2.frames import Code, ConnectionFault
+from adapter.runtime import clock
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ _JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
 # how long one connection is served in a turn of the event loop; shorter where others wait
 _TURN_SECONDS, _SHARED_TURN_SECONDS = 0.005, 0.001
 UNTIMED_BYTES = 2**11  # what is read at once and is less takes less than a turn
-clock = time.monotonic
 
 
 class State(IntEnum):
@@ -52,7 +51,7 @@ class End(Protocol):
 
     def connected(self) -> None: ...
     def received(self, data: bytes, at: int) -> int:
-        """Handle `data` from `at` on, until `clock` is past `until` of the transport; return how
+        """Handle `data` from `at` on, until it is later than `until` of the transport; return how
         far that is.
         """
 
@@ -81,7 +80,7 @@ class Turns:
 
     def end(self) -> float:
         """Return when the time is up of a connection that is read now."""
-        return clock() + (_SHARED_TURN_SECONDS if self._waiting else _TURN_SECONDS)
+        return clock.monotonic() + (_SHARED_TURN_SECONDS if self._waiting else _TURN_SECONDS)
 
     def wait(self, transport: "FrameTransport") -> None:
         if not self._waiting:
@@ -90,7 +89,7 @@ class Turns:
 
     def _continue_next(self) -> None:
         transport = self._waiting[0]
-        waits = transport.continue_reading(clock() + _TURN_SECONDS)
+        waits = transport.continue_reading(clock.monotonic() + _TURN_SECONDS)
         self._waiting.popleft()
         if waits:
             self._waiting.append(transport)
