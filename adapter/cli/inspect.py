@@ -27,7 +27,7 @@ from adapter.core.model import (
 )
 from adapter.core.names import triton_name
 from adapter.core.sizing import format_size
-from adapter.errors import AdapterError, InvalidRequest
+from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
 from adapter.packages.config.check import parse, read_config
 from adapter.packages.repository.staging import Packages
@@ -157,6 +157,8 @@ async def _inspect(
 ) -> Report:
     name = triton_name(model_id)
     package = await packages.prepare(name, model_id, source)
+    if not package.is_of_known_format:
+        raise InvalidModel("; ".join(package.warnings))
     placement = await packages.place(name, model_id, package)
     named = [(repository / given, part) for given, part in _named(placement, package.parts)]
     warnings = check(package, [folder for folder, _ in named], path)

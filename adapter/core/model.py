@@ -113,7 +113,8 @@ class Package:
     brings the library. `warnings`: what is odd but no fault. `gpus` are the CUDA
     numbers of the GPUs that the package's instance groups name, None when Triton is free to choose,
     empty when it runs on CPUs only. `content_types`: what the entry opted into, None for nothing.
-    `outputs`: the names of the entry's, none where only Triton knows them.
+    `outputs`: the names of the entry's, none where only Triton knows them. `is_of_known_format`:
+    each model has a config, or files that say what they are; Triton itself loads no other.
     """
 
     root: str
@@ -127,6 +128,7 @@ class Package:
     gpus: frozenset[int] | None = None
     content_types: ContentTypes | None = None
     outputs: tuple[str, ...] = ()
+    is_of_known_format: bool = True
 
 
 @dataclass(frozen=True, slots=True)

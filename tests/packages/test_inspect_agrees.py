@@ -29,6 +29,7 @@ class Known(Enum):
     """What inspect says of a package."""
 
     FAULT = "its load is refused"
+    NO_FORMAT = "Triton knows nothing of it either, and refuses its load without a reason"
     ODD = "a warning, without which Triton's refusal of the load would say little"
     HERE = "a warning about this machine or Triton's; a load is refused"
     CODE = "its load is refused by the Python of Triton"
@@ -76,9 +77,9 @@ def coded(name: str, known: Known, source: str, words: str = "") -> None:
     case(name, known, make, words)
 
 
-def alone(name: str, file: str) -> None:
-    words = f"holds {file}: no model file of a known format"
-    case(name, Known.ODD, lambda folder: (folder / file).write_text("x"), words)
+def alone(name: str, file: str, words: str = "") -> None:
+    words = words or f"holds {file}: no model file of a known format"
+    case(name, Known.NO_FORMAT, lambda folder: (folder / file).write_text("x"), words)
 
 
 replaced("dims_below_minus_1", Known.FAULT, IN, IN.replace("-1", "-2, 0"), "'IN': dims [-2, 0]")
@@ -236,11 +237,11 @@ replaced(
 alone("lone_readme", "README.md")
 alone("lone_7z", "x.7z")
 alone("lone_h5", "model.h5")
-alone("lone_pickle", "model.pkl")
+alone("lone_pickle", "model.pkl", "model.pkl: add a model.py that loads it, for the python backend")
 alone("lone_json", "config.json")
 case(
     "model_three_folders_down",
-    Known.ODD,
+    Known.NO_FORMAT,
     lambda folder: write_python_model(folder / "a" / "b" / "c"),
     "holds a: no model file of a known format",
 )
@@ -252,7 +253,7 @@ def _zip_in_zip(folder: Path) -> object:
     return folder / "outer.zip"
 
 
-case("zip_in_a_zip", Known.ODD, _zip_in_zip, "outer.zip holds inner.zip: no model file")
+case("zip_in_a_zip", Known.NO_FORMAT, _zip_in_zip, "outer.zip holds inner.zip: no model file")
 
 replaced("misspelt_backend", Known.HERE, '"python"', '"pythonn"', "did you mean python?")
 replaced("no_such_backend", Known.HERE, '"python"', '"mine"', "backend 'mine' does not come with")
@@ -355,6 +356,10 @@ def test_inspect_knows_what_a_load_would_be_refused_for(
         assert (code, said["code"]) == (1, "InvalidModel")
         assert case.words in said["error"]
         assert refusal == said["error"] or case.known is Known.CODE
+    elif case.known is Known.NO_FORMAT:
+        assert (code, said["code"]) == (1, "InvalidModel")
+        assert case.words in said["error"]
+        assert refusal.endswith(f"{POLL}; perhaps because {said['error']}")
     elif case.known in {Known.ODD, Known.HERE}:
         assert code == 3
         [warning] = said["warnings"]
@@ -369,6 +374,6 @@ def test_inspect_knows_what_a_load_would_be_refused_for(
 def test_without_strict_warnings_are_no_failure(
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (package / "README.md").touch()
+    write_python_model(package, config=f"{CONFIG}novel: 1")
     assert cli.main(("inspect", str(package)), {}) == 0
     assert "warning   " in capsys.readouterr().out

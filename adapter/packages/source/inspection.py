@@ -44,6 +44,7 @@ _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
 _MAX_LISTED = 10
 _COMPLETES = b"auto_complete_config"
+_PICKLED = (".pkl", ".pickle", ".joblib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         gpus=footprint.gpus(model.config for model in models),
         content_types=models[-1].content_types,
         outputs=models[-1].outputs,
+        is_of_known_format=all(m.config is not None or m.backend is not None for m in models),
     )
 
 
@@ -274,12 +276,23 @@ def _unknown(path: Path, tree: formats.Tree | None) -> str:
         names = sorted(tree)
         more = ", ..." if len(names) > _MAX_LISTED else ""
         what = f"{shown(path)} holds {', '.join(map(shown, names[:_MAX_LISTED]))}{more}:"
-    packed = sorted(n for n, below in (tree or {}).items() if below is None and is_packed(n))
-    hint = f"; {shown(packed[0])} is not unpacked: give its content itself" if packed else ""
     return (
         f"{what} no model file of a known format ({formats.known()}), no config.pbtxt and no"
-        f" archive that is unpacked (.tar, .tar.gz, .tgz, .zip){hint}"
+        f" archive that is unpacked (.tar, .tar.gz, .tgz, .zip){_hint(path, tree)}"
     )
+
+
+def _hint(path: Path, tree: formats.Tree | None) -> str:
+    entries = {path.name: None} if tree is None else tree
+    for name in sorted(name for name, below in entries.items() if below is None):
+        if tree is not None and is_packed(name):
+            return f"; {shown(name)} is not unpacked: give its content itself"
+        if name.endswith(_PICKLED):
+            return (
+                f"; Triton has no backend for {shown(name)}: add a model.py that loads it, for the"
+                " python backend"
+            )
+    return ""
 
 
 def _schema(source: ModelSource, path: Path, contents: Contents, inside: Inside) -> Schema | None:
