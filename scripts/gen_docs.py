@@ -13,6 +13,7 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
+from adapter.core import versions
 from adapter.core.accounts import FOLLOWS as KNOWN
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
@@ -30,6 +31,7 @@ from adapter.telemetry.model_metrics import ModelCollector
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+TRITON = DOCS / "triton.md"
 OPENAPI = ROOT / "adapter" / "frontends" / "openapi.json"  # what the listeners serve
 WRITTEN_BY = "<!-- written by scripts/gen_docs.py: change the code, then run it -->\n\n"
 
@@ -530,6 +532,37 @@ def states_page() -> str:
     )
 
 
+def versions_table() -> str:
+    """Return what changed in Triton; docs/triton.md has it between two comments."""
+    rows = [
+        [
+            numbered(change.since),
+            change.what + ("" if change.known is versions.Known.SEEN else " (read)"),
+            change.here,
+        ]
+        for change in sorted(versions.CHANGES, key=lambda change: change.since)
+    ]
+    return table(["since", "Triton", "the adapter"], rows)
+
+
+_OF_TWO_IMAGES = (2, 59)  # of 25.06 and 25.07; all others are of one
+
+
+def numbered(version: versions.Version) -> str:
+    """Return the version with the month of its image."""
+    major, minor = version
+    year, month = divmod(minor + 246 + (version > _OF_TWO_IMAGES), 12)
+    return f"{major}.{minor} ({year}.{month + 1:02})"
+
+
+def with_part(path: Path, name: str, text: str) -> str:
+    """Return the page with `text` between the comments that name the part."""
+    begin = f"<!-- {name}, written by scripts/gen_docs.py from adapter/core/versions.py -->\n\n"
+    end = f"\n<!-- end of {name} -->"
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    return f"{before}{begin}{text}{end}{rest.partition(end)[2]}" if found else before
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "events.md": events_page,
@@ -559,6 +592,7 @@ def main() -> int:
     is_check = parser.parse_args().check
     files = {DOCS / name: WRITTEN_BY + page() for name, page in PAGES.items()}
     files[OPENAPI] = openapi_json()
+    files[TRITON] = with_part(TRITON, "versions", versions_table())
     diffs = [diff for path, text in files.items() if (diff := stale(path, text))]
     if is_check:
         print("".join(diffs), end="")

@@ -59,6 +59,18 @@ class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclien
         except grpc.aio.AioRpcError as error:
             raise InferenceServerException(error.details(), str(error.code())) from error
 
+    async def has_model(self, name: str, client_timeout: float) -> bool:
+        """Return whether the model is loaded, by its config. ModelReady would not say: since 2.67
+        it is False for a model whose `is_ready` says so, and for one whose process has died.
+        """
+        try:
+            await self.get_model_config(name, client_timeout=client_timeout)
+        except InferenceServerException as error:
+            if error.status() == str(grpc.StatusCode.NOT_FOUND):
+                return False
+            raise
+        return True
+
     async def infer_once(
         self,
         request: pb.ModelInferRequest,

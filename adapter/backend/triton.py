@@ -44,7 +44,7 @@ _SPANS = {
 _READY, _LOADING = frozenset({"READY"}), frozenset({"LOADING"})
 _PRESENT = _READY | {"LOADING", "UNLOADING"}
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
-_PROBE_SECONDS = 0.5
+_PROBE_SECONDS, _PROBE_TIMEOUT = 0.5, 2.0
 _LAST_SECONDS = 4.0  # for unloading uploaded models at the stop
 _INDEX_ATTEMPTS = 8
 _WAITING_LINE_SECONDS = 5.0
@@ -56,11 +56,12 @@ class TritonControl:
 
     `live` is the result of the last probe, and False as soon as the connection breaks; `monitor`
     updates it. `answers` counts the probes that Triton answered, `lives` how often it became live.
+    `version` is what it reported then, "" if it reported none.
     `on_live` is called when it does not answer any more (False), and when it does again (True).
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
     folders. Such models are in no index (seen on 2.51), so they are queried one by one, and a model
-    counts as gone once it is not ready; its memory may be freed a little later.
+    counts as gone once Triton knows no config of it; its memory may be freed a little later.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class TritonControl:
         payload: Callable[[TritonName], Payload] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.live = False
+        self.live, self.version = False, ""
         self.lives = self.answers = self._breaks = 0
         self._payload = payload
         self._uploaded: set[TritonName] = set()
@@ -160,17 +161,13 @@ class TritonControl:
 
     async def ready(self) -> set[str]:
         if self._payload is not None:
-            return await self._still_ready(self._uploaded)
+            return await self._still_loaded(self._uploaded)
         return await self._in_state(_READY)
 
     async def versions(self) -> Mapping[str, list[str]]:
         """Return the ready versions of each model in the index; uploaded models are not in it."""
         index = await self._index()
         return {n: [v for v, state in s.items() if state == "READY"] for n, s in index.items()}
-
-    async def version(self) -> str:
-        metadata = await self._call("get_server_metadata", timeout=self._timeout)
-        return str(metadata.version)
 
     async def instances(self, name: TritonName) -> int:
         """Return how many instances Triton has created of the model; 0 for an ensemble."""
@@ -203,18 +200,18 @@ class TritonControl:
 
     async def _left(self, names: Collection[str]) -> set[str]:
         if self._payload is not None:
-            return await self._still_ready(names)
+            return await self._still_loaded(names)
         listed = await self._listing.read()
         if not in_state(listed, names, _PRESENT):
             return set()
         return await self._names(listed, _PRESENT) & set(names)
 
-    async def _still_ready(self, names: Collection[str]) -> set[str]:
-        """Return the uploads of `names` that are ready; models in the index are Triton's own."""
+    async def _still_loaded(self, names: Collection[str]) -> set[str]:
+        """Return the uploads of `names` that are loaded; models in the index are Triton's own."""
         return {
             name
             for name in set(names) - (await self._index()).keys()
-            if await self._call("is_model_ready", name, timeout=self._timeout)
+            if await self._call("has_model", name, timeout=self._timeout)
         }
 
     async def _unload_earlier(self, name: TritonName, model_id: ModelId) -> None:
@@ -224,7 +221,7 @@ class TritonControl:
                 f"Triton's own repository has a model {name!r}, which an upload would replace",
                 model_id=model_id,
             )
-        if await self._still_ready({name}):  # left by an earlier run that was killed
+        if await self._still_loaded({name}):  # left by an earlier run that was killed
             await self.unload(name, model_id)
             if await self.wait_gone({name}, self._timeout):
                 raise BackendTimeout(
@@ -316,12 +313,21 @@ class TritonControl:
         is_live, self._why_not_live = False, "it says that it is not live"
         breaks = self._breaks
         try:
-            is_live = bool(await self._connected().is_server_live(client_timeout=2.0))
+            is_live = bool(await self._connected().is_server_live(client_timeout=_PROBE_TIMEOUT))
         except InferenceServerException as error:
             self._why_not_live = error.message() or "no answer"
+        if is_live and not self.live:
+            self.version = await self._reported_version()
         # an answer from before a break says nothing of the Triton that is there now
         self._update(is_live=is_live and breaks == self._breaks)
         return self.live
+
+    async def _reported_version(self) -> str:
+        try:
+            said = await self._connected().get_server_metadata(client_timeout=_PROBE_TIMEOUT)
+        except InferenceServerException:
+            return ""
+        return str(said.version)
 
     def _update(self, *, is_live: bool) -> None:
         was, self.live = self.live, is_live

@@ -247,12 +247,10 @@ def _callers_config(part: ModelPart, root: Path) -> Path | None:
     for depth in ("", "*/", "*/*/"):
         for file in sorted(root.glob(depth + CONFIG)):
             folder = file.parent
-            beside = {
-                entry: os.path.realpath(folder / entry)
-                for entry in {path.name for path in folder.iterdir()} - {CONFIG, SCHEMA, MARKER}
-            }
-            is_its = part.own_name in {"", folder.name}
-            if is_its and beside == {link.path: link.target for link in part.links}:
+            beside = {path.name for path in folder.iterdir()} - {CONFIG, SCHEMA, MARKER}
+            tops = {link.path.partition("/")[0] for link in part.links}
+            leads = all(os.path.realpath(folder / link.path) == link.target for link in part.links)
+            if part.own_name in {"", folder.name} and beside == tops and leads:
                 return file
     return None
 

@@ -13,6 +13,7 @@ from adapter.control.ports import Server, TimeLimits, Triton
 from adapter.control.progress import step
 from adapter.control.reclaim import Reclaim, Unloaded
 from adapter.control.unloader import ENDED, Unloader
+from adapter.core import versions
 from adapter.core.breaker import EvictionLoopBreaker
 from adapter.core.model import ModelId, Package, TritonName
 from adapter.core.registry import ModelRecord
@@ -194,7 +195,10 @@ class Loader:
         await self._threads.take(record)
         load = asyncio.ensure_future(self._triton.load(name, record.id))
         self._threads.asked(record, load)
-        monitor = _StubMonitor({name, *record.placement.along}, self._limits)
+        is_slow = versions.has(versions.SLOW_POLLS, self._triton.version)
+        gone_seconds = self._limits.stub_gone_slow if is_slow else self._limits.stub_gone
+        names = {name, *record.placement.along}
+        monitor = _StubMonitor(names, gone_seconds, self._limits.stub_unseen)
         begun, refusal = clock.monotonic(), None
         try:
             while not (await asyncio.wait({load}, timeout=_pause(begun)))[0]:
@@ -305,9 +309,9 @@ class _StubMonitor:
     for less than a second in between.
     """
 
-    def __init__(self, names: Collection[str], limits: TimeLimits) -> None:
+    def __init__(self, names: Collection[str], gone_seconds: float, unseen_seconds: float) -> None:
         self.names = frozenset(names)
-        self._limits = limits
+        self._gone_seconds, self._unseen_seconds = gone_seconds, unseen_seconds
         self._started: set[str] = set()
         self._alive_at: dict[str, float] = {}
 
@@ -321,7 +325,7 @@ class _StubMonitor:
             has_started = name in self._started
             if alive is not False:
                 self._alive_at[name] = now
-            grace_seconds = self._limits.stub_gone if has_started else self._limits.stub_unseen
+            grace_seconds = self._gone_seconds if has_started else self._unseen_seconds
             if now - self._alive_at.setdefault(name, now) > grace_seconds:
                 return name
         return None

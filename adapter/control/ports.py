@@ -27,6 +27,10 @@ class Triton(Protocol):
     def lives(self) -> int:
         """How many times Triton became live."""
 
+    @property
+    def version(self) -> str:
+        """The version that Triton reports; "" if unknown."""
+
     async def load(self, name: TritonName, model_id: ModelId) -> None: ...
     async def warm_up(self, name: TritonName, model_id: ModelId, seconds: float) -> str | None:
         """Have the model compute zeros once; return why it was not asked to, None where it was.
@@ -189,7 +193,8 @@ class TimeLimits:
     `stall`: how long an unload may make no progress before its processes are killed. `recovery`:
     how long to wait for memory that is about to be freed. `alone`: how long a load of unknown size
     waits to run without others. `stub_gone`: how long a load goes on without its python process
-    before it is given up; `stub_unseen`: the same if none was ever seen. `linger`: how long
+    before it is given up; `stub_gone_slow`: the same where Triton itself is slow to notice that it
+    died; `stub_unseen`: the same if none was ever seen. `linger`: how long
     processes started by a model may outlive it; `killed`: how long a killed process may. `warm_up`:
     how long the inference may take that warms a model up; None: there is none.
     """
@@ -200,6 +205,7 @@ class TimeLimits:
     recovery: float = 5.0
     alone: float = 20.0
     stub_gone: float = 5.0
+    stub_gone_slow: float = 25.0
     stub_unseen: float = 60.0
     linger: float = 3.0
     killed: float = 5.0

@@ -73,10 +73,13 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link to make: `path` within the staged folder to `target`, a real path."""
+    """A link to make: `path` within the staged folder to `target`, a real path. `is_kept_inside`:
+    Triton reads the file only where no link leads out of the folder.
+    """
 
     path: str
     target: str
+    is_kept_inside: bool = False
 
 
 class Role(Enum):

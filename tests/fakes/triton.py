@@ -12,11 +12,13 @@ class FakeControlTriton:
     """`models` is what it has in memory, `loading` what it never ends loading. The unload of a
     name in `stuck` never ends, as with a python process that died, until the same name is loaded
     again. `along[ensemble]` are the names that come and go with it. The load of a name in `deadly`
-    ends it, and sets `ended`. `not_warmed[name]` is why that model is not warmed up.
+    ends it, and sets `ended`. `not_warmed[name]` is why that model is not warmed up. `version` is
+    what it reports.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.live, self.lives = True, 1
+        self.version = "2.51.0"
         self.models: set[str] = set()
         self.stuck: set[str] = set()
         self.loading: set[str] = set()
@@ -81,7 +83,8 @@ class FakeServer:
     it is in `dies`. `endable` are those whose load ends with their processes. `instances["m"]` are
     the names of those that run. `ended` are the models whose processes were killed. `processes` are
     those of each model, loaded or not; those in `unkillable` stay when they are killed; `orphans`
-    are those whose model has no python process. `restarts` are the reasons given.
+    are those whose model has no python process. `restarts` are the reasons given, `looks` counts
+    how often a process was looked for.
     """
 
     def __init__(self) -> None:
@@ -97,6 +100,7 @@ class FakeServer:
         self.ended: list[str] = []
         self.endable: set[str] = set()
         self.restarts: list[str] = []
+        self.looks = 0
         self.restarted = asyncio.Event()
 
     async def restart(self, reason: str) -> None:
@@ -104,6 +108,7 @@ class FakeServer:
         self.restarted.set()
 
     def has_live_stub(self, name: TritonName) -> bool | None:
+        self.looks += 1
         alive = self.live.get(name)
         if name in self.dies:
             self.live[name] = False

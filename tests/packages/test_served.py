@@ -21,6 +21,7 @@ from tests.packages.models import (
     write_ensemble,
 )
 from tests.running import Client, RunningAdapter, embedded_adapter, unload_all
+from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -102,6 +103,23 @@ def test_a_config_is_served_from_a_sub_folder_and_under_any_name(
     reply = client.get("/models/team%2Fa%20b")
     assert reply.json() == {"modelName": "team/a b", "modelUrl": str(package)}
     assert ask(client, "team%2Fa%20b", 1) == [6]
+
+
+@pytest.mark.parametrize("named", ["labels.txt", "1/labels.txt"])
+def test_labels_are_served_from_a_folder_of_links(
+    adapter: RunningAdapter, client: Client, package: Path, named: str
+) -> None:
+    config = CONFIG.replace('name: "OUT"', f'name: "OUT" label_filename: "{named}"')
+    write_python_model(package, config=config)
+    (package / named).write_text("cat\ndog\n")
+    put(client, "m", package)
+    assert not (adapter.repository / "m" / named).resolve().is_relative_to(package)
+    body = infer_body(0.5, 2.5)
+    body["outputs"] = [{"name": "OUT", "parameters": {"classification": 1}}]
+    answer = client.post("/models/m/invoke", body).json()
+    assert answer["outputs"][0]["data"] == ["2.500000:1:dog"]
+    take_down(client, "m")
+    check_nothing_is_left(adapter)
 
 
 # -- archives -----------------------------------------------------------------------------------

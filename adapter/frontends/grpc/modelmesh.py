@@ -48,7 +48,10 @@ _METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelSt
 
 
 class Triton(Protocol):
-    async def version(self) -> str: ...
+    @property
+    def version(self) -> str:
+        """What Triton reports; "" if nothing."""
+
     async def instances(self, name: TritonName) -> int: ...
 
 
@@ -257,7 +260,7 @@ class ModelRuntime:
             maxLoadingConcurrency=options.load_concurrency,
             modelLoadingTimeoutMs=int(self._told_seconds() * 1000),
             defaultModelSizeInBytes=self._sizes.default_bytes,
-            runtimeVersion=await self._triton.version() or options.version,
+            runtimeVersion=self._triton.version or options.version,
             methodInfos={
                 f"inference.GRPCInferenceService/{method}": pb.RuntimeStatusResponse.MethodInfo(
                     idInjectionPath=[1]

@@ -18,7 +18,7 @@ from adapter.errors import BackendError, InvalidRequest
 from adapter.packages.config.text import rename_steps, with_parameters, without_name
 from adapter.packages.repository.ownership import Ownership, note_ownership, ownership_of
 from adapter.packages.source.backends import MARKER
-from adapter.packages.source.confined import Inside
+from adapter.packages.source.confined import Inside, Opened
 from adapter.packages.source.contents import CONFIG
 
 Staging = Literal["symlink", "hardlink", "copy"]
@@ -147,7 +147,10 @@ def fill(
     for link in part.links:
         path = folder / link.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        _show(path, link.target, staging, inside)
+        if link.is_kept_inside and staging == "symlink":
+            _place(path, link.target, inside)
+        else:
+            _show(path, link.target, staging, inside)
     if part.config_text is not None:
         text = rename_steps(without_name(part.config_text), renamed)
         (folder / CONFIG).write_bytes(with_parameters(text, parameters).encode())
@@ -167,6 +170,19 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
             shown_as.mkdir()
         elif staging == "copy":
             shutil.copy2(found.by_descriptor, shown_as)
-        else:  # without src_dir_fd the link in /proc itself would be linked
-            descriptor = found.descriptor
-            os.link(found.by_descriptor, shown_as, src_dir_fd=descriptor, follow_symlinks=True)
+        else:
+            _hard_link(found, shown_as)
+
+
+def _place(path: Path, target: str, inside: Inside) -> None:
+    """Hard-link the file; copy it where the file system refuses: another one, or another's file."""
+    with inside.at(target) as found:
+        try:
+            _hard_link(found, path)
+        except OSError:
+            shutil.copy2(found.by_descriptor, path)
+
+
+def _hard_link(found: Opened, path: Path) -> None:
+    """Link by the descriptor; without src_dir_fd the link in /proc itself would be linked."""
+    os.link(found.by_descriptor, path, src_dir_fd=found.descriptor, follow_symlinks=True)

@@ -124,7 +124,8 @@ class Packages:
         Raises BackendError on a disk error, InvalidRequest if a name in the repository is taken by
         a folder that is not the adapter's; `remove` clears what was staged by then.
         """
-        threads = REPOSITORY if self._staging == "symlink" else UNPACKS
+        kept = any(link.is_kept_inside for part in package.parts for link in part.links)
+        threads = REPOSITORY if self._staging == "symlink" and not kept else UNPACKS
         return await threads.run_to_end(self._place, name, model_id, package)
 
     async def confirm(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -103,9 +103,26 @@ def unknown_platform(config: ModelConfig) -> str | None:
 
 def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
     """Return whether the model's folder holds the library of its backend, which `runtime` names."""
-    library = config.runtime or f"libtriton_{config.backend}.so"
+    library = _own_library(config)
     versions = (below for name, below in tree.items() if below is not None and is_version(name))
     return any(library in folder for folder in (tree, *versions))
+
+
+def _own_library(config: ModelConfig) -> str:
+    return config.runtime or f"libtriton_{config.backend}.so"
+
+
+def kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
+    """Return the paths, part by part, of the files that Triton refuses when a link leads out of the
+    model's folder (docs/triton.md, Versions): labels, and libraries beside the config.
+
+    A batching library is named by its path in Triton's repository, of which only the end is ours.
+    """
+    given = config.parameters.get("TRITON_BATCH_STRATEGY_PATH")
+    libraries = (_own_library(config), PurePosixPath(given.string_value if given else "").name)
+    named = (*(output.label_filename for output in config.output), *libraries)
+    paths = (PurePosixPath(name).parts for name in named)
+    return frozenset(parts for parts in paths if parts and parts[0] != "/" and ".." not in parts)
 
 
 def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:

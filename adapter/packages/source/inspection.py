@@ -29,6 +29,7 @@ from adapter.packages.source.backends import (
     has_own_backend,
     is_ensemble,
     is_version,
+    kept_inside,
     missing_folders,
     unknown_platform,
 )
@@ -218,8 +219,8 @@ def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Ins
         config = parse(text, path).config
     refuse_impossible(config, path)
     types = read_content_types(config, written, path)
-    names = (name for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED})
-    links = tuple(Link(name, os.path.realpath(folder / name)) for name in names)
+    own = {name: tree[name] for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED}}
+    links = tuple(_links(folder, own, kept_inside(config)))
     part = ModelPart("", Role.ENTRY, text, links, missing_folders(tree, config))
     odd = unknown_platform(config)
     warnings = checked.warnings if odd is None else (*checked.warnings, f"{shown(path)}: {odd}")
@@ -230,6 +231,19 @@ def _native(folder: Path, tree: formats.Tree, schema: Schema | None, inside: Ins
         warnings = (*warnings, *odd_environment(folder, tree, config))
     has_own = has_own_backend(tree, config)
     return _Model(folder, part, backend_of(config), has_own, config, warnings, types)
+
+
+def _links(
+    folder: Path, tree: formats.Tree, kept: frozenset[tuple[str, ...]], above: str = ""
+) -> Iterator[Link]:
+    """Yield a link for each entry, but for a folder with a file of `kept` those to its entries."""
+    for name, below in tree.items():
+        deeper = frozenset(path[1:] for path in kept if path[0] == name and path[1:])
+        if below is not None and deeper:
+            yield from _links(folder / name, below, deeper, f"{above}{name}/")
+        else:
+            is_kept = below is None and (name,) in kept
+            yield Link(above + name, os.path.realpath(folder / name), is_kept)
 
 
 def _laid_out(

@@ -183,6 +183,7 @@ async def test_triton_tells_its_version_and_how_many_instances_a_model_has(
     control = TritonControl(Faults(Classifier()), load_timeout_seconds=9, call_timeout_seconds=9)
     control.connect(adapter.grpc_address)
 
-    assert (await control.version()).startswith("2.")
+    await control.wait_live(SECONDS)
+    assert control.version.startswith("2.")
     assert [await control.instances(name) for name in ("one", "two")] == [1, 2]
     await control.close()

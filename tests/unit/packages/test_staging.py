@@ -225,6 +225,38 @@ async def test_a_hard_link_is_the_same_file(root, repository):
     assert (repository / "a" / "1" / "model.py").samefile(source / "1" / "model.py")
 
 
+LABELS = 'backend: "own" runtime: "libown.so" output { name: "OUT" label_filename: "%s" }'
+
+
+@pytest.mark.parametrize("place_of", ["same", "other"])
+@pytest.mark.parametrize("named", ["labels.txt", "words/./en/labels.txt", "1/labels.txt"])
+async def test_files_that_the_config_names_are_in_the_folder_itself_and_all_others_are_links(
+    root, repository, named, place_of
+):
+    """Since 26.06 Triton refuses labels and libraries that a link leads to out of the folder. On
+    another file system, /dev/shm is one, they are copied.
+    """
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        roots = [Path(folder) if place_of == "other" else root]
+        source = make(roots[0] / "m", LABELS % named)
+        own = {named.replace("/./", "/"), "libown.so"}
+        for path in (*own, "env.tar.gz"):
+            (source / path).parent.mkdir(parents=True, exist_ok=True)
+            (source / path).write_text(path)
+        await place(Packages(repository, roots), "a", source)
+        staged = shown(repository)
+        assert {
+            path for path in own if not staged[path].resolve().is_relative_to(repository)
+        } == set()
+        assert {path: staged[path].read_text() for path in own} == {path: path for path in own}
+        assert {staged[p].samefile(source / p) for p in own} == {place_of == "same"}
+        assert staged["env.tar.gz"].is_symlink()
+        weights = staged.get("1/model.py", repository / "a" / "1")
+        assert weights.is_symlink()
+    await remove(Packages(repository, [root]), "a")
+    assert tree(repository) == {}
+
+
 async def test_why_a_file_cannot_be_linked_is_said(repository):
     """Another file system: /dev/shm is one."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -19,13 +19,10 @@ STARTING, READY = pb.RuntimeStatusResponse.STARTING, pb.RuntimeStatusResponse.RE
 
 
 class FakeTriton:
-    async def version(self) -> str:
-        return self.says
-
     async def instances(self, name: str) -> int:
         return 3 if name == "m" else 1
 
-    says = "9.9"
+    version = "9.9"
 
 
 class Front:

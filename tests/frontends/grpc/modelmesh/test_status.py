@@ -51,7 +51,7 @@ class TestStatus:
 
     async def test_the_version_of_a_triton_that_tells_none_is_a_setting(self, house, tmp_path):
         front = Front(house, tmp_path, modelmesh_runtime_version="v7")
-        front.triton.says = ""
+        front.triton.version = ""
         assert (await front.status()).runtimeVersion == "v7"
 
     async def test_no_longer_load_is_promised_than_is_allowed(self, house, tmp_path):

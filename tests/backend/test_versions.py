@@ -1,0 +1,94 @@
+"""What the adapter makes of a Triton that is newer than the one of the other tests."""
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from adapter.backend.triton import TritonControl
+from adapter.core import versions
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId, TritonName
+from adapter.core.oom import Classifier
+from adapter.packages.repository.staging import Packages
+from adapter.packages.repository.uploads import Payload
+from tests.fakes.versioned_triton import VersionedTriton, serving
+from tests.packages.staged import make, place
+
+OLD, NEW = "2.51.0", "2.73.0dev"
+M = TritonName("m")
+LABELLED = 'backend: "python" output { name: "OUT" label_filename: "labels.txt" }'
+
+both = pytest.mark.parametrize("version", [OLD, NEW])
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "repository").mkdir()
+    return tmp_path / "repository"
+
+
+@asynccontextmanager
+async def control_of(triton: VersionedTriton, *, is_upload: bool = False):
+    control = TritonControl(
+        Faults(Classifier(())),
+        load_timeout_seconds=10,
+        call_timeout_seconds=10,
+        payload=(lambda _: Payload("{}", {})) if is_upload else None,
+    )
+    async with serving(triton) as address:
+        control.connect(address)
+        await control.wait_live(10)
+        try:
+            yield control
+        finally:
+            await control.close()
+
+
+@both
+async def test_a_model_with_labels_is_loaded_from_a_folder_of_links(version, tmp_path, repository):
+    source = make(tmp_path / "models" / "m", LABELLED)
+    (source / "labels.txt").write_text("cat\n")
+    await place(Packages(repository, [tmp_path / "models"]), "m", source)
+    async with control_of(VersionedTriton(version, repository)) as control:
+        await control.load(M, ModelId("m"))
+        assert await control.ready() == {"m"}
+
+
+@both
+async def test_an_upload_comes_and_goes(version, repository):
+    async with control_of(VersionedTriton(version, repository), is_upload=True) as control:
+        await control.load(M, ModelId("m"))
+        assert await control.ready() == {"m"}
+        await control.unload(M, ModelId("m"))
+        assert await control.wait_gone({"m"}, 5) == set()
+        assert await control.ready() == set()
+
+
+@both
+@pytest.mark.parametrize("what", ["not_ready", "dead"])
+async def test_an_upload_that_is_not_ready_is_loaded_all_the_same(version, what, repository):
+    """By its own `is_ready`, or as its process has died: it keeps its memory, and its name."""
+    triton = VersionedTriton(version, repository)
+    async with control_of(triton, is_upload=True) as control:
+        await control.load(M, ModelId("m"))
+        getattr(triton, what).add("m")
+        assert await control.ready() == {"m"}
+        assert await control.wait_gone({"m"}, 0) == {"m"}
+        await control.load(M, ModelId("m"))  # not answered by what was there before
+        assert "m" not in triton.dead
+
+
+async def test_a_server_of_no_known_version_is_taken_for_the_newest():
+    assert [
+        versions.has(versions.LINKS, said) for said in ("2.69.0", "2.70.0", "3.0", "", "x")
+    ] == [
+        *(False, True),
+        *(True, True, True),
+    ]
+
+
+@both
+async def test_the_version_is_that_which_triton_reports(version, repository):
+    async with control_of(VersionedTriton(version, repository)) as control:
+        assert control.version == version
