@@ -66,6 +66,12 @@ _DEAD_STUB = re.compile(
     r"Stub process '[^']*' is not healthy\.?\s*$"
 )
 
+_DECOUPLED = re.compile(r"doesn't support models with decoupled transaction policy\.?\s*$")
+_STREAMS = (
+    "; it takes generate_stream, over gRPC ModelStreamInfer, at the endpoint"
+    " InvokeEndpointWithResponseStream"
+)
+
 ENVIRONMENTS = "docs/packages.md#python-environments"
 _NO_MODULE = re.compile(r"\bModuleNotFoundError: No module named '[^']*'")
 
@@ -193,6 +199,8 @@ class Faults:
     ) -> AdapterError:
         """Triton's own answer to an inference; `status` is what its HTTP port says to it."""
         said = self._for_caller(text, name, model_id)
+        if status == _NOT_IMPLEMENTED and _DECOUPLED.search(text):
+            return InvalidRequest(f"{said}{_STREAMS}", model_id=model_id)
         if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.search(text):
             return ModelNotFound(f"Triton does not have the model: {said}", model_id=model_id)
         if (

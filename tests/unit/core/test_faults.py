@@ -236,6 +236,17 @@ def test_an_inference_that_failed_becomes(status, kind, text, expected):
     assert type(inference(status, kind, text)) is expected
 
 
+@pytest.mark.parametrize("said", ["HTTP end point", "ModelInfer RPC"])
+def test_an_inference_of_a_decoupled_model_is_told_which_calls_it_takes(said):
+    text = f"{said} doesn't support models with decoupled transaction policy"
+    error = inference(501, JSON, text)
+    assert type(error) is InvalidRequest
+    assert str(error) == (
+        f"{text}; it takes generate_stream, over gRPC ModelStreamInfer, at the endpoint"
+        " InvokeEndpointWithResponseStream"
+    )
+
+
 UNKNOWN = "Request for unknown model: 'm'"
 CALLERS = ("UNIMPLEMENTED", "ALREADY_EXISTS")  # no lack of memory
 OWN_CODES = (*CALLERS, "UNKNOWN", "CANCELLED", "UNAVAILABLE")
