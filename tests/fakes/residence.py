@@ -13,8 +13,6 @@ from tests.fakes.house import House
 
 MIB = 2**20
 
-QUICK = Options(model_wait_seconds=2)
-
 
 class Residence:
     """`house` with a store of models that declare what they take. Room for `room` models of 100
@@ -29,6 +27,13 @@ class Residence:
         self.artifacts = FakeArtifacts(self.steps)
         options = options or Options()
         self.residency = Residency(self.control, self.artifacts, self.house.metrics, options)
+        self.waits_for_room = asyncio.Event()  # a load does
+        self._eviction_changed = self.residency.eviction.changed
+        self.residency.eviction.changed = self._changed
+
+    async def _changed(self) -> None:
+        self.waits_for_room.set()
+        await self._eviction_changed()
 
     async def open(self, *names: str) -> "Residence":
         for name in names:

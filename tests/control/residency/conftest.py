@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.fakes.residence import QUICK, Residence
+from tests.fakes.residence import Residence
 
 
 @pytest.fixture
 async def residence() -> AsyncIterator[Residence]:
-    residence = await Residence(2, QUICK).open("a", "b", "c")
+    residence = await Residence(2).open("a", "b", "c")
     yield residence
     await residence.close()

@@ -12,7 +12,7 @@ from adapter.errors import (
     StoreUnavailable,
     was_not_started,
 )
-from tests.fakes.residence import QUICK, Residence, at_once
+from tests.fakes.residence import Residence, at_once
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -65,7 +65,7 @@ async def test_what_is_left_of_a_model_that_died_is_unloaded(residence):
 
 @pytest.mark.parametrize("loads_again", [False, True])
 async def test_after_a_restart_of_triton_the_next_call_loads_anew(loads_again):
-    residence = await Residence(2, QUICK, loads_again=loads_again).open("a", "b")
+    residence = await Residence(2, loads_again=loads_again).open("a", "b")
     await residence.call("a")
     triton = residence.house.triton
     triton.models.clear()
@@ -86,7 +86,7 @@ def end_triton(residence: Residence) -> None:
 
 @pytest.mark.parametrize("loads_again", [False, True])
 async def test_no_call_gets_a_model_of_a_triton_that_has_ended(loads_again):
-    residence = await Residence(2, QUICK, loads_again=loads_again).open("a", "b")
+    residence = await Residence(2, loads_again=loads_again).open("a", "b")
     await residence.call("a")
     end_triton(residence)
     assert residence.residency.resident(ModelId("a")) is None

@@ -22,7 +22,7 @@ from adapter.errors import (
     TooManyWaiting,
     was_not_started,
 )
-from tests.fakes.residence import QUICK, Residence, at_once
+from tests.fakes.residence import Residence, at_once
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -166,8 +166,7 @@ async def test_amid_a_drain_nothing_is_fetched_for_a_model_that_would_not_be_loa
 async def test_a_load_waits_for_a_model_that_is_busy_only_now(residence):
     leases = [await residence.hold(name) for name in "ab"]
     call = residence.house.begin(residence.call("c"))
-    await residence.house.turns(300)
-    assert not call.done()
+    await residence.waits_for_room.wait()
     leases[1].end()
     assert await call is CacheUse.MISS
     residence.check("a", "c")
@@ -194,7 +193,7 @@ async def test_what_is_busy_for_long_is_no_room(residence):
 
 async def test_what_loads_and_unloads_of_others_take_is_no_wait_for_room():
     """Room for one, and each load takes longer than the wait for room."""
-    residence = await Residence(1, QUICK).open("a", "b", "c")
+    residence = await Residence(1).open("a", "b", "c")
     residence.residency._arrivals._room_seconds = 0.05
     calls = []
     for name in "abc":
@@ -227,7 +226,7 @@ async def test_a_pinned_model_stays():
 
 
 async def test_triton_s_out_of_memory_evicts_one_model_after_the_other():
-    residence = await Residence(9, QUICK).open("a", "b", "c")
+    residence = await Residence(9).open("a", "b", "c")
     for name in "ab":
         await residence.call(name)
     for _ in range(2):  # the load is tried a second time when memory has come back
@@ -238,7 +237,7 @@ async def test_triton_s_out_of_memory_evicts_one_model_after_the_other():
 
 
 async def test_a_large_model_evicts_as_many_as_it_needs():
-    residence = await Residence(3, QUICK).open("a", "b", "c", "d")
+    residence = await Residence(3).open("a", "b", "c", "d")
     residence.have("d", 200 * 2**20)
     for name in "abcd":
         await residence.call(name)
@@ -247,13 +246,13 @@ async def test_a_large_model_evicts_as_many_as_it_needs():
 
 
 async def test_a_model_that_was_loaded_for_callers_stays_until_they_have_their_leases():
-    residence = await Residence(1, QUICK).open("a", "b")
+    residence = await Residence(1).open("a", "b")
     await residence.call("a")
     entries = residence.residency.entries
     caller = entries.awaited(ModelId("a"), ArtifactKey("", "a"))  # its turn has not come yet
     call = residence.house.begin(residence.call("b"))
-    await residence.house.turns(300)
-    assert (residence.house.listed(), call.done()) == (["a"], False)
+    await residence.waits_for_room.wait()
+    assert residence.house.listed() == ["a"]
     entries.left(caller)
     assert await call is CacheUse.MISS
     residence.check("b")
@@ -480,7 +479,8 @@ async def test_what_a_platform_asks_for_amid_a_first_load_it_keeps_however_often
         await residence.call("a")  # what can go
         residence.steps.fail("load c", OutOfMemory("CUDA out of memory"))
     gate.open()
-    await residence.house.turns(300)
+    if is_waited_for:
+        await residence.waits_for_room.wait()
     for lease in leases:
         lease.end()
     assert await call is CacheUse.MISS
