@@ -29,7 +29,7 @@ class Residence:
         self.residency = Residency(self.control, self.artifacts, self.house.metrics, options)
         self.waits_for_room = asyncio.Event()  # a load does
         self._eviction_changed = self.residency.eviction.changed
-        self.residency.eviction.changed = self._changed
+        self.residency.eviction.changed = self._changed  # type: ignore[method-assign]
 
     async def _changed(self) -> None:
         self.waits_for_room.set()
