@@ -144,7 +144,8 @@ class Adapter:
             return "draining" if self._drain.is_on else None
 
         ended, stuck = background.why_ended, self._control.why_stuck
-        return Readiness([why_triton, why_drained, ended, stuck, self._wanted.why_missing])
+        reasons = [why_triton, why_drained, ended, stuck, self._wanted.why_missing]
+        return Readiness(reasons + ([self._on_demand.why_not_ready] if self._on_demand else []))
 
     def _build_shared(self, faults: Faults) -> Shared:
         settings = self._settings

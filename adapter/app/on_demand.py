@@ -21,7 +21,7 @@ class OnDemand:
         metrics: Metrics,
         cache: ArtifactCache,
     ) -> None:
-        self._cache = cache
+        self._cache, self._registry = cache, control.registry
         self._preload = settings.preload
         options = Options(
             pin=settings.pin,
@@ -36,10 +36,20 @@ class OnDemand:
         """Return the models of the setting of that name."""
         return {parse_model_id(name): self.residency.key_of(name) for name in self._preload}
 
+    def why_not_ready(self) -> str | None:
+        """Return why no call can be answered: nothing is here, and nothing can be fetched."""
+        is_empty = not self._registry and not self._cache.artifacts
+        return self._why_full("no model can be fetched") if is_empty else None
+
     def notes(self) -> list[str]:
         """Return what is amiss with cache and stores."""
-        found = (self._cache.why_lost, self._cache.why_unreachable())
+        full = self._why_full("no model can be fetched before another leaves the disk")
+        found = (self._cache.why_lost, self._cache.why_unreachable(), full)
         return [why for why in found if why is not None]
+
+    def _why_full(self, what: str) -> str | None:
+        why = self._cache.why_full
+        return why and f"{what}: {why}; free some, or name another disk by cache_dir"
 
     async def open(self) -> None:
         """Take over what is on disk. Raises InvalidSettings if the cache cannot be used."""

@@ -328,7 +328,7 @@ class Settings(Rules):
     cache_limit: Size | None = _setting(
         None,
         "how much cache_dir may take; the least recently used leave, what is loaded never does",
-        "nine tenths of what was free at the start, beside 1GiB",
+        "nine tenths of what is free, beside 1GiB",
     )
     fetch_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
         4, "how many models may be fetched from stores at once; further ones wait their turn"

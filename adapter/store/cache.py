@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from adapter.control.ports import DiskRoom
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.core.sizing import format_size
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
@@ -22,7 +23,6 @@ from adapter.errors import (
     StoreUnavailable,
 )
 from adapter.packages.source.contents import MAX_ENTRIES
-from adapter.packages.source.space import RESERVE_BYTES
 from adapter.packages.source.unpacking import Limits
 from adapter.runtime import background, clock
 from adapter.runtime.threads import CACHE
@@ -31,7 +31,7 @@ from adapter.store.disk import Claim, Disk, Evicted, Kept, artifact_of
 from adapter.store.failures import failed, failed_at
 from adapter.store.fetching import Fetch, Version, version_of_folder
 from adapter.store.ports import Changed, Store
-from adapter.store.refusals import Refusals
+from adapter.store.refusals import Needs, Refusals
 from adapter.store.waiting import BeginsAgain, RoomForFetches
 
 log = logging.getLogger(__name__)
@@ -40,15 +40,13 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 # How often a fetch begins anew because the store has another version meanwhile.
 _MAX_CHANGES = 5
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# of what is free when the cache is opened, and of what it has already
-_DEFAULT_SHARE = 0.9
 
 
 class ArtifactCache:
     """Artifacts of several stores, by name. `limit_bytes` is what they may take on disk, unpacked
-    ones and what is being fetched together; None for nine tenths of what is free. A fetch waits
-    `room_seconds` at most for room; stores that could not be used are asked again every
-    `check_seconds`. `on_evicted` is called in a thread, with the reason: limit or
+    ones and what is being fetched together; None for nine tenths of what is free, and rising with
+    it. A fetch waits `room_seconds` at most for room; stores that could not be used are asked again
+    every `check_seconds`. `on_evicted` is called in a thread, with the reason: limit or
     disk, whatever there was too little of.
 
     `open` comes first, `close` last.
@@ -69,16 +67,15 @@ class ArtifactCache:
         self._stores = stores
         self._folder = folder
         self._on_evicted = on_evicted
-        self._limit_bytes = limit_bytes
         self._limits = limits
         self._check_seconds = check_seconds
-        self._disk = Disk(folder, limit_bytes or 0, self._evicted)
+        self._disk = Disk(folder, limit_bytes, self._evicted)
         self._room = RoomForFetches(self._disk, room_seconds)
         self._slots = asyncio.Semaphore(concurrency)
         self._turns: dict[ArtifactKey, asyncio.Lock] = {}
         self._users: Counter[ArtifactKey] = Counter()  # of each turn
         self._refusals = {name: Refusals() for name in stores}
-        self._unfit = Refusals()  # by store, path and ETag
+        self._unfit, self._needs = Refusals(), Needs()  # by store, path and ETag
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unasked = set(stores)
         self._unreachable: dict[str, str] = {}
@@ -93,6 +90,11 @@ class ArtifactCache:
     def root(self) -> Path:
         """The real path of the folder that all artifacts lie in."""
         return self._folder.path
+
+    @property
+    def artifacts(self) -> int:
+        """How many are on disk."""
+        return len(self._disk)
 
     @property
     def used_bytes(self) -> int:
@@ -121,10 +123,7 @@ class ArtifactCache:
         found = await CACHE.run(self._folder.open)
         for note, last_used in sorted(found, key=lambda each: each[1]):
             self._disk.adopt(note, last_used)
-        if self._limit_bytes is None:
-            free = await CACHE.run(self._folder.free)
-            total_bytes = self._disk.used_bytes + max(0, free.bytes - RESERVE_BYTES)
-            self._disk.limit_bytes = int(_DEFAULT_SHARE * total_bytes)
+        await self._look_at_disk()
         await CACHE.run(self._disk.trim)
         work = background.forever(self.check, seconds=self._check_seconds)
         self._checking = background.begin("stores", work)
@@ -147,13 +146,26 @@ class ArtifactCache:
         await CACHE.run(self._folder.close)
 
     async def check(self) -> None:
-        """Look whether the folder is still ours; ask the stores that were not asked yet, and those
-        that could not be used then.
+        """Look whether the folder is still ours, and what its disk has free; ask the stores that
+        were not asked yet, and those that could not be used then.
         """
         known = self._folder.why_lost
         if (why := await CACHE.run(self._folder.look)) is not None and why != known:
             log.error("artifact.cache_lost", extra={"reason": why})
+        with suppress(OSError):
+            await self._look_at_disk()
         await asyncio.gather(*map(self._check, self._unasked | self._unreachable.keys()))
+
+    async def _look_at_disk(self) -> None:
+        known = self._disk.why_full
+        await CACHE.run(self._disk.look)
+        if (why := self._disk.why_full) is not None and known is None:
+            log.warning("artifact.disk_full", extra={"folder": str(self.root), "reason": why})
+
+    @property
+    def why_full(self) -> str | None:
+        """Why nothing can be fetched unless something leaves the disk; None while there is room."""
+        return self._disk.why_full
 
     @property
     def why_lost(self) -> str | None:
@@ -209,7 +221,7 @@ class ArtifactCache:
             else:
                 kept = await self._held(store, key, version.etag)
             if kept is None:
-                self._unfit.raise_known((str(store.location), key.path, version.etag))
+                self._unfit.raise_known(_question(store, version))
                 async with self._slots:
                     found = await self._fetched(key, version, progress, unloads=unloads)
                 return found, CacheUse.MISS
@@ -325,7 +337,9 @@ class ArtifactCache:
             with self._room.claim(what, unloads=unloads) as claim:
                 kept, version = await self._fetched_unless_changed(key, version, claim, progress)
         except (AdapterError, OSError) as error:
-            said = _disk_error(error, store, key.path) if isinstance(error, OSError) else error
+            said = error if isinstance(error, AdapterError) else _disk_error(error, store, version)
+            if isinstance(error, OSError):
+                self._unfit.remember(_question(store, version), said)
             seconds = clock.monotonic() - begun
             figures = {"bytes": progress.done_bytes, "seconds": round(seconds, 3)}
             log.warning("artifact.fetch_failed", extra={**fields, **figures, "reason": str(said)})
@@ -364,8 +378,9 @@ class ArtifactCache:
         """Raises Changed where the store has another version before this one is whole, and
         BeginsAgain.
         """
-        path, room, limits = version.path, self._room, self._limits
+        room, limits, asked = self._room, self._limits, _question(store, version)
         work, published = self._folder.new_work(), list[Kept]()
+        claim.needed_bytes, claim.needed_inodes = self._needs.of(asked)
         try:
             await CACHE.run_to_end(self._folder.make, work)
             fetch = Fetch(
@@ -379,12 +394,14 @@ class ArtifactCache:
             name = await fetch.run()
             if version.is_folder and await self._asked_again(store, version) != version.etag:
                 raise Changed  # noqa: TRY301 - as all that fetch.run raises
-            note = Note(str(store.location), path, version.etag, name, 0, {})
+            note = Note(*asked, name, 0, {})
             await CACHE.run_to_end(self._publish, work, claim, note, published)
             return published[0]
         except BaseException as error:
             if isinstance(error, InvalidArtifact):
-                self._unfit.remember((str(store.location), path, version.etag), error)
+                self._unfit.remember(asked, error)
+            elif isinstance(error, NoRoom | BeginsAgain):
+                self._needs.learn(asked, claim.needed_bytes, claim.needed_inodes)
             for kept in published:  # and then it was cancelled
                 self._disk.release(kept.note.id)
             await asyncio.shield(self._in_background(self._dropped(work, claim)))
@@ -409,6 +426,7 @@ class ArtifactCache:
             await CACHE.run_to_end(self._folder.drop, work)
         finally:
             claim.settle(0)
+            claim.inodes = 0
 
     # -- the rest ---------------------------------------------------------------------------
 
@@ -439,9 +457,16 @@ class ArtifactCache:
         )
 
 
-def _disk_error(error: OSError, store: Store, path: str) -> AdapterError:
-    text = failed(store.location, path, f"the disk of the cache: {error.strerror or error}")
-    return NoRoom(text) if error.errno in _FULL else BackendError(text)
+def _question(store: Store, version: Version) -> tuple[str, str, str]:
+    return str(store.location), version.path, version.etag
+
+
+def _disk_error(error: OSError, store: Store, version: Version) -> AdapterError:
+    reason = f"the disk of cache_dir: {error.strerror or error}"
+    if error.errno not in _FULL:
+        return BackendError(failed(store.location, version.path, reason))
+    needed = f"no room on disk: it needs {format_size(version.disk_bytes)} or more in all"
+    return NoRoom(failed(store.location, version.path, f"{needed}, and {reason}"))
 
 
 async def _archive(store: Store, path: str) -> str | None:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from adapter.core.artifacts import Artifact, ArtifactKey
 from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
-from adapter.errors import InvalidArtifact, NoRoom
+from adapter.errors import NoRoom
 from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
 from adapter.store.cache_folder import CacheFolder, Note
+
+# of what is free, and of what artifacts have already
+_DEFAULT_SHARE = 0.9
 
 
 @dataclass(slots=True)
@@ -47,7 +50,9 @@ def _refuse(_: int, lack: NoRoom) -> None:
 @dataclass(slots=True)
 class Claim:
     """The room of one fetch; `what` names it in messages. Of `size_bytes` are `ahead_bytes` not
-    yet asked for by what writes. `staying_bytes` of the cache are known never to leave for it.
+    yet asked for by what writes. `needed_bytes` and `needed_inodes`: the most that it has ever
+    asked for in all, of files `inodes` with success. `staying_bytes` of the cache are known never
+    to leave for it.
 
     `unloads`: idle models may be unloaded for it. `wait` is called in a thread where so many bytes
     lack, with the error, and returns for another try or raises; `waited_seconds` is for it, and
@@ -61,28 +66,37 @@ class Claim:
     unloads: bool = True
     size_bytes: int = 0
     ahead_bytes: int = 0
+    inodes: int = 0
+    needed_bytes: int = 0
+    needed_inodes: int = 0
     waited_seconds: float = 0.0
     staying_bytes: int = 0
     lacked_at: int = 0
     is_given_up: bool = False
     is_kept: bool = False
 
+    @property
+    def written_bytes(self) -> int:
+        return self.size_bytes - self.ahead_bytes
+
     def take(self, count: int, inodes: int = 0) -> None:
         """Reserve so many more bytes for what is written next, out of those ahead as far as they
         go; what nobody uses is evicted. So many files, folders and links can be made then. To be
         called in a thread.
 
-        Raises NoRoom, and InvalidArtifact if the claim alone is larger than the cache may be.
+        Raises NoRoom.
         """
         count -= self.disk.draw(self, count)
         while count or inodes:
             try:
                 self.disk.take(self, count, inodes)
+                self.inodes += inodes
                 count = inodes = 0
             except NoRoom as lack:
                 self.wait(count, lack)
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, count: int, inodes: int = 0) -> None:
+        self.inodes -= inodes
         self.disk.give_back(self, count)
 
     def settle(self, count: int) -> None:
@@ -94,30 +108,37 @@ class Claim:
             self.give_back(self.size_bytes - count)
 
     def refuse_more_than_all(self, count: int) -> None:
-        """Raise InvalidArtifact if so many bytes can never fit."""
-        if count > self.disk.limit_bytes:
-            raise InvalidArtifact(
-                f"{self.what}: it takes {format_size(count)} or more on disk, and cache_limit is"
-                f" {format_size(self.disk.limit_bytes)}"
-            )
+        """Raise NoRoom if so many more bytes than are written can never fit."""
+        needed = self.written_bytes + count
+        self.needed_bytes = max(self.needed_bytes, needed)
+        if needed > self.disk.limit_bytes:
+            raise NoRoom(f"{self.lack()} in all, and {self.disk.about_limit()}")
+
+    def lack(self) -> str:
+        """Return how a message begins that says what is needed."""
+        needed = format_size(self.needed_bytes)
+        return f"{self.what}: no room on disk: it needs {needed} or more"
 
 
 class Disk:
-    """The index of the cache. `limit_bytes` holds for artifacts and claims together. `on_freed` is
-    called when there is more room, or an artifact may leave, in any thread; `freed_count` says how
-    often that was.
+    """The index of the cache. `limit_bytes` holds for artifacts and claims together; without it
+    `look` finds it out, and also `why_full`: why nothing can be fetched beside what is there.
+    `on_freed` is called when there is more room, or an artifact may leave, in any thread;
+    `freed_count` says how often that was.
     """
 
     def __init__(
         self,
         folder: CacheFolder,
-        limit_bytes: int,
+        limit_bytes: int | None,
         on_evicted: Callable[[Evicted], None],
         *,
         free: Callable[[], Free] | None = None,
     ) -> None:
-        self.limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes or 0
         self.used_bytes = 0
+        self.why_full: str | None = None
+        self._is_limit_given = limit_bytes is not None
         self.on_freed: Callable[[], object] = lambda: None
         self.freed_count = 0
         self._ahead_bytes = 0  # of all claims
@@ -131,6 +152,22 @@ class Disk:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def look(self) -> None:
+        """Look at what is free now. A limit that was not given only rises."""
+        free = self._free()
+        with self._changed:
+            if not self._is_limit_given:
+                left = max(0, free.bytes - RESERVE_BYTES - self._ahead_bytes)
+                limit_bytes = int(_DEFAULT_SHARE * (self.used_bytes + left))
+                self.limit_bytes = max(self.limit_bytes, limit_bytes)
+        is_full = free.bytes <= RESERVE_BYTES or _lacks_inodes(free, 1)
+        self.why_full = _about(free, 1 if free.bytes > RESERVE_BYTES else 0) if is_full else None
+
+    def about_limit(self) -> str:
+        """Return what the limit is, and where it is from."""
+        limit = f"cache_limit is {format_size(self.limit_bytes)}"
+        return limit if self._is_limit_given else f"{limit}, as {_about(self._free())}"
 
     # -- artifacts --------------------------------------------------------------------------
 
@@ -210,11 +247,11 @@ class Disk:
         """Reserve `count` bytes for the claim, or raise NoRoom at once; see there. `is_ahead`: for
         what is written later, by `draw`. `inodes` must be free, and are not reserved.
         """
-        claim.refuse_more_than_all(claim.size_bytes + count)
+        claim.refuse_more_than_all(count)
+        claim.needed_inodes = max(claim.needed_inodes, claim.inodes + inodes)
         if claim.size_bytes + count + claim.staying_bytes > self.limit_bytes:
             raise NoRoom(
-                f"{claim.what}: no room on disk: {format_size(claim.size_bytes + count)} are needed"
-                f" or more, and of cache_limit, {format_size(self.limit_bytes)},"
+                f"{claim.lack()} in all, and of cache_limit, {format_size(self.limit_bytes)},"
                 f" {format_size(claim.staying_bytes)} never leave"
             )
         while (leaving := self._reserve(claim, count, inodes, is_ahead=is_ahead)) is not None:
@@ -302,23 +339,25 @@ class Disk:
             del self._by_key[kept.note.store, kept.note.path]
 
     def _why_none(self, claim: Claim, count: int, inodes: int, *, lacks_limit: bool) -> str:
-        free, lack = self._free(), f"{claim.what}: no room on disk"
-        needed = f"{lack}: {format_size(count)} more are needed"
-        if not lacks_limit and _lacks_inodes(free, inodes):
-            return (
-                f"{lack}: {inodes} more files are needed, and the disk of the cache has"
-                f" {free.inodes} inodes free, of which {RESERVE_INODES} are kept; all in the cache"
-                " is in use; remove files there, or name another disk by cache_dir"
-            )
+        needed = f"{claim.lack()} in all, {format_size(count)} of that still"
         if lacks_limit:
             return (
                 f"{needed}, and of cache_limit, {format_size(self.limit_bytes)},"
                 f" {format_size(self.used_bytes)} are loaded or being fetched"
             )
-        return (
-            f"{needed}, and the disk of the cache has {format_size(free.bytes)} free, of"
-            f" which {format_size(RESERVE_BYTES)} are kept; all in the cache is in use"
-        )
+        free = self._free()
+        if _lacks_inodes(free, inodes):
+            needed = f"{claim.lack()} in {claim.needed_inodes} files, {inodes} of them still"
+        return f"{needed}, and {_about(free, inodes)}; all in the cache is in use"
+
+
+def _about(free: Free, inodes: int = 0) -> str:
+    """Return what a disk has free: inodes, where it lacks so many, else bytes."""
+    if _lacks_inodes(free, inodes):
+        has, kept = f"{free.inodes} inodes", str(RESERVE_INODES)
+    else:
+        has, kept = format_size(free.bytes), format_size(RESERVE_BYTES)
+    return f"the disk of cache_dir has {has} free, and {kept} are kept for others"
 
 
 def _lacks_inodes(free: Free, count: int) -> bool:

@@ -110,7 +110,9 @@ class Fetch:
         self._progress.done_bytes, self._progress.total_bytes = 0, version.size_bytes
         if version.is_folder:
             self._refuse_too_much()
-        await self._room.reserve(self._claim, version.disk_bytes, len(version.files))
+        claim, files = self._claim, len(version.files)
+        size, inodes = max(version.disk_bytes, claim.needed_bytes), max(files, claim.needed_inodes)
+        await self._room.reserve(claim, size, inodes)
         await CACHE.run_to_end(self._files.mkdir)
         if version.is_folder:
             await self._fetch_folder(self._files / self._name)
@@ -265,10 +267,10 @@ class Fetch:
         await CACHE.run_to_end(self._part.unlink)
 
     def _refuse_what_never_fits(self) -> None:
-        """Raise InvalidArtifact before anything leaves the disk for it."""
+        """Raise NoRoom before anything leaves the disk for it."""
         claim = self._claim
-        beyond = claim.disk.limit_bytes - claim.size_bytes
-        claim.refuse_more_than_all(claim.size_bytes + least_bytes(self._part, beyond))
+        beyond = claim.disk.limit_bytes - claim.written_bytes
+        claim.refuse_more_than_all(least_bytes(self._part, beyond))
 
     def _unpack_by(self, unpacking: UnpackingProcess) -> None:
         place, part = self._store.location.place(self._version.path), str(self._part)

@@ -1,12 +1,12 @@
 """Remembers for a moment what a store surely does not have, and what it refuses; and for good which
-versions of what it has cannot be unpacked, or kept.
+versions of what it has cannot be unpacked, and how much room a version needs.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable
 
-from adapter.errors import AdapterError, ArtifactNotFound, InvalidArtifact, StoreDenied
+from adapter.errors import AdapterError, ArtifactNotFound, InvalidArtifact, NoRoom, StoreDenied
 from adapter.runtime import clock
 
 MAX_REMEMBERED = 1024
@@ -14,6 +14,7 @@ MAX_REMEMBERED = 1024
 _SECONDS: dict[type[AdapterError], float] = {
     ArtifactNotFound: 5.0,
     StoreDenied: 1.0,
+    NoRoom: 5.0,
     InvalidArtifact: math.inf,
 }
 
@@ -53,3 +54,21 @@ class Refusals:
     def raise_known(self, question: Question) -> None:
         if (error := self.known(question)) is not None:
             raise error
+
+
+class Needs:
+    """The room on disk that versions were seen to need at least, as bytes and inodes: what a fetch
+    lacked while it unpacked, the next one asks for before it downloads anything.
+    """
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[Question, tuple[int, int]] = OrderedDict()
+
+    def of(self, version: Question) -> tuple[int, int]:
+        return self._seen.get(version, (0, 0))
+
+    def learn(self, version: Question, size_bytes: int, inodes: int) -> None:
+        self._seen[version] = (size_bytes, inodes)
+        self._seen.move_to_end(version)
+        if len(self._seen) > MAX_REMEMBERED:
+            self._seen.popitem(last=False)

@@ -36,6 +36,8 @@ EVENTS: Mapping[str, str] = {
     "had emptied; nothing is fetched until it ends, and what is loaded is served",
     "artifact.cache_opened": "the disk cache is in use; how much an earlier run has left in it, "
     "and where the stores are",
+    "artifact.disk_full": "the disk of the cache has no room, for the reason given; a model is "
+    "fetched only where another leaves",
     "artifact.evicted": "a model's files have left the disk cache; reason limit: cache_limit, "
     "disk: the disk itself was full",
     "artifact.fetch_begun": "a model is being fetched from a store",

@@ -1,17 +1,19 @@
 """Room on disk: what leaves it, in which order, and what never does."""
 
 import asyncio
+import errno
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from adapter.core.artifacts import CacheUse
-from adapter.errors import InvalidModel, NoRoom
+from adapter.core.artifacts import CacheUse, FetchProgress
+from adapter.errors import NoRoom
 from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Claim, Disk
+from adapter.store.fetching import Fetch
 from tests.store.conftest import archive, files_of, names, zipped
 
 _MIB = 2**20
@@ -90,7 +92,9 @@ async def test_a_version_that_was_replaced_leaves_first(models, open_cache):
 
 async def test_an_archive_counts_as_packed_and_as_unpacked_while_it_is_unpacked(models, open_cache):
     cache = await open_cache(models, limit_bytes=int(1.5 * _MIB))
-    with pytest.raises(InvalidModel, match=r"cache_limit is 1\.5 MiB"):
+    with pytest.raises(
+        NoRoom, match=r"it needs 1\.5 MiB or more in all, and cache_limit is 1\.5 MiB"
+    ):
         await cache.fetch("1")
     assert cache.cache.used_bytes == 0
     cache = await open_cache(models, limit_bytes=int(2.5 * _MIB), at=models.parent / "other")
@@ -113,10 +117,9 @@ async def test_room_for_a_large_archive_is_made_in_steps_while_it_unpacks(folder
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
-async def test_what_never_fits_is_refused_before_anything_leaves_and_until_it_changes(
-    folder, open_cache, kind, caplog
+async def test_what_never_fits_is_refused_before_anything_leaves_and_downloaded_once(
+    folder, open_cache, kind
 ):
-    caplog.set_level("INFO")
     for number in range(3):
         (folder / f"small{number}").mkdir()
         (folder / f"small{number}/model.bin").write_bytes(bytes(5 * _MIB))
@@ -126,15 +129,15 @@ async def test_what_never_fits_is_refused_before_anything_leaves_and_until_it_ch
     cache = await open_cache(folder, limit_bytes=20 * _MIB)
     for number in range(3):
         await cache.fetch_and_release(f"small{number}")
-    for _ in range(2):
-        with pytest.raises(InvalidModel) as refused:
-            await cache.fetch(large.name)
+    first, second = FetchProgress(), FetchProgress()
+    for progress in first, second:
+        with pytest.raises(NoRoom) as refused:
+            await cache.fetch(large.name, progress)
         said = str(refused.value)
         assert said.count("(") == 1, "one sentence, that names the place once"
-        assert "more on disk, and cache_limit is 20.0 MiB" in said
+        assert "or more in all, and cache_limit is 20.0 MiB" in said
     assert on_disk(cache) == {"small0", "small1", "small2"}
-    begun = [each for each in caplog.records if each.message == "artifact.fetch_begun"]
-    assert [each.key for each in begun].count(large.name) == 1
+    assert (first.done_bytes, second.done_bytes) == (large.stat().st_size, 0)
     large.write_bytes(pack({"model.bin": bytes(_MIB)}))
     await cache.fetch(large.name)
 
@@ -227,7 +230,7 @@ def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
     kept(cache_folder, disk, "b", 5)
     Claim("new", disk).take(12)
     assert evicted == [("a", "disk")]
-    with pytest.raises(NoRoom, match=r"1\.0 GiB are kept"):
+    with pytest.raises(NoRoom, match=r"has 1\.0 GiB free, and 1\.0 GiB are kept for others"):
         Claim("more", disk).take(100)
     assert evicted == [("a", "disk"), ("b", "disk")]
 
@@ -278,7 +281,8 @@ def test_few_inodes_are_as_a_full_disk(cache_folder):
     kept(cache_folder, disk, "a", 5)
     Claim("new", disk).take(10, inodes=7)
     assert evicted == [("a", "disk")]
-    with pytest.raises(NoRoom, match=r"8 more files are needed.* 4103 inodes free, of which 4096"):
+    lack = r"in 8 files, 8 of them still, and .* 4103 inodes free, and 4096 are kept"
+    with pytest.raises(NoRoom, match=lack):
         Claim("more", disk).take(10, inodes=8)
 
 
@@ -305,13 +309,90 @@ async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
         return Free(2**40, RESERVE_INODES + 300 - made)
 
     disk._free = free
-    with pytest.raises(NoRoom, match=r"inodes free, of which 4096 are kept.* cache_dir"):
-        await cache.fetch(key)
+    for progress in FetchProgress(), FetchProgress():
+        with pytest.raises(NoRoom, match=r"cache_dir has .* inodes free, and 4096 are kept"):
+            await cache.fetch(key, progress)
     assert most <= 300
+    assert progress.done_bytes == 0, "what it needs is known by then"
     assert (names(cache.cache.root / "work"), disk.used_bytes) == ([], 0)
     disk._free = lambda: Free(2**40, None)
     artifact, _ = await cache.fetch(key)
     assert artifact.size_bytes == cache.cache.used_bytes > 400 * 4096
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[Free]:
+    """What the disk has free, to be replaced."""
+    figures = [Free(2**40, None)]
+    monkeypatch.setattr(CacheFolder, "free", lambda _: figures[0])
+    return figures
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        (Free(700 * _MIB, None), "700.0 MiB free, and 1.0 GiB are kept for others"),
+        (Free(2**40, RESERVE_INODES), "4096 inodes free, and 4096 are kept for others"),
+    ],
+)
+async def test_a_disk_without_room_is_told_until_it_has_some(
+    models, open_cache, free, caplog, lack
+):
+    free[:], told = [lack[0]], lack[1]
+    cache = await open_cache(models, limit_bytes=None)
+    await cache.cache.check()
+    assert cache.cache.why_full == f"the disk of cache_dir has {told}"
+    [warned] = [each for each in caplog.records if each.message == "artifact.disk_full"]
+    assert warned.reason == cache.cache.why_full
+    for key in "1", "2":
+        progress = FetchProgress()
+        with pytest.raises(NoRoom) as refused:
+            await cache.fetch(key, progress)
+        assert "it needs 1.0 MiB or more in" in str(refused.value)
+        assert f"the disk of cache_dir has {told}" in str(refused.value)
+        assert progress.done_bytes == 0
+    free[:] = [Free(2**40, None)]
+    await cache.cache.check()
+    assert cache.cache.why_full is None
+    await cache.fetch("1")
+
+
+async def test_a_disk_that_fills_up_amid_an_archive_costs_one_download(folder, open_cache, free):
+    (folder / "large.tar.gz").write_bytes(archive({"model.bin": os.urandom(30 * _MIB)}))
+    cache = await open_cache(folder, limit_bytes=None)
+    free[:] = [Free(RESERVE_BYTES + 40 * _MIB, None)]
+
+    def left() -> Free:
+        written = sum(path.stat().st_size for path in cache.cache.root.rglob("*.*"))
+        return Free(RESERVE_BYTES + 40 * _MIB - written, None)
+
+    cache.cache._disk._free = left
+    first, second = FetchProgress(), FetchProgress()
+    for progress in first, second:
+        with pytest.raises(
+            NoRoom, match=r"needs [45]\d\.\d MiB or more in all, .*MiB of that still"
+        ):
+            await cache.fetch("large.tar.gz", progress)
+    assert (first.done_bytes > 30 * _MIB, second.done_bytes) == (True, 0)
+    cache.cache._disk._free = lambda: Free(2**40, None)
+    artifact, _ = await cache.fetch("large.tar.gz")
+    assert cache.cache.used_bytes == artifact.size_bytes < 31 * _MIB
+
+
+async def test_a_disk_that_takes_no_more_though_it_says_so_is_not_tried_again_at_once(
+    models, open_cache, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    cache = await open_cache(models)
+    monkeypatch.setattr(Fetch, "_write", full)
+    with pytest.raises(NoRoom, match=r"1\.0 MiB or more in all.* cache_dir: Disk quota exceeded"):
+        await cache.fetch("2")
+    monkeypatch.undo()
+    with pytest.raises(NoRoom, match="Disk quota exceeded"):
+        await cache.fetch("2")
+    await cache.fetch("4")
 
 
 def test_who_asks_for_room_waits_for_what_is_leaving(cache_folder):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.artifacts import CacheUse, FetchProgress
-from adapter.errors import ArtifactNotFound, InvalidModel, StoreDenied, StoreUnavailable
+from adapter.errors import ArtifactNotFound, NoRoom, StoreDenied, StoreUnavailable
 from tests.store.conftest import archive, files_of
 from tests.store.web import (
     Page,
@@ -243,6 +243,6 @@ async def test_only_so_many_artifacts_are_fetched_at_once(website, open_cache):
 async def test_what_can_never_fit_is_refused_before_a_byte_comes(website, open_cache):
     website.pages["/a.tar.gz"] = Page(_ARCHIVE)
     cache = await open_cache(website.url, limit_bytes=2**20)
-    with pytest.raises(InvalidModel, match=r"cache_limit is 1\.0 MiB"):
+    with pytest.raises(NoRoom, match=r"cache_limit is 1\.0 MiB"):
         await cache.fetch("a.tar.gz")
     assert gets(website) == []

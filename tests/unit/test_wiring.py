@@ -257,7 +257,7 @@ def test_stores_and_their_cache_are_as_their_settings_say(tmp_path):
         "": "/models",
         "team": "/team",
     }
-    assert (cache.root, cache._limit_bytes, cache._slots._value) == (tmp_path, 3 * 2**30, 7)
+    assert (cache.root, cache.limit_bytes, cache._slots._value) == (tmp_path, 3 * 2**30, 7)
 
 
 @pytest.mark.parametrize("on_demand", [True, False])

@@ -41,7 +41,7 @@ class Room(Protocol):
         Raises an error where there is no room.
         """
 
-    def give_back(self, count: int) -> None: ...
+    def give_back(self, count: int, inodes: int = 0) -> None: ...
 
 
 class UnpackingProcess:
@@ -141,13 +141,12 @@ def _unpack_small(
         return False
     bytes_, entries = _SMALL.max_unpacked_bytes, _SMALL.max_entries
     small = Limits(min(limits.max_unpacked_bytes, bytes_), min(limits.max_entries, entries))
-    taken = 0
+    taken = [0, 0]
 
     def take(count: int, inodes: int) -> None:
-        nonlocal taken
         if room is not None:
             room.take(count, inodes)
-            taken += count
+            taken[:] = taken[0] + count, taken[1] + inodes
 
     try:
         unpack(
@@ -159,7 +158,7 @@ def _unpack_small(
         )
     except InvalidModel:
         if room is not None:
-            room.give_back(taken)
+            room.give_back(*taken)
         return False
     return True
 

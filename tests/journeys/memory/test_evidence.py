@@ -3,7 +3,6 @@
 Memory is a scripted GPU that NVML shows at once. Somebody else on it has all of it, or nothing.
 """
 
-import ctypes
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,9 @@ import pytest
 from tests.fakes.metrics_endpoint import MIB
 from tests.fakes.scripted_gpus import ScriptedGpus, adapter_beside
 from tests.journeys.memory.failing_models import failing, write_failing_answers, write_failing_load
+from tests.little_disk import adapter_with_little
 from tests.running import (
     COMPLETE,
-    EMBEDDED,
     Client,
     Reply,
     RunningAdapter,
@@ -229,33 +228,10 @@ def test_a_process_killed_in_an_inference_is_507_where_memory_was_low(seen: Seen
     assert seen.client.delete("/models/killed").status == 200
 
 
-_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 1 << 14, 1 << 18
-
-
-def adapter_with_little_shm(*flags: str) -> RunningAdapter:
-    """To be run in a thread of its own, which keeps the small /dev/shm, as do its children."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if (
-        libc.unshare(_CLONE_NEWNS) != 0
-        or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None) != 0
-        or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=4m") != 0
-    ):
-        raise OSError(ctypes.get_errno(), "no /dev/shm of our own")
-    return RunningAdapter(*EMBEDDED, *flags)
-
-
 @pytest.fixture
 def little_shm(tmp_path: Path) -> Iterator[RunningAdapter]:
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            adapter = pool.submit(adapter_with_little_shm, f"--model-roots={tmp_path}").result()
-        except OSError as error:
-            pytest.skip(f"a mount namespace takes a privilege: {error}")
-    try:
-        adapter.wait_for("adapter.started")
+    with adapter_with_little("/dev/shm", "4m", f"--model-roots={tmp_path}") as adapter:
         yield adapter
-    finally:
-        assert adapter.stop() == 0, adapter.errors
 
 
 def test_shared_memory_that_one_model_has_filled_is_507_for_all_until_it_goes(

@@ -233,7 +233,7 @@ class Room:
             raise NoRoom("the disk is full")
         self.left -= count
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, count: int, inodes: int = 0) -> None:
         self.left += count
 
 

@@ -1,0 +1,74 @@
+"""A cache on a disk without room for any model: the machine says so, and leaves calls to others."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
+from tests.grpc_calls import calls_to
+from tests.journeys.endpoint.conftest import KEYS
+from tests.journeys.endpoint.folder_store import Caller, Store
+from tests.journeys.endpoint.test_not_started import code_and_trailers, invoke, told, v2_infer
+from tests.little_disk import adapter_with_little, resize
+from tests.running import COMPLETE, wait_until
+
+pytestmark = pytest.mark.triton
+
+LACK = "the disk of cache_dir has 700.0 MiB free, and 1.0 GiB are kept for others"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def caller(store: Store, cache: Path) -> Iterator[Caller]:
+    store.put("a.tar.gz", 1, weights=bytes(2**20))
+    flags = (f"--model-store={store.path}", f"--cache-dir={cache}", "--on-demand", COMPLETE)
+    with (
+        adapter_with_little(str(cache), "700m", *flags) as adapter,
+        closing(Caller(adapter)) as made,
+    ):
+        yield made
+
+
+def test_a_machine_that_can_keep_no_model_is_not_ready_and_leaves_its_calls_to_others(
+    caller: Caller, cache: Path
+):
+    adapter = caller.adapter
+    assert caller.http.get("/ping").status == 503
+    unready = caller.admin.get("/readyz")
+    assert (unready.status, LACK in unready.json()["reason"]) == (503, True)
+    assert LACK in adapter.wait_for("artifact.disk_full", level="warning")["reason"]
+
+    reply = invoke(caller, "a.tar.gz")
+    assert told(reply) == (503, "ServiceUnavailable", "1")
+    message = reply.json()["Message"]
+    assert "a.tar.gz" in message
+    assert "or more in all, and cache_limit is 0 bytes" in message
+    assert LACK in message
+    assert told(v2_infer(caller, "a.tar.gz")) == (503, "NoRoom", "1")
+    with calls_to(adapter.grpc) as calls:
+        code, trailers = code_and_trailers(calls, "a.tar.gz")
+    assert (code, trailers[RPC_NOT_STARTED]) == ("RESOURCE_EXHAUSTED", "1")
+
+    resize(adapter, str(cache), "2g")
+    wait_until(lambda: caller.admin.get("/readyz").status == 200, 30, "it is ready")
+    assert caller.invoke("a.tar.gz") == (1, "miss")
+
+
+def test_boto3_sends_again_what_no_disk_had_room_for(caller: Caller):
+    boto3 = pytest.importorskip("boto3")
+    config = Config(retries={"total_max_attempts": 3})
+    where = {"endpoint_url": f"http://{caller.adapter.http}", "region_name": "eu-west-1"}
+    runtime = boto3.client("sagemaker-runtime", config=config, **where, **KEYS)
+    with closing(runtime), pytest.raises(ClientError) as refused:
+        runtime.invoke_endpoint(EndpointName="any", TargetModel="a.tar.gz", Body=b"{}")
+    said = refused.value.response["ResponseMetadata"]
+    assert (said["RetryAttempts"], said["HTTPHeaders"][NOT_STARTED.lower()]) == (2, "1")
