@@ -130,12 +130,22 @@ class Reconciler:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})
             self._history.lost(_what_becomes_of(gone, given_up))
         present = await self._triton.present() if vanished else set()
-        for record in vanished:
-            async with self._lock_of(record.id):
+        if vanished:
+            # not awaited: a load of the same id may be under way by now, for minutes
+            self._start("clear away", None, self._clear_vanished(vanished, present))
+
+    async def _clear_vanished(self, vanished: Sequence[ModelRecord], present: set[str]) -> None:
+        """Clear away what is left of models, one after the other; none waits for another's load."""
+        turn = asyncio.Lock()
+
+        async def clear(record: ModelRecord) -> None:
+            async with self._lock_of(record.id), turn:
                 if record.id not in self._registry and record.name not in self._registry.stuck:
                     left = not present.isdisjoint(record.placement.names)
                     hangs = left and await self._has_died(record)
                     await self.clear_away(record, also_the_entry=hangs)
+
+        await asyncio.gather(*map(clear, vanished))
 
     def _lose(self, gone: Sequence[ModelRecord], given_up: ModelId | None) -> list[ModelRecord]:
         """Note the models that Triton has lost; return those that do not come back."""

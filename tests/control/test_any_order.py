@@ -193,7 +193,7 @@ class Crowd:
                 await asyncio.sleep(0.01)
         _, left = await asyncio.wait(callers, timeout=_MOST_SECONDS)
         assert not left
-        await self.house.control.operations.drain(10)
+        await self.house.ended()
         await asyncio.gather(*self.house.control.memory._measurements, return_exceptions=True)
         self.steps.is_calm = True
 

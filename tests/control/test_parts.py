@@ -148,6 +148,7 @@ async def test_what_is_left_of_a_package_whose_entry_vanished_is_taken_down(hous
     await house.load("m")
     house.triton.models -= {"m"}
     await house.control.reconcile()
+    await house.quiet()
     house.check()
 
 

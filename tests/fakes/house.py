@@ -120,8 +120,14 @@ class House:
         """No operation is under way any more."""
         phase = self.control.presence.phase
         self.control.close()
-        await self.control.operations.drain(10)
+        await self.ended()
         self.control.presence.phase = phase
+
+    async def ended(self) -> None:
+        """Wait for the end of all operations; one may begin another."""
+        async with asyncio.timeout(10):
+            while self.control.operations.in_flight:
+                await self.control.operations.drain(10)
 
     def placement(self, name: str) -> Placement:
         """What Triton has of this model when it is up."""

@@ -20,6 +20,7 @@ async def test_models_that_triton_no_longer_has_are_forgotten(measured, caplog):
     await measured.load("n")
     measured.triton.models.discard("m")
     await measured.control.reconcile()
+    await measured.quiet()
     measured.check("n")
     (line,) = [r for r in caplog.records if r.message == "triton.models_vanished"]
     assert line.models == ["m"]
@@ -60,6 +61,7 @@ async def test_a_dead_model_that_vanished_is_forgotten(house):
     await kill(house, "m")
     house.triton.models.clear()
     await house.control.reconcile()
+    await house.quiet()
     house.check()
 
 
@@ -77,6 +79,7 @@ async def test_two_looks_at_once_forget_a_model_once(house):
     first.open()
     second.open()
     await asyncio.gather(one, two)
+    await house.quiet()
     house.check("b", "c")
 
 
@@ -89,6 +92,7 @@ async def test_an_inference_of_before_a_restart_that_ends_after_it_hurts_no_othe
     await house.control.reconcile()
     died = StubDied("Stub process 'a_0_0' is not healthy.")
     lease.__exit__(type(died), died, None)
+    await house.quiet()
     house.check("b")
 
 
@@ -103,6 +107,7 @@ async def test_a_load_right_after_a_restart_keeps_its_folder(house):
     await house.until_state("m", None)
     await house.load("m")
     await looking
+    await house.quiet()
     house.check("m")
 
 
@@ -110,14 +115,36 @@ async def test_a_load_that_comes_first_keeps_what_it_staged(house):
     for name in ("m", "n"):
         await house.load(name)
     house.triton.models.clear()
-    gate = house.steps.hold("remove m")
+    gate = house.steps.hold("present")
     looking = house.begin(house.control.reconcile())
     await gate.reached.wait()
-    load = house.begin(house.load("n"))  # has its turn before the clearing of `n`
-    await load
+    await house.load("n")  # has its turn before the clearing of `n`
     gate.open()
     await looking
+    await house.quiet()
     house.check("n")
+
+
+async def test_a_load_that_hangs_holds_up_no_look_at_triton_and_no_clearing_of_others(house):
+    for name in ("m", "n"):
+        await house.load(name)
+    house.triton.models.clear()
+    gate, hanging = house.steps.hold("present"), house.steps.hold("load m")
+    looking = house.begin(house.control.reconcile())
+    await gate.reached.wait()
+    load = house.begin(house.load("m"))
+    await hanging.reached.wait()
+    gate.open()
+    await asyncio.wait_for(looking, 5)
+    for _ in range(500):
+        if "n" not in house.packages.folders:
+            break
+        await asyncio.sleep(0.01)
+    assert [*house.packages.folders] == ["m"]
+    hanging.open()
+    await load
+    await house.quiet()
+    house.check("m")
 
 
 async def test_a_not_found_of_triton_makes_it_look_once(house):

@@ -25,6 +25,7 @@ async def test_models_that_vanished_give_their_bytes_back(house):
     await house.load("m")
     house.triton.models.clear()
     await house.control.triton_restarted()
+    await house.quiet()
     house.check()
     with pytest.raises(ModelNotFound):
         house.control.lease(ModelId("m"))
