@@ -192,14 +192,16 @@ class Unloader:
         """
         for name in map(TritonName, left):
             try:
-                await self._triton.load(name, record.id)
+                await self._load_again(record, name)
+            except BackendTimeout as error:
+                raise _not_gone(record) from error
             except AdapterError as error:
                 if not is_dead:
                     if await self._triton.wait_gone({name}, _NORMAL_SECONDS):
                         raise _not_gone(record) from error
                     left = left - {name}  # its unload was only slow
                     continue
-                # Its files are gone as well: only a line in Triton's index is left.
+                # Its files are gone, or its load was ended: Triton has a line in its index at most.
                 reason = {"model_id": record.id, "reason": str(error)}
                 log.warning("model.abandoned", extra=reason)
                 left = left - {name}
@@ -207,6 +209,16 @@ class Unloader:
             await self._triton.unload(name, record.id)
         if await self._triton.wait_gone(left, self._limits.unload / 2):
             raise _not_gone(record)
+
+    async def _load_again(self, record: ModelRecord, name: TritonName) -> None:
+        """Load, and end the load if it does not end soon: `initialize` may hang by now."""
+        load = asyncio.ensure_future(self._triton.load(name, record.id))
+        try:
+            await self._answered(record, load, is_loading=True)
+            await load
+        finally:
+            load.cancel()
+            self.ended.discard(record)
 
     # -- processes that outlive the unload ----------------------------------------------------
 

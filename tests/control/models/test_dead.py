@@ -1,7 +1,10 @@
 """The process of a model dies."""
 
+import asyncio
+
 import pytest
 
+from adapter.control.ports import TimeLimits
 from adapter.control.presence import Phase
 from adapter.core.model import ModelId
 from adapter.core.state import ModelState
@@ -155,6 +158,19 @@ async def test_a_model_that_is_gone_when_it_cannot_be_loaded_anew_was_only_slow_
     gate.open()
     await unload
     house.check()
+
+
+async def test_a_dead_model_that_loads_for_ever_by_now_is_still_there():
+    house = await House(limits=TimeLimits(unload=0.3)).open()
+    await house.load("m")
+    await kill(house, "m")
+    house.steps.hold("load m")
+    with pytest.raises(BackendTimeout, match="does not let go of model 'm'"):
+        await asyncio.wait_for(house.unload("m"), 5)
+    assert house.state("m") is ModelState.DEAD
+    await house.unload("m")
+    house.check()
+    await house.close()
 
 
 async def test_a_model_that_triton_never_lets_go_of_is_still_there(house):
