@@ -371,7 +371,7 @@ class Settings(Rules):
         "boto3 itself gives up after 60",
     )
     on_demand_load_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
-        2, "how many loads for calls may be under way at once; further ones wait their turn"
+        2, "how many loads for calls may be under way at once; one that hangs is not counted"
     )
     revalidate_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
         0.0,

@@ -1,6 +1,8 @@
 """Makes a model resident: fetched, then loaded once there is a slot and room."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
@@ -8,7 +10,7 @@ from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
 from adapter.control.returns import CALLS_REFUSED_SECONDS
 from adapter.core.artifacts import Artifact, CacheUse, FetchProgress
-from adapter.core.model import ModelSource
+from adapter.core.model import ModelId, ModelSource
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.state import ResidencyEvent, ResidencyState
 from adapter.core.residency.terms import Terms
@@ -31,8 +33,14 @@ def source_of(artifact: Artifact) -> ModelSource:
     return ModelSource(artifact.folder, is_cached=True, key=str(artifact.key))
 
 
+# How often a load that waits for its slot looks when no other load reports its end.
+_LOOK_SECONDS = 0.25
+
+
 class Arrivals:
-    """`wait_seconds`: how long a caller waits; `load_concurrency`: loads at a time."""
+    """`wait_seconds`: how long a caller waits; `load_concurrency`: loads at a time, without those
+    that hang in Triton.
+    """
 
     def __init__(
         self,
@@ -51,7 +59,10 @@ class Arrivals:
         self._eviction = eviction
         self._metrics = metrics
         self._room_seconds = room_seconds(wait_seconds)
-        self._slots = asyncio.Semaphore(load_concurrency)
+        self._load_concurrency = load_concurrency
+        self._loading: set[ModelId] = set()
+        self._queue = asyncio.Lock()
+        self._load_ended = asyncio.Event()
 
     async def bring(self, entry: Entry) -> CacheUse:
         """Make the model resident; return where its files were."""
@@ -142,7 +153,7 @@ class Arrivals:
         terms = Terms(is_on_demand=True)
         while True:
             await self._turn(entry, was_broken_off=was_broken_off)
-            async with self._slots:
+            async with self._slot(entry.model_id):
                 try:
                     return await self._try(entry, terms)
                 except CapacityError as error:
@@ -163,6 +174,26 @@ class Arrivals:
                     entry.apply(ResidencyEvent.LOAD_FAILED)
                     raise
             patience -= await self._waited(entry)
+
+    @asynccontextmanager
+    async def _slot(self, model_id: ModelId) -> AsyncIterator[None]:
+        """Wait for a slot, in order of arrival, and hold it for one load."""
+        async with self._queue:
+            while sum(not self._hangs(each) for each in self._loading) >= self._load_concurrency:
+                self._load_ended.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await self._load_ended.wait()
+            self._loading.add(model_id)
+        try:
+            yield
+        finally:
+            self._loading.discard(model_id)
+            self._load_ended.set()
+
+    def _hangs(self, model_id: ModelId) -> bool:
+        known = self._control.registry.get(model_id)
+        return known is not None and self._control.load_threads.hangs_since(known) is not None
 
     async def _turn(self, entry: Entry, *, was_broken_off: bool) -> None:
         """Wait until the model may be loaded, if it is suspected of ending Triton."""

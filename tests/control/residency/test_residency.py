@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from adapter.control import load_limit
 from adapter.control.residency import Options
 from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId
@@ -215,6 +216,21 @@ async def first_reached(residence, gates):
                 if gate.reached.is_set() and not gate.opened.is_set():
                     return gate
             await residence.house.turns()
+
+
+async def test_calls_of_other_models_do_not_wait_for_loads_that_hang(monkeypatch):
+    monkeypatch.setattr(load_limit, "_HANGS_SECONDS", 0.1)
+    options = Options(model_wait_seconds=10, on_demand_load_concurrency=1)
+    residence = await Residence(2, options).open("a", "b")
+    hanging = residence.steps.hold("load a")
+    first = residence.house.begin(residence.call("a"))
+    await asyncio.wait_for(hanging.reached.wait(), 5)
+    residence.house.begin(residence.control.run_housekeeping())  # which reads memory
+    assert await residence.call("b") is CacheUse.MISS
+    hanging.open()
+    assert await first is CacheUse.MISS
+    residence.check("a", "b")
+    await residence.close()
 
 
 async def test_a_pinned_model_stays():
