@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
@@ -231,11 +231,13 @@ class Residency:
         await self._upkeep.notice_losses()
         await self._upkeep.unload_idle()
         await self._renewal.look()
-        await self._renewal.renew()
+        await self._renewal.begin()
+        await asyncio.gather(*self._renewal.under_way.values())
 
     async def close(self) -> None:
         """End what is being fetched; what is being loaded is control's."""
-        tasks = [entry.task for entry in self.entries if entry.task is not None]
+        tasks: list[asyncio.Task[Any]] = [*self._renewal.under_way.values()]
+        tasks += [entry.task for entry in self.entries if entry.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import string
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from adapter.control.models import ModelControl
@@ -48,10 +49,12 @@ class Renewal:
         self._eviction = eviction
         self._arrivals = arrivals
         self._seconds = seconds
+        self._questions = asyncio.Semaphore(_AT_ONCE)
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self.under_way: dict[Entry, asyncio.Task[None]] = {}
 
     async def run(self) -> NoReturn:
-        steps = (self.look, self.renew)
+        steps = (self.look, self.begin)
         await background.forever(*steps, seconds=_LOOK_SECONDS, expected=AdapterError)
 
     async def look(self) -> None:
@@ -65,7 +68,7 @@ class Renewal:
 
     async def _look_at(self, entry: Entry) -> None:
         artifact = entry.artifact
-        async with self._turns:
+        async with self._questions:
             entry.checked_at = clock.monotonic()
             if artifact is None:
                 return
@@ -78,9 +81,17 @@ class Renewal:
             if entry.artifact is artifact and not is_current:
                 entry.is_outdated = True
 
-    async def renew(self) -> None:
-        outdated = [each for each in self._entries if each.is_outdated and _is_settled(each)]
-        await asyncio.gather(*map(self._renew, outdated))
+    async def begin(self) -> None:
+        """Begin to renew each outdated model. A load that hangs holds up no other renewal."""
+        for entry in self._entries:
+            if entry.is_outdated and _is_settled(entry) and entry not in self.under_way:
+                task = self.under_way[entry] = asyncio.create_task(self._renew(entry))
+                task.add_done_callback(partial(self._ended, entry))
+
+    def _ended(self, entry: Entry, task: asyncio.Task[None]) -> None:
+        del self.under_way[entry]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task.failed", exc_info=error, extra={"task": "renewal"})
 
     async def _renew(self, entry: Entry) -> None:
         async with self._turns:

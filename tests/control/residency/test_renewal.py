@@ -61,6 +61,23 @@ async def test_another_version_is_loaded_beside_the_old_one_and_takes_its_place(
     assert residence.control.memory.ledger.snapshot().models == 1
 
 
+async def test_a_version_whose_load_hangs_holds_up_no_other_model():
+    residence = await Residence(4, OPTIONS).open("a", "b")
+    for name in "ab":
+        await residence.call(name)
+    hanging = residence.steps.hold("load ta.u.a_232")
+    change(residence, "a", "2")
+    residence.house.begin(residence.residency.run_housekeeping())
+    await asyncio.wait_for(hanging.reached.wait(), 5)
+    change(residence, "b", "2")
+    async with asyncio.timeout(10):
+        while url_of(residence, "b") == "/b":  # noqa: ASYNC110 - the switch tells nobody
+            await asyncio.sleep(0.001)
+    assert url_of(residence, "a") == "/a"
+    hanging.open()
+    await residence.close()
+
+
 async def test_of_two_versions_the_one_that_gets_the_calls_is_told_as_resident(residence):
     registry = residence.control.registry
     old = registry.adopt(ModelId("a"), TritonName("a"), ModelSource("/a"))
