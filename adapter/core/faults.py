@@ -52,9 +52,16 @@ _TRITONS = re.compile(
 )
 # grpcio on a message that one side will not send or the other not take. `CLIENT: Received` and
 # `SERVER: Sent` are about the answer; older versions name no side, and the request is meant then.
-_METADATA_TOO_LARGE = re.compile(r"received metadata size exceeds (?:soft|hard) limit")
+_METADATA_TOO_LARGE = re.compile(
+    r"received (?:metadata size exceeds (?:soft|hard)|initial metadata size exceeds) limit"
+)
 _REQUEST_TOO_LARGE = re.compile(
     r"^(?!CLIENT: Received|SERVER: Sent).{0,40}message larger than max", re.IGNORECASE
+)
+# Triton's own limit on what comes over HTTP, since 2.59
+_BODY_TOO_LARGE = re.compile(
+    r"exceeds the maximum allowed (?:input size|value) ?of \d+(?: bytes)?\."
+    r" Use --http-max-input-size to increase the limit\.\s*$"
 )
 # A region of shared memory that an inference or a registration names, and that is not there.
 _NO_REGION = re.compile(r"Unable to (?:find|open) shared memory region: '[^']*'\.?\s*$")
@@ -153,6 +160,8 @@ class Faults:
         """
         if status == _NOT_FOUND and not name:
             return NotRegistered(self._for_caller(text, None, None))
+        if _BODY_TOO_LARGE.search(text):
+            return PayloadTooLarge(self._for_caller(text, name, model_id), model_id=model_id)
         if status == _SERVER_ERROR and content_type.startswith("application/json"):
             kind = NotJson if text.startswith(_NOT_JSON) else InvalidRequest
             return kind(self._for_caller(text, name, model_id), model_id=model_id)

@@ -41,7 +41,8 @@ JSON_DEPTH = Change(
 MAX_INPUT = Change(
     (2, 59),
     "an HTTP body has at most 64 MiB, from 2.65 on when unpacked as well",
-    "with a larger `max_body_bytes`, give `--http-max-input-size` in `triton_args`",
+    "an embedded Triton is started with `--http-max-input-size`; give it to an external one, else"
+    " what is larger is 413 with Triton's figure",
 )
 CANCELS = Change(
     (2, 59),
@@ -72,7 +73,8 @@ DEAD_READY = Change(
 CLIENT_SHM = Change(
     (2, 68),
     "shared memory of callers is off",
-    "where `passthrough` opens it, give `--allow-client-shm=true` in `triton_args`",
+    "where `passthrough` opens it, an embedded Triton is started with `--allow-client-shm=true`;"
+    " give it to an external one",
 )
 LINKS = Change(
     (2, 70),

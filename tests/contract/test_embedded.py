@@ -241,7 +241,7 @@ async def test_nothing_outlives_a_killed_adapter_and_the_next_removes_its_folder
 
 
 @real
-@pytest.mark.of_triton("2.51", "the words of its command line")
+@pytest.mark.of_triton("2.51", "2.73", "the words of its command line")
 async def test_a_bad_argument_is_refused_with_the_words_of_triton():
     for bad, words in (
         ("--no-such=1", "unrecognized option '--no-such=1'"),
@@ -331,6 +331,21 @@ def test_a_binary_outside_the_wheel_runs_as_it_is(tmp_path):
     launch = tritonserver.prepare(Path(sys.executable), tmp_path)
     assert launch == tritonserver.Launch(Path(sys.executable), (), {})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_newer", [False, True], ids=["2.51", "newer"])
+async def test_options_of_newer_servers_are_given_to_those_that_list_them(tmp_path, is_newer):
+    given = tmp_path / "given"
+    program = tmp_path / "tritonserver"
+    lists = "--http-max-input-size <integer>" if is_newer else "--id <string>"
+    helps = f'[ "$1" = --help ] && echo "{lists}" && exit'
+    program.write_text(f'#!/bin/sh\n{helps}\necho "$@" > {given}\n')
+    program.chmod(0o755)
+    newer = {"--http-max-input-size": "9", "--allow-client-shm": "true"}
+    with pytest.raises(BackendUnavailable):  # it ends at once
+        await new_triton(tritonserver=program, newer_args=newer).start()
+    found = {option for option in given.read_text().split() if option.split("=")[0] in newer}
+    assert found == ({"--http-max-input-size=9"} if is_newer else set())
 
 
 def test_a_binary_that_lost_its_executable_bit_is_copied(tmp_path):

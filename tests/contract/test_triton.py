@@ -146,7 +146,7 @@ async def test_a_load_without_memory_is_told_apart(shelf):
 
 
 @real
-@pytest.mark.of_triton("2.51", "its words for a failed load")
+@pytest.mark.of_triton("2.51", "2.73", "its words for a failed load")
 async def test_a_load_of_what_is_not_in_the_repository_fails(shelf):
     with pytest.raises(LoadFailed, match="failed to load 'never', failed to poll from model"):
         await shelf.load("never")

@@ -178,7 +178,7 @@ def test_what_is_no_operation_is_told_as_aws_does(caller: Client) -> None:
     ("body", "status", "said"),
     [({"inputs": []}, 400, "expected 1 inputs"), ("{", 400, "parse")],
 )
-@pytest.mark.of_triton("2.51", "its words for a bad request")
+@pytest.mark.of_triton("2.51", "2.73", "its words for a bad request")
 def test_what_the_model_refuses_is_a_model_error_in_the_form_that_clients_parse(
     runtime: Any, body: object, status: int, said: str
 ) -> None:

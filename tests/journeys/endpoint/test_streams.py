@@ -104,7 +104,7 @@ def test_the_header_of_the_target_names_the_model_too(own_runtime: Any) -> None:
         pytest.param(
             {"inputs": []},
             "expected 1 inputs but got 0",
-            marks=pytest.mark.of_triton("2.51", "its words for a bad request"),
+            marks=pytest.mark.of_triton("2.51", "2.73", "its words for a bad request"),
         ),
         (infer_body(1.0) | {"id": None}, "id is no string"),
         (

@@ -79,7 +79,7 @@ def test_a_python_process_killed_in_initialize_fails_that_load_alone(
     check_agreement(adapter)
 
 
-@pytest.mark.of_triton("2.51", "the words of its python backend")
+@pytest.mark.of_triton("2.51", "2.73", "the words of its python backend")
 def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(
     adapter: RunningAdapter, folder: Path, gate: Gate
 ) -> None:

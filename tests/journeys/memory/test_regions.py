@@ -20,7 +20,7 @@ from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.of_triton("2.51", "how its python backend lays out shared memory"),
+    pytest.mark.of_triton("2.51", "2.73", "how its python backend lays out shared memory"),
 ]
 
 _IMPORTS = "import numpy, os, time"

@@ -15,7 +15,7 @@ from tests.trees import infer_body
 
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.of_triton("2.51", "loads that it never answers"),
+    pytest.mark.of_triton("2.51", "2.73", "loads that it never answers"),
 ]
 
 _KILLED_AT_IMPORT = """\

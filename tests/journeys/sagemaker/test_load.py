@@ -264,7 +264,7 @@ def test_the_headers_of_the_platform_are_logged_and_never_a_key(
     assert line["target_model"] == "zzz"
 
 
-@pytest.mark.of_triton("2.51", "its words for a failed load")
+@pytest.mark.of_triton("2.51", "2.73", "its words for a failed load")
 def test_a_load_that_triton_refuses_says_what_was_odd_in_its_config(
     client: Client, package: Path
 ) -> None:

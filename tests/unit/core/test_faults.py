@@ -24,6 +24,9 @@ from adapter.errors import (
 FAULTS = Faults(Classifier())
 M = ModelId("m")
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
+# the ends of what Triton says of a body that is too large for it
+OVER = "bytes exceeds the maximum allowed input size of 67108864"
+USE = "Use --http-max-input-size to increase the limit."
 
 
 def control(code: str, text: str, name: str = "m", model_id: str = "m"):
@@ -225,6 +228,14 @@ def test_a_call_about_no_model_fails_like_any_other():
         # found while parsing: the caller's fault, though Triton says 500
         (500, JSON, "failed to parse the request JSON buffer: Invalid value. at 0", NotJson),
         (500, JSON, "Unable to parse 'data': out of memory", InvalidRequest),
+        (400, JSON, f"request JSON size of 70000000 {OVER} bytes. {USE}", PayloadTooLarge),
+        (
+            400,
+            JSON,
+            f"request size of 8 bytes with input 'IN' of size 9 {OVER}. {USE}",
+            PayloadTooLarge,
+        ),
+        (400, JSON, f"input named '{OVER}. {USE}' is not there", InvalidRequest),
         (501, PLAIN, "Unsupported Content-Encoding: br", InvalidRequest),
         (501, JSON, "infer on decoupled model is not supported", InvalidRequest),
         (413, PLAIN, "too large", InvalidRequest),
@@ -293,6 +304,7 @@ OWN_CODES = (*CALLERS, "UNKNOWN", "CANCELLED", "UNAVAILABLE")
         ),
         ("RESOURCE_EXHAUSTED", "SERVER: Sent message larger than max (5 vs. 1)", InferenceFailed),
         ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit", InvalidRequest),
+        ("RESOURCE_EXHAUSTED", "received initial metadata size exceeds limit", InvalidRequest),
         ("RESOURCE_EXHAUSTED", raised(CUDA), InferenceFailed),
     ],
 )
