@@ -20,6 +20,7 @@ from adapter.control.presence import MODELS_LOOKED_FOR
 from adapter.control.residency import Residency
 from adapter.control.wanted import WantedModels
 from adapter.core.faults import Faults
+from adapter.core.ledger import NOT_MEASURED
 from adapter.core.model import ModelId, ModelSource
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
@@ -227,7 +228,8 @@ class Adapter:
     def _notes(self) -> list[str]:
         """Return what is amiss while the adapter is ready all the same."""
         on_demand = self._on_demand.notes() if self._on_demand else []
-        return [*self._control.load_threads.notes(), *self._wanted.refused(), *on_demand]
+        memory = [] if self._control.memory.ledger.has_devices else [NOT_MEASURED]
+        return [*memory, *self._control.load_threads.notes(), *self._wanted.refused(), *on_demand]
 
     def _build_admin(self) -> Admin:
         state = DebugState(
@@ -314,6 +316,8 @@ class Adapter:
     async def _begin_work(self) -> None:
         """Take loads, and begin with those that are wanted from the start on."""
         await self._control.open()
+        if not self._control.memory.ledger.has_devices:
+            log.warning("memory.not_measured", extra={"reason": NOT_MEASURED})
         self._background.append(background.begin("control-watch", self._control.run_housekeeping()))
         if self._on_demand is not None:
             watching = self._on_demand.residency.run_housekeeping()

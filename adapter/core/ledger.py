@@ -15,6 +15,8 @@ from adapter.core.names import exchange
 
 # Stands for all memory there is when nobody reads any and only a limit was set.
 UNSEEN = Device("memory")
+# What operators are told of a book without any device.
+NOT_MEASURED = "memory is not measured: set memory_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,11 @@ class Ledger:
                 self._add(device, seen.limit_bytes, seen.index)
         if reading.devices and not self._reserved.on[UNSEEN] + self._held.on[UNSEEN]:
             self._empty.pop(UNSEEN, None)
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether there is a limit to hold anything to."""
+        return bool(self._empty)
 
     def rebase(self, reading: MemoryReading | None) -> None:
         """Take what is used and no model's for the baseline.

@@ -49,6 +49,8 @@ EVENTS: Mapping[str, str] = {
     "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again "
     "every ten seconds",
     "log.dropped": "lines that are not here: whoever reads the log stood still; how many",
+    "memory.not_measured": "no memory is read, and no limit is set: nothing is refused for memory "
+    "before Triton has tried it; set memory_limit",
     "memory.sizes_unreadable": "the file of measured sizes is damaged; they are learned anew",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
     "memory.source": "another memory reader is believed from now on; fields say which and why",

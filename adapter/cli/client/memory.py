@@ -20,6 +20,7 @@ from adapter.cli.text import (
     has_colours,
     printable,
 )
+from adapter.core.ledger import NOT_MEASURED
 from adapter.core.sizing import format_size
 
 _BAR = 40
@@ -53,7 +54,7 @@ def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _lines(memory: Mapping[str, Any]) -> list[str]:
     devices = memory["devices"]
     if not devices:
-        return ["no device has a limit, and no memory is measured; see `memory_limit`"]
+        return [NOT_MEASURED]
     rows = [[name, *(_size(each[key]) for key in _FIGURES)] for name, each in devices.items()]
     title, *lines = columns([_HEAD, *rows], frozenset(range(1, len(_HEAD))))
     bars = [bar for each in devices.values() if (bar := _bar(each))]

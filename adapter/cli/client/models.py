@@ -230,11 +230,12 @@ def _row(model: Mapping[str, Any]) -> list[str]:
     idle, waits, seconds = model["idle_seconds"], model["waits_for"], model["state_seconds"]
     is_ready = model["state"] == "READY"
     state = model["state"] if is_ready else f"{model['state']} {duration(seconds)}"
+    is_unknown = _is_size_unknown(model)
     return [
         model["model_id"],
         f"{state}, {_wait(model)}" if waits else state,
-        format_size(sum(model["bytes"].values())),
-        model["basis"] or "-",
+        "unknown" if is_unknown else format_size(sum(model["bytes"].values())),
+        "-" if is_unknown else model["basis"] or "-",
         str(model["in_flight"]),
         "-" if idle is None else duration(idle),
         duration(seconds) if is_ready else "-",
@@ -374,13 +375,21 @@ def _operate(
     if args.json:
         print(json.dumps(answer.json()))
         return 0
-    takes = f" and takes {_size(found[0])}" if found else ""
+    takes = _takes(found[0]) if found else ""
     print(columns([[f"{args.name} is {args.command}ed after {seconds:.1f} s{takes}"]])[0])
     return 0
 
 
-def _size(model: Mapping[str, Any]) -> str:
-    return f"{format_size(sum(model['bytes'].values()))} ({model['basis']})"
+def _takes(model: Mapping[str, Any]) -> str:
+    if _is_size_unknown(model):
+        return "; size unknown"
+    return f" and takes {format_size(sum(model['bytes'].values()))} ({model['basis']})"
+
+
+def _is_size_unknown(model: Mapping[str, Any]) -> bool:
+    """Return whether nobody has measured or estimated what a loaded model takes."""
+    is_a_guess = model["basis"] in {None, "default"}
+    return model["state"] == "READY" and is_a_guess and not sum(model["bytes"].values())
 
 
 def _admin(args: argparse.Namespace, environ: Mapping[str, str]) -> Target | None:

@@ -91,8 +91,9 @@ def test_each_device_has_its_bar():
     assert [line.strip()[:2] for line in lines[2:5:2]] == ["[.", "[="]
 
 
-def test_without_a_device_it_is_said_that_there_is_none():
-    assert _lines({"source": None, "devices": {}})[0].startswith("no device has a limit")
+def test_without_a_device_the_setting_is_named_that_gives_a_limit():
+    said = _lines({"source": None, "devices": {}})
+    assert said == ["memory is not measured: set memory_limit"]
 
 
 def test_what_is_not_known_is_no_figure():

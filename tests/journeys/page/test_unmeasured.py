@@ -1,0 +1,72 @@
+"""An external Triton on a CPU: nobody can measure its memory, and each view says so."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.journeys.client.terminal import run
+from tests.journeys.page.browser import Browser
+from tests.processes import beside
+from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
+from tests.trees import write_python_model
+
+pytestmark = pytest.mark.triton
+
+SAID = "memory is not measured: set memory_limit"
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[RunningAdapter]:
+    with embedded_adapter() as found:
+        yield found
+
+
+def told(adapter: RunningAdapter, *argv: str) -> str:
+    environ = {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}
+    done = run(*argv, environ=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+def test_without_a_limit_it_is_told_that_memory_is_not_measured_and_sizes_are_unknown(
+    triton: RunningAdapter, browser: Browser
+) -> None:
+    with beside(triton) as adapter, closing(Client(adapter.admin)) as admin:
+        assert adapter.wait_for("memory.not_measured", level="warning")["reason"] == SAID
+        ready = admin.get("/readyz")
+        assert (ready.status, ready.json()["notes"]) == (200, [SAID])
+        assert told(adapter, "memory") == f"{SAID}\n"
+        loaded = told(adapter, "load", "digits", str(EXAMPLES / "digits"))
+        assert loaded.endswith(" s; size unknown\n")
+        assert told(adapter, "ps").splitlines()[1].split()[:4] == [
+            "digits",
+            "READY",
+            "unknown",
+            "-",
+        ]
+
+        browser.open(adapter.admin)
+        browser.until(lambda: "digits" in browser.rows(), "the model is there")
+        assert "size unknown" in browser.rows()["digits"]
+        assert browser.text("#reasons") == SAID
+        told(adapter, "unload", "digits")
+        browser.until(lambda: "unloaded digits" in browser.events()[0], "it is unloaded")
+        assert "0 bytes" not in browser.text("main")
+
+
+def test_with_a_limit_sizes_are_estimates_where_files_tell_and_nothing_is_amiss(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
+    large = write_python_model(tmp_path / "large")
+    (large / "1" / "weights.bin").write_bytes(bytes(2**21))
+    with (
+        beside(triton, "--memory-limit=1GiB", f"--model-roots={tmp_path}") as adapter,
+        closing(Client(adapter.admin)) as admin,
+    ):
+        assert "notes" not in admin.get("/readyz").json()
+        assert told(adapter, "load", "large", str(large)).endswith(" takes 2.5 MiB (disk)\n")
+        loaded = told(adapter, "load", "digits", str(EXAMPLES / "digits"))
+        assert loaded.endswith(" s; size unknown\n")
+        assert adapter.events("memory.not_measured") == []
