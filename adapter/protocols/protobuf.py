@@ -12,6 +12,8 @@ from adapter.errors import InvalidRequest
 
 PREFIX_BYTES = 5  # of a gRPC message: the compressed flag, then the length
 _NAME_TAG = 0x0A  # field 1, delimited
+_OUTPUT_TAG = 0x2A  # field 5 of an answer to an inference, delimited
+SHORT_BYTES = 128  # in a shorter message each length is one byte
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _MIN_TAG, _MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
@@ -154,6 +156,22 @@ def plain_name(message: bytes, max_bytes: int) -> bytes | None:
     except IndexError:
         return None
     return name if at == end else None
+
+
+def has_no_outputs(answer: bytes | memoryview, at: int = 0) -> bool:
+    """Return whether the answer to an inference, a short message that begins at `at`, has none.
+    False where that cannot be told.
+    """
+    end = len(answer)
+    try:
+        while at < end:
+            tag = answer[at]
+            if tag == _OUTPUT_TAG or tag & 7 != _DELIMITED:
+                return False
+            at += 2 + answer[at + 1]
+    except IndexError:
+        return False
+    return at == end
 
 
 def read_field(message: bytes, number: int) -> bytes | None:

@@ -17,7 +17,7 @@ from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code
 from adapter.protocols.http2.headers import Headers, plain_block, status_block
 from adapter.protocols.http2.transport import Piece
-from adapter.protocols.protobuf import length_of
+from adapter.protocols.protobuf import PREFIX_BYTES, SHORT_BYTES, has_no_outputs, length_of
 
 _UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
 _LATE = "BackendTimeout"
@@ -71,11 +71,14 @@ class Responses:
 
     def data(self, exchange: Exchange, piece: Piece) -> None:
         if exchange.direct_call is not None and not exchange.has_data:
-            most = self._context.max_message_bytes
-            if length_of(piece) > most:
-                text = f"Triton's answer is too large: {length_of(piece)} vs. {most} bytes"
+            length, most = length_of(piece), self._context.max_message_bytes
+            if length > most:
+                text = f"Triton's answer is too large: {length} vs. {most} bytes"
                 self._reject_data(exchange, piece, text)
                 return
+            is_short = length < SHORT_BYTES and len(piece) == PREFIX_BYTES + length
+            if is_short and has_no_outputs(piece, PREFIX_BYTES):
+                exchange.direct_call.answered_nothing()
         if exchange.has_headers:
             exchange.has_data = True
             self._downstream.send(exchange.inbound, piece)

@@ -82,6 +82,9 @@ class DirectCall(Protocol):
     def answered(self) -> None:
         """Triton succeeded: end the call."""
 
+    def answered_nothing(self) -> None:
+        """Triton's answer has none of the model's outputs."""
+
     def cancelled(self) -> None:
         """Count the call of a client that left; `ended`, or `abandoned` first, follows."""
 

@@ -220,6 +220,9 @@ class _DirectCall(CountedRequest):
         self._lease.end()
         self.count("OK")
 
+    def answered_nothing(self) -> None:
+        self._policy.control.operations.answered_nothing(self._lease.record)
+
     def cancelled(self) -> None:
         self.count("CANCELLED")
 

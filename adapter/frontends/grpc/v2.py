@@ -47,7 +47,7 @@ from adapter.frontends.grpc.naming import (
 )
 from adapter.frontends.grpc.stream import StreamInfer
 from adapter.frontends.model_repository import Repository
-from adapter.protocols.protobuf import read_field
+from adapter.protocols.protobuf import SHORT_BYTES, has_no_outputs, read_field
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.metrics import Metrics
 
@@ -56,7 +56,8 @@ _MAX_PARAMETERS = 10_000
 _NAME = 1  # field of each request about one model
 
 # fields that hold the model's name in the response
-_NAME_IN_ANSWER = {"ModelInfer": (1,), "ModelMetadata": (1,), "ModelConfig": (1, 1)}
+_INFER = "ModelInfer"
+_NAME_IN_ANSWER = {_INFER: (1,), "ModelMetadata": (1,), "ModelConfig": (1, 1)}
 
 # methods that an item of the setting `passthrough` allows
 _ON_REQUEST = {
@@ -217,6 +218,8 @@ class V2Service(grpc.GenericRpcHandler):
                 answer = await self._forward(method, message, context, lease)
             except (BackendError, CapacityError) as error:
                 raise await self._control.judged(error, record.id) from error
+            if method == _INFER and len(answer) < SHORT_BYTES and has_no_outputs(answer):
+                self._control.operations.answered_nothing(record)
             return named_for_caller(answer, record, _NAME_IN_ANSWER[method])
 
     async def _ready(self, message: bytes, context: Context) -> bytes:

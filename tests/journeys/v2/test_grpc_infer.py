@@ -80,6 +80,23 @@ def test_any_name_works_and_comes_back(calls, kept, name):
     assert (answer.model_name, values_of(answer)) == (name, [4.0])
 
 
+@pytest.mark.parametrize("name", ["misspelt", "a misspelt one"])  # to Triton directly, and not
+def test_a_model_that_names_its_output_otherwise_is_warned_of_once(
+    calls, kept, adapter, listener, name
+):
+    answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("OUTT", values)])'
+    name = kept.load(
+        f"{name} at {listener}" if " " in name else f"{name}_{listener}", answer=answer
+    )
+    for _ in range(2):
+        found = calls.call("ModelInfer", infer_request(name, 1.0, id="7"))
+        assert (len(found.outputs), found.id) == (0, "7")
+
+    adapter.wait_for("model.outputs_missing", model_id=name)
+    [line] = [e for e in adapter.events("model.outputs_missing") if e["model_id"] == name]
+    assert "without its output 'OUT'" in line["reason"]
+
+
 @pytest.mark.parametrize("named", ["", "a vmodel"])
 @pytest.mark.parametrize(
     "metadata",

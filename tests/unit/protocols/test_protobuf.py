@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.errors import InvalidRequest
-from adapter.protocols.protobuf import read_field, read_repeated, with_field
+from adapter.protocols.protobuf import (
+    SHORT_BYTES,
+    has_no_outputs,
+    read_field,
+    read_repeated,
+    with_field,
+)
 
 PARAMETERS = st.dictionaries(
     st.text(max_size=8),
@@ -39,6 +45,36 @@ REQUESTS = st.builds(
     ),
     raw_input_contents=st.lists(st.binary(max_size=400), max_size=3),
 )
+
+
+ANSWERS = st.builds(
+    pb.ModelInferResponse,
+    model_name=st.text(max_size=60),
+    model_version=st.text(max_size=3),
+    id=st.text(max_size=40),
+    outputs=st.lists(
+        st.builds(
+            pb.ModelInferResponse.InferOutputTensor,
+            name=st.text(max_size=9),
+            datatype=st.just("FP32"),
+            shape=st.lists(st.integers(0, 9), max_size=2),
+        ),
+        max_size=2,
+    ),
+)
+
+
+@given(ANSWERS)
+def test_a_short_answer_without_outputs_is_told_from_all_others(answer):
+    raw = answer.SerializeToString()
+    if len(raw) < SHORT_BYTES:
+        assert has_no_outputs(raw) is (len(answer.outputs) == 0)
+        assert has_no_outputs(memoryview(b"12345" + raw), 5) is has_no_outputs(raw)
+
+
+@pytest.mark.parametrize("raw", [b"\x0a", b"\x0a\x02m", b"\x12\x7f", b"\x08\x01", b"\x0a\x01m\x12"])
+def test_what_is_no_whole_answer_is_none_without_outputs(raw):
+    assert not has_no_outputs(raw)
 
 
 def name_in(message: bytes) -> str:
