@@ -21,7 +21,7 @@ from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
-_PREVIOUS = "83212d1"
+_PREVIOUS = "dccc07a"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
