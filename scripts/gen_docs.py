@@ -532,8 +532,8 @@ def states_page() -> str:
     )
 
 
-def versions_table() -> str:
-    """Return what changed in Triton; docs/triton.md has it between two comments."""
+def versions_part() -> str:
+    """Return what docs/triton.md has of versions between two comments."""
     rows = [
         [
             numbered(change.since),
@@ -542,7 +542,11 @@ def versions_table() -> str:
         ]
         for change in sorted(versions.CHANGES, key=lambda change: change.since)
     ]
-    return table(["since", "Triton", "the adapter"], rows)
+    default = (
+        "The chart, `compose.yaml`, the Dockerfile and the examples name"
+        f" `{versions.DEFAULT_IMAGE}`, on which nothing was run.\n\n"
+    )
+    return default + table(["since", "Triton", "the adapter"], rows)
 
 
 _OF_TWO_IMAGES = (2, 59)  # of 25.06 and 25.07; all others are of one
@@ -592,7 +596,7 @@ def main() -> int:
     is_check = parser.parse_args().check
     files = {DOCS / name: WRITTEN_BY + page() for name, page in PAGES.items()}
     files[OPENAPI] = openapi_json()
-    files[TRITON] = with_part(TRITON, "versions", versions_table())
+    files[TRITON] = with_part(TRITON, "versions", versions_part())
     diffs = [diff for path, text in files.items() if (diff := stale(path, text))]
     if is_check:
         print("".join(diffs), end="")

@@ -1,4 +1,4 @@
-"""The workflow of a release, which nobody has run: what can be said of it by reading."""
+"""The workflows, which nobody has run: what can be said of them by reading."""
 
 import os
 import re
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from adapter.core.versions import DEFAULT_IMAGE
+
 ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 WORKFLOW = ROOT / ".github/workflows/release.yaml"
 TEXT = WORKFLOW.read_text(encoding="utf-8")
 JOBS = yaml.safe_load(TEXT)["jobs"]
@@ -47,7 +50,7 @@ def test_actionlint_and_shellcheck_have_nothing_to_say(actionlint):
     shellcheck = Path(sys.executable).with_name("shellcheck")
 
     done = subprocess.run(
-        [actionlint, f"-shellcheck={shellcheck}", str(WORKFLOW)],
+        [actionlint, f"-shellcheck={shellcheck}", *WORKFLOWS],
         capture_output=True,
         text=True,
         check=False,
@@ -56,8 +59,15 @@ def test_actionlint_and_shellcheck_have_nothing_to_say(actionlint):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_says_that_it_was_never_run():
-    assert "THIS WORKFLOW HAS NEVER BEEN RUN" in TEXT
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_it_says_that_it_was_never_run(workflow):
+    assert "THIS WORKFLOW HAS NEVER BEEN RUN" in workflow.read_text(encoding="utf-8")
+
+
+def test_the_default_triton_is_among_those_that_the_tests_run_on():
+    text = (ROOT / ".github/workflows/triton.yaml").read_text(encoding="utf-8")
+    tags = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["image"]
+    assert DEFAULT_IMAGE.rpartition(":")[2] in tags
 
 
 def test_nothing_is_pushed_before_the_checks_have_passed():
