@@ -377,6 +377,9 @@ def let_go(error: BaseException) -> None:
     garbage collector looks at all that is old, which it seldom does. Each frontend calls this in
     one place, where it logs the error.
     """
+    error.__traceback__ = None
+    if error.__cause__ is None and error.__context__ is None:
+        return
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:

@@ -496,5 +496,5 @@ class ModelControl:
             log.warning("model.undo_failed", extra={"model_id": record.id, "reason": str(error)})
 
     def refuse_unless_open(self) -> None:
-        if not self.is_open:
+        if self.presence.phase is not Phase.OPEN:
             raise BackendUnavailable("the adapter is starting or stopping", delivered=False)

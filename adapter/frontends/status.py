@@ -127,6 +127,7 @@ _UNKNOWN_MODEL = (errors.ModelNotFound, errors.ArtifactNotFound)
 # grpc allows 8 KiB for all metadata of an answer, 32 bytes an entry included, and turns what is
 # over into RESOURCE_EXHAUSTED; the rest is for the other entries.
 _MAX_TEXT_BYTES = 7 * 2**10
+_SURELY_FITS = _MAX_TEXT_BYTES // 12  # characters: of four bytes in UTF-8, each as %XX
 
 
 def challenge(error: errors.Unauthenticated) -> str:
@@ -137,7 +138,8 @@ def challenge(error: errors.Unauthenticated) -> str:
 
 def lookup(table: Mapping[type[BaseException], T], error: BaseException) -> T | None:
     """The entry of the nearest class along the error's ancestry; None for a bug."""
-    return of_kind(table, type(error))
+    kind = type(error)
+    return table[kind] if kind in table else of_kind(table, kind)  # the walk takes 1 us
 
 
 def of_kind(table: Mapping[type[BaseException], T], error: type[BaseException]) -> T | None:
@@ -190,6 +192,8 @@ def grpc_text(error: errors.AdapterError, *, is_of_mesh: bool) -> str:
 
 def _cut(text: str) -> str:
     """What fits, as gRPC encodes it: UTF-8, and all but printable ASCII as %XX."""
+    if len(text) <= _SURELY_FITS:
+        return text
     sizes = [_encoded_bytes(character) for character in text[: _MAX_TEXT_BYTES + 1]]
     if len(text) <= _MAX_TEXT_BYTES and sum(sizes) <= _MAX_TEXT_BYTES:
         return text

@@ -97,6 +97,8 @@ EVENTS: Mapping[str, str] = {
     "request.answered": "at debug: a request was answered; seconds, and those that Triton took",
     "request.failed": "a request was answered with an error; at debug, if the line of a load or "
     "unload has told it",
+    "request.failed_again": "more requests had the same error within a second, and no lines of "
+    "their own; how many",
     "settings.odd": "a setting has no effect, or names what is not there",
     "task.ended": "a bug: what must go on as long as the adapter has ended; /livez says so too",
     "task.failed": "one step of what goes on as long as the adapter failed; the next one follows",

@@ -17,7 +17,8 @@ from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
-_REFUSED = 15_000  # far more lines than are kept
+_REFUSED = 3_000  # far more lines than are kept
+_LINES = ("model.loading", "model.load_refused")
 
 
 class ReadByHand:
@@ -54,11 +55,11 @@ def adapter(model: Path) -> Iterator[ReadByHand]:
 
 
 def refuse(client: Client, count: int) -> None:
-    """Each a line of some 2,000 characters: the names of request and model are the caller's."""
+    """Each two lines of some 2,000 characters: the names of request and model are the caller's."""
     headers = {"X-Request-Id": "r" * 1000}
     for number in range(count):
-        path = f"/models/{'n' * 900}{number}/invoke"
-        assert client.post(path, b"{}", headers).status == 404
+        body = {"model_name": f"{'n' * 900}{number}", "url": "/nowhere"}
+        assert client.post("/models", body, headers).status == 400
 
 
 def test_a_log_that_nobody_reads_holds_up_no_request_no_probe_and_not_the_end(
@@ -79,13 +80,13 @@ def test_what_a_reader_missed_is_summed_up_when_it_reads_again(adapter: ReadByHa
         refuse(client, _REFUSED)
         assert dropped_by_metric(admin) > 0
         seen = 0
-        while (line := adapter.line())["event"] == "request.failed":
+        while (line := adapter.line())["event"] in _LINES:
             seen += 1
         assert line["event"] == "log.dropped"
-        assert seen + line["lines"] == _REFUSED
+        assert seen + line["lines"] == len(_LINES) * _REFUSED
         assert dropped_by_metric(admin) == line["lines"]
         refuse(client, 1)
-        assert adapter.line()["event"] == "request.failed"
+        assert adapter.line()["event"] == _LINES[0]
 
 
 def dropped_by_metric(admin: Client) -> float:

@@ -6,6 +6,7 @@ fallback server, a grpc.aio server of this process behind a Unix socket.
 
 from base64 import b64decode
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
@@ -111,7 +112,7 @@ class GrpcFastPath:
         self, path: bytes, error: AdapterError, mesh_id: str | None, headers: Headers
     ) -> tuple[int, str, Headers]:
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
-        ids, is_of_mesh = _ids(headers), mesh_id is not None
+        ids, is_of_mesh = partial(_ids, headers), mesh_id is not None
         code, text = self.middleware.status_of(method, error, ids, is_of_mesh=is_of_mesh)
         if path == _PATH:
             self.served.count(code.name, 0.0)

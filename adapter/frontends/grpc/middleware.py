@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
@@ -16,6 +17,7 @@ from adapter.frontends.grpc.naming import names_model
 from adapter.frontends.status import grpc_code, grpc_status, level_of
 from adapter.runtime import clock
 from adapter.telemetry import request_ids
+from adapter.telemetry.log_limit import LogLimit
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import WAITED, Served, Waited
 
@@ -26,6 +28,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Unary: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
 Stream: TypeAlias = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+# More fields of an error's line in the log, if it gets one.
+LogFields: TypeAlias = Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class GrpcMiddleware:
         self._frontend = frontend
         self._listener = listener or frontend
         self._access = access
+        self._lines = LogLimit(self._listener)
 
     def served(self, method: str) -> Served:
         return self._metrics.traffic.served(self._frontend, method)
@@ -118,7 +123,7 @@ class GrpcMiddleware:
         self,
         method: str,
         error: Exception,
-        log_fields: Mapping[str, str] | None = None,
+        log_fields: LogFields | None = None,
         *,
         is_of_mesh: bool = False,
     ) -> tuple[grpc.StatusCode, str]:
@@ -134,12 +139,20 @@ class GrpcMiddleware:
         let_go(error)
         return status, "InternalError: internal error; see the log"
 
-    def note(
-        self, method: str, error: AdapterError, log_fields: Mapping[str, str] | None = None
-    ) -> None:
+    def note(self, method: str, error: AdapterError, log_fields: LogFields | None = None) -> None:
         """Log and count an error with which a request is answered."""
+        level = level_of(error)
+        if log.isEnabledFor(level) and self._lines.admits(error, level):
+            self._write(level, method, error, log_fields() if log_fields else {})
+        if isinstance(error, OutOfMemory) and method in _INFERENCES:
+            self._metrics.count_out_of_memory("infer", error.pattern)
+        let_go(error)
+
+    def _write(
+        self, level: int, method: str, error: AdapterError, log_fields: Mapping[str, str]
+    ) -> None:
         fields = {
-            **(log_fields or {}),
+            **log_fields,
             "listener": self._listener,
             "method": method,
             "status": grpc_code(error).name,
@@ -148,10 +161,7 @@ class GrpcMiddleware:
         }
         if error.model_id:
             fields["model_id"] = error.model_id
-        log.log(level_of(error), "request.failed", extra=fields)
-        if isinstance(error, OutOfMemory) and method in _INFERENCES:
-            self._metrics.count_out_of_memory("infer", error.pattern)
-        let_go(error)
+        log.log(level, "request.failed", extra=fields)
 
     async def _serve(
         self, method: str, served: Served, work: Awaitable[T], context: Context
@@ -171,7 +181,7 @@ class GrpcMiddleware:
             raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001 - it is logged, and the client answered
             is_of_mesh = self._frontend == _OF_MESH or names_model(metadata_of(context))
-            ids = ids_of(context)
+            ids = partial(ids_of, context)
             code, text = self.status_of(method, error, ids, is_of_mesh=is_of_mesh)
             context.set_code(code)
             context.set_details(text)

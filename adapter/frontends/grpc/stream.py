@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
@@ -155,7 +156,7 @@ class _StreamProxy:
         self._metadata = metadata
         self._upstream = upstream
         self._leases = leases
-        self._ids = request_ids.of_metadata(metadata)
+        self._ids = partial(request_ids.of_metadata, metadata)
         self._writing = asyncio.Lock()  # grpc accepts one write at a time
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:

@@ -26,20 +26,18 @@ _MALFORMED = BrokenBody("the body is malformed")
 
 class Front(Protocol):
     """The caller's connection. `left`: bytes of the body in hand that have not come, where that is
-    known. `is_full`: the caller does not take what is written.
+    known. `ahead`: what came behind the request in hand. `is_full`: the caller does not take what
+    is written.
     """
 
     transport: asyncio.Transport
     left: int
+    ahead: bytes
     is_full: bool
     has_ended: bool
 
     @property
     def takes_more(self) -> bool: ...
-    @property
-    def is_followed(self) -> bool:
-        """Bytes behind the request in hand are there."""
-
     def hold_back(self) -> None: ...
     def serve_by_application(self, data: bytes) -> None: ...
     def begins(self, *, is_whole: bool) -> None: ...

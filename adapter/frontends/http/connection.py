@@ -106,7 +106,7 @@ class Listener(Protocol):
 
 class Connection(asyncio.Protocol):
     """`is_full`: the caller does not take what is written. `has_ended`: nothing more will come of
-    it. `left`: of the body of the request in hand.
+    it. `left`: of the body of the request in hand; `ahead`: what came behind it.
     """
 
     def __init__(self, server: Listener) -> None:
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()  # in this state
         self._write_due = self._gone_due = math.inf
-        self._ahead = b""
+        self.ahead = b""
         self._arrival: Arrival | None = None
         self._known = server.heads.known
         self._inference = (server.fast.make or Inference)(self, server.fast)
@@ -127,10 +127,6 @@ class Connection(asyncio.Protocol):
     @property
     def takes_more(self) -> bool:
         return self._server.fast.takes_more
-
-    @property
-    def is_followed(self) -> bool:
-        return bool(self._ahead)
 
     @property
     def is_idle(self) -> bool:
@@ -165,7 +161,7 @@ class Connection(asyncio.Protocol):
                 else:
                     self._read_whole_head(data[:at], data[at:])
             elif state is _HEAD:
-                self._read_head(self._ahead + data, max(0, len(self._ahead) - _END_BYTES + 1))
+                self._read_head(self.ahead + data, max(0, len(self.ahead) - _END_BYTES + 1))
             else:
                 self._read_body(data)
         except Exception as error:  # noqa: BLE001 - as @guarded does, for less
@@ -183,7 +179,7 @@ class Connection(asyncio.Protocol):
         """True: the caller may still read."""
         self.has_ended = True
         self._gone_due = self._loop.time() + self._server.limits.gone
-        is_behind = bool(self._ahead) or self._application.has_more
+        is_behind = bool(self.ahead) or self._application.has_more
         is_over = self.state in {_LINGERING, _CLOSING} or (self.state is _IDLE and not is_behind)
         self._ended()
         return not is_over
@@ -191,7 +187,7 @@ class Connection(asyncio.Protocol):
     @guarded
     def _ended(self) -> None:
         if self.state is _HEAD and not self._application.has_more:
-            if self._application.is_for_good or self._ahead.strip(b"\r\n"):
+            if self._application.is_for_good or self.ahead.strip(b"\r\n"):
                 self.refuse_head("the head of the request broke off")
             else:
                 self.close()  # after empty lines, which begin no request
@@ -205,7 +201,7 @@ class Connection(asyncio.Protocol):
                 self._inference.left()
         finally:
             self.state = _CLOSING
-            self._ahead = b""
+            self.ahead = b""
             self._application.left(exc)
             self._server.lost(self)
 
@@ -230,7 +226,7 @@ class Connection(asyncio.Protocol):
     def _read_head(self, data: bytes, begin: int = 0) -> None:
         """`begin`: from where on the end of the head is to be looked for."""
         if data[0] == _CR and (empty := _EMPTY_LINES.match(data)):  # RFC 9112 section 2.2
-            data, self._ahead, begin = data[empty.end() :], b"", 0
+            data, self.ahead, begin = data[empty.end() :], b"", 0
             if not data:
                 self._enter(_HEAD)
                 return
@@ -240,7 +236,7 @@ class Connection(asyncio.Protocol):
         elif len(data) > HEAD_BYTES:
             self._refuse_long_head()
         elif data[0] in _METHOD:
-            self._ahead = data
+            self.ahead = data
             self._enter(_HEAD)
         else:
             self._serve_for_good(data)
@@ -259,16 +255,16 @@ class Connection(asyncio.Protocol):
 
     def _serve_for_good(self, data: bytes) -> None:
         """All that comes is aiohttp's."""
-        self._ahead = b""
+        self.ahead = b""
         self._enter(_HEAD)
         self._application.is_for_good = True
         self._application.serve(data)
 
     def _begin(self, head: Head, raw: bytes, body: bytes) -> None:
-        length, self._ahead = head.length or 0, b""
+        length, self.ahead = head.length or 0, b""
         left = length - len(body)
         if left < 0:
-            left, body, self._ahead = 0, body[:length], body[length:]
+            left, body, self.ahead = 0, body[:length], body[length:]
         self.had_request = True
         self.left = left
         self._arrival = None
@@ -290,7 +286,7 @@ class Connection(asyncio.Protocol):
         left = self.left
         piece, behind = data[:left], data[left:]
         if behind:
-            self._ahead += behind
+            self.ahead += behind
             self.hold_back()
         if piece:
             self.left = left - len(piece)
@@ -315,21 +311,21 @@ class Connection(asyncio.Protocol):
     def answered(self, *, is_last: bool) -> None:
         """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
         if is_last or self.left or not self._server.fast.takes_more:
-            self.end(gently=bool(self.left or self._ahead))
+            self.end(gently=bool(self.left or self.ahead))
             return
-        was_at_once = self.state is _FAST and self._arrival is None and not self._ahead
+        was_at_once = self.state is _FAST and self._arrival is None and not self.ahead
         self.state, self._since = _IDLE, self._loop.time()
         self._arrival = None
         if was_at_once and not self.has_ended:  # nothing has held the caller back
             return
-        if not self._application.is_for_good and len(self._ahead) <= _AHEAD_BYTES:
+        if not self._application.is_for_good and len(self.ahead) <= _AHEAD_BYTES:
             self._read_on()
-        if self._ahead or self.has_ended:
+        if self.ahead or self.has_ended:
             self._next()
 
     def hold_back(self) -> None:
         """Read no more while much waits behind the request in hand."""
-        if len(self._ahead) > _AHEAD_BYTES:
+        if len(self.ahead) > _AHEAD_BYTES:
             self.transport.pause_reading()
 
     def _read_on(self) -> None:
@@ -337,8 +333,8 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _next(self) -> None:
-        if self._ahead and not self.is_full:
-            data, self._ahead = self._ahead, b""
+        if self.ahead and not self.is_full:
+            data, self.ahead = self.ahead, b""
             self._read_head(data)
         if self.has_ended and self.is_idle and not self.is_full:
             self.close()
@@ -415,7 +411,7 @@ class Connection(asyncio.Protocol):
         if self.has_ended or not gently:
             self.close()
             return
-        self._ahead = b""
+        self.ahead = b""
         self._enter(_LINGERING)
         self.transport.write_eof()
         self.transport.resume_reading()

@@ -46,13 +46,15 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def accept(self, new: Callable[[], Connection], refusal: bytes) -> asyncio.Protocol:
+    def accept(
+        self, new: Callable[[], Connection], refusal: Callable[[], bytes]
+    ) -> asyncio.Protocol:
         """What serves a connection that has come: a new one, or who says the refusal."""
         if self._most is None or len(self._open) < self._most or self._close_idle(self._most):
             return new()
         self._on_shed("refused")
         is_patient = self._lingering <= self._most // 8
-        return _Refusal(self, refusal, is_patient=is_patient)
+        return _Refusal(self, refusal(), is_patient=is_patient)
 
     def add(self, connection: Connection) -> None:
         self._open.add(connection)

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
-from adapter.errors import AdapterError, BackendError, CapacityError
+from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
 from adapter.frontends.http.application import SKIPPED_BYTES, Front
 from adapter.frontends.http.callbacks import guarded
 from adapter.frontends.http.content_types import explained
@@ -108,9 +108,8 @@ class Inference:
         self._head, self._plain, self._raw = head, plain, raw
         self._begun = clock.monotonic()
         self._waited: float | None = None
-        self._callers = 0.0
+        self._callers, self._status = 0.0, 0
         self._is_whole = len(body) == length
-        self._status = 0
         self._check = None
         self._is_blocked = False
         self._stage = _GATHERING
@@ -399,10 +398,11 @@ class Inference:
         """False where much of the body is to come."""
         if self._front.left > SKIPPED_BYTES:
             return False
-        self._let_go(error)
+        if self._lease is not None:
+            self._let_go(error)
         self._stage = _SKIPPING
-        if self._front.is_followed:  # the requests behind would be answered within this call
-            self._task = asyncio.get_running_loop().call_soon(self._refuse, error)
+        if self._front.ahead:  # the requests behind would be answered within this call
+            self._task = asyncio.get_running_loop().call_soon(self._refuse_later, error)
         else:
             self._refuse(error)
         return True
@@ -413,18 +413,20 @@ class Inference:
         except Exception as bug:  # noqa: BLE001 - all of them
             self.bug(bug)
 
-    @guarded
     def _refuse(self, error: AdapterError) -> None:
-        self._task = None
-        observer, plain = self._path.observer, self._plain
-        target, headers = headers_of(self._raw)
-        error = explained(error, headers, None) if plain.is_typed else error
-        refusal = self._refusal(error, headers)
-        asked = ("POST", target), plain.route.operation, plain.model_id
-        observer.refused(error, headers, *asked, more=refusal.logged)
+        self._task, plain, observer = None, self._plain, self._path.observer
+        if plain.is_typed and isinstance(error, NotJson):
+            error = explained(error, self._request()[2], None)
+        refusal, kind = self._refusal(error), (plain.route.operation, plain.model_id)
+        observer.refused(error, self._request, *kind, more=refusal.logged)
         self._say(refusal)
 
-    def _refusal(self, error: AdapterError, _: Mapping[str, str], /) -> Refusal:
+    _refuse_later = guarded(_refuse)
+
+    def _request(self) -> tuple[str, str, Mapping[str, str]]:
+        return ("POST", *headers_of(self._raw))
+
+    def _refusal(self, error: AdapterError) -> Refusal:
         return own_refusal(error, self._plain.model_id)
 
     def _failure(self) -> Refusal:
@@ -490,9 +492,8 @@ class Inference:
         self._front.answered(is_last=is_last)
 
     def _over(self) -> None:
-        plain, status = self._plain, self._status
+        plain, status, self._stage = self._plain, self._status, _NONE
         served = plain.served
-        self._stage = _NONE
         served.in_flight.count -= 1
         if status:
             seconds = clock.monotonic() - self._begun

@@ -1,6 +1,7 @@
 """What aiohttp serves of the http listener: JSON answers, errors through one table, counts."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from adapter.frontends.http.application import application_of
 from adapter.frontends.http.observer import (
     INTERNAL_FAILURE,
     PHRASES,
+    Asked,
     Observer,
     Refusal,
     contract_of,
@@ -38,13 +40,18 @@ Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def answer(body: Mapping[str, Any] | list[Any], status: int = 200) -> web.Response:
-    return web.Response(status=status, body=encoded(body), content_type="application/json")
+    text = encoded(json.dumps(body))
+    return web.Response(status=status, body=text, content_type="application/json")
 
 
 def method_not_allowed(request: web.BaseRequest, methods: Iterable[str]) -> MethodNotAllowed:
     allowed = ", ".join(f"{one}, HEAD" if one == "GET" else one for one in methods)
     text = f"{request.method} is not allowed here; allowed: {allowed}"
     return MethodNotAllowed(text, allowed=allowed)
+
+
+def asked_by(request: web.BaseRequest) -> Asked:
+    return lambda: (request.method, request.raw_path, request.headers)
 
 
 def ids_of(request: web.BaseRequest) -> dict[str, str]:
@@ -177,8 +184,7 @@ class HttpMiddleware:
         self, request: web.BaseRequest, error: AdapterError, more: Mapping[str, object]
     ) -> None:
         operation, model_id = request.get("operation", "other"), request.get("model_id")
-        target = (request.method, request.raw_path)
-        self._observer.refused(error, request.headers, target, operation, model_id, more=more)
+        self._observer.refused(error, asked_by(request), operation, model_id, more=more)
 
 
 def chunks_of(request: web.BaseRequest, limit: int) -> AsyncIterator[bytes]:

@@ -2,11 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
+from typing import TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
 from adapter.core.calls import NOT_STARTED, RawHeaders
@@ -27,6 +27,7 @@ from adapter.errors import (
 from adapter.frontends.http import binary
 from adapter.frontends.status import HTTP, challenge, level_of, lookup
 from adapter.telemetry import request_ids
+from adapter.telemetry.log_limit import LogLimit
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import InFlight, Served
 
@@ -59,6 +60,12 @@ _BINARY = binary.content_type(0).removesuffix("0").encode()
 
 # In which clients of AWS name an operation whose path does not.
 AWS_OPERATION = "X-Amz-Target"
+
+# a text as JSON has it
+quoted: Callable[[str], str] = json.JSONEncoder().encode
+
+# Method, target and headers of a request. Only for its line in the log, if it gets one.
+Asked: TypeAlias = Callable[[], tuple[str, str, Mapping[str, str]]]
 
 # of each status, those that only AWS has included
 PHRASES = {one.value: one.phrase for one in HTTPStatus} | {530: "Internal Dependency"}
@@ -135,22 +142,22 @@ def error_status(error: AdapterError) -> int:
     return (lookup(HTTP, error) or (500, ""))[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refusal:
-    """The answer to a request that failed. `body` is sent as JSON; `headers` are those besides what
-    any such answer has; `logged`: fields of the log that SageMaker's contract and V2 do not have.
+    """The answer to a request that failed. `body` is JSON; `headers` are those besides what any
+    such answer has; `logged`: fields of the log that SageMaker's contract and V2 do not have.
     """
 
     status: int
     headers: Mapping[str, str]
-    body: dict[str, Any]
+    body: str
     logged: Mapping[str, object] = field(default_factory=dict)
 
 
 INTERNAL_FAILURE = Refusal(
     500,
     {},
-    {"error": "internal error; see the log", "code": "InternalError", "model_name": None},
+    '{"error": "internal error; see the log", "code": "InternalError", "model_name": null}',
 )
 
 
@@ -160,9 +167,12 @@ def own_refusal(error: AdapterError, model_id: ModelId | None) -> Refusal:
     """
     status, code = lookup(HTTP, error) or (500, "InternalError")
     name = error.model_id or model_id
-    body: dict[str, Any] = {"error": str(error), "code": code, "model_name": name}
+    # a third of what it takes to encode it as a dict
+    said = "null" if name is None else quoted(name)
+    body = f'{{"error": {quoted(str(error))}, "code": "{code}", "model_name": {said}}}'
     if isinstance(error, AboutMemory):
-        body |= asdict(error.figures) | {"matched": error.matched}
+        more = asdict(error.figures) | {"matched": error.matched}
+        body = f"{body[:-1]}, {json.dumps(more)[1:]}"
     return Refusal(status, _headers_of(error), body)
 
 
@@ -180,9 +190,9 @@ def _headers_of(error: AdapterError) -> dict[str, str]:
     return headers
 
 
-def encoded(body: Mapping[str, Any] | list[Any]) -> bytes:
+def encoded(body: str) -> bytes:
     """JSON with a line break behind it: on a terminal the prompt starts on a line of its own."""
-    return f"{json.dumps(body)}\n".encode()
+    return f"{body}\n".encode()
 
 
 class Clock:
@@ -204,11 +214,15 @@ def begin_of_head(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def refusal_answer(refusal: Refusal, clock: Clock, *, echoed: bytes = b"", is_last: bool) -> bytes:
     """Return all bytes of the answer. `echoed`: lines of its head."""
-    body = encoded(refusal.body)
-    fields = [(name.encode(), value.encode()) for name, value in refusal.headers.items()]
-    head = begin_of_head(refusal.status, fields)
-    frame = b"Content-Type: application/json\r\n%bContent-Length: %d\r\n" % (echoed, len(body))
-    return head + frame + (clock.last if is_last else clock.line) + body
+    body, head = b"%b\n" % refusal.body.encode(), _LINES[refusal.status]
+    if refusal.headers:
+        head += "".join(
+            [f"{name}: {value}\r\n" for name, value in refusal.headers.items()]
+        ).encode()
+    end = clock.last if is_last else clock.line
+    return b"%bContent-Type: application/json\r\n%bContent-Length: %d\r\n%b%b" % (
+        *(head, echoed, len(body), end, body),
+    )
 
 
 class Observer:
@@ -217,6 +231,7 @@ class Observer:
     def __init__(self, metrics: Metrics, listener: str = "http") -> None:
         self.listener = listener
         self._metrics = metrics
+        self._lines = LogLimit(listener)
         frontends = ("sagemaker", "v2", "endpoint")
         self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in frontends}
 
@@ -229,37 +244,49 @@ class Observer:
     def refused(
         self,
         error: AdapterError,
-        headers: Mapping[str, str],
-        request: tuple[str, str],
+        asked: Asked,
         operation: str,
         model_id: ModelId | None = None,
         *,
         more: Mapping[str, object] | None = None,
     ) -> None:
-        """Note an error with which a request is answered. `request`: its method and target;
-        `model_id`: the model that the path names, for errors that name none; `more`: fields of the
-        log that other contracts than our own have.
+        """Note an error with which a request is answered. `model_id`: the model that the path
+        names, for errors that name none; `more`: fields of the log that other contracts than our
+        own have.
         """
-        fields = request_ids.of_headers(headers) | {
-            "listener": self.listener,
-            "method": request[0],
-            "path": request[1][:500],
-            "status": error_status(error),
-            "reason": str(error)[:2000],
-            "error": type(error).__name__,
-            **(more or {}),
-        }
-        if named := error.model_id or model_id:
-            fields["model_id"] = named
-        log.log(level_of(error), "request.failed", extra=fields)
+        level = level_of(error)
+        if log.isEnabledFor(level) and self._lines.admits(error, level):
+            self._write(level, error, asked(), error.model_id or model_id, more or {})
         if isinstance(error, OutOfMemory) and operation in _INFERENCES:
             self._metrics.count_out_of_memory("infer", error.pattern)
         let_go(error)
 
+    def _write(
+        self,
+        level: int,
+        error: AdapterError,
+        asked: tuple[str, str, Mapping[str, str]],
+        model_id: str | None,
+        more: Mapping[str, object],
+    ) -> None:
+        method, target, headers = asked
+        fields = request_ids.of_headers(headers) | {
+            "listener": self.listener,
+            "method": method,
+            "path": target[:500],
+            "status": error_status(error),
+            "reason": str(error)[:2000],
+            "error": type(error).__name__,
+            **more,
+        }
+        if model_id:
+            fields["model_id"] = model_id
+        log.log(level, "request.failed", extra=fields)
+
     def bug(
         self, error: Exception, request: tuple[str, str], model_id: ModelId | None = None
     ) -> None:
-        """Note an error that nobody expected. `request`: as for `refused`."""
+        """Note an error that nobody expected. `request`: its method and target."""
         fields = {
             "listener": self.listener,
             "method": request[0],
@@ -272,6 +299,8 @@ class Observer:
 
     def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
         """Note what is no HTTP at all. `more`: as for `refused`."""
+        if not self._lines.admits(error, logging.INFO):
+            return
         fields = {
             "listener": self.listener,
             "status": error_status(error),

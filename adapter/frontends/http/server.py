@@ -129,8 +129,9 @@ class HttpListener:
     # -- for connections --------------------------------------------------------------------
 
     def _accept(self) -> asyncio.Protocol:
-        refusal = self._refusal(_TOO_MANY, Told(new_request_id()))
-        return self._connections.accept(lambda: Connection(self), refusal)
+        return self._connections.accept(
+            lambda: Connection(self), lambda: self._refusal(_TOO_MANY, Told(new_request_id()))
+        )
 
     def handler(self, application: Application) -> Handler:
         return Handler(self._aiohttp, application)
@@ -157,7 +158,7 @@ class HttpListener:
         if self._is_endpoint:
             aws = refusal_of(error, told)
             headers = {**own.headers, **aws.headers, **told.headers()}
-            own = Refusal(own.status, headers, own.body | aws.body)
+            own = Refusal(own.status, headers, f"{own.body[:-1]}, {aws.body[1:]}")
         return refusal_answer(own, self.fast.clock, is_last=True)
 
     def _take_no_more(self) -> None:

@@ -127,6 +127,20 @@ async def test_what_is_not_loaded_is_refused_in_tritons_words_and_to_a_mesh_in_o
         assert await refusal(call(message, metadata=MESH)) == ("NOT_FOUND", NOT_LOADED)
 
 
+async def test_many_refusals_have_few_lines_in_the_log(caplog):
+    caplog.set_level(logging.INFO)
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
+        infer = channel.unary_unary(INFER)
+        await asyncio.gather(*(refusal(infer(request_of("nope"))) for _ in range(100)))
+        lines = summed_up = 0
+        while lines + summed_up < 100:
+            await asyncio.sleep(0.01)
+            lines = sum(each.message == "request.failed" for each in caplog.records)
+            summed_up = sum(getattr(each, "requests", 0) for each in caplog.records)
+        assert lines + summed_up == proxy.counted("NOT_FOUND") == 100
+        assert summed_up
+
+
 IDS = [("x-request-id", "7"), ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")]
 
 

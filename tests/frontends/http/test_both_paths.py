@@ -12,8 +12,10 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import pytest
 import uvloop
@@ -344,6 +346,58 @@ async def test_both_ways_refuse_with_the_same_bytes_and_the_same_line_in_the_log
             assert served.fast == counts[1] + is_fast
         assert found[0] == found[1]
         listener.house.steps.open_all()
+
+
+@pytest.mark.parametrize("path", ["/models/nobody/invoke", "/v2/models/nobody/infer"])
+async def test_a_refusal_calls_less_of_the_adapter_than_an_answer(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)  # a flood of them leaves few lines, as the next test says
+    async with opened(limits=PATIENT) as listener, asyncio.timeout(SECONDS):
+        caller = await listener.connect()
+        counts = []
+        for target in (path, path.replace("nobody", "m")):
+            await caller.ask(request(target))
+            with counted_calls() as calls:
+                await caller.ask(request(target))
+            counts.append(calls.total())
+        assert counts[0] <= counts[1], counts
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Calls of Python functions of the adapter, by their names."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("adapter."):
+            calls[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("more", [(), (SLOW,)], ids=["at once", "by aiohttp"])
+async def test_a_flood_of_refusals_leaves_some_lines_and_their_sum(
+    more: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with opened(limits=PATIENT) as listener, asyncio.timeout(SECONDS):
+        caller, raw = await listener.connect(), request("/models/nobody/invoke", b"{}", *more)
+        sending = asyncio.create_task(caller.send(raw * 200))
+        for _ in range(200):
+            assert (await caller.answer()).status == 404
+        await sending
+        lines = summed_up = 0
+        while lines + summed_up < 200:
+            await asyncio.sleep(0.01)
+            lines = sum(each.message == "request.failed" for each in caplog.records)
+            summed_up = sum(getattr(each, "requests", 0) for each in caplog.records)
+        assert lines + summed_up == 200
+        assert summed_up
 
 
 async def test_thousands_of_refusals_behind_one_another_are_answered_in_their_order() -> None:

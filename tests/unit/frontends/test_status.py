@@ -1,5 +1,7 @@
 """One table from errors to HTTP; every error a caller can meet has its entry."""
 
+import json
+
 import pytest
 
 from adapter import errors
@@ -131,7 +133,7 @@ def test_an_error_is_told_as_text_code_and_model():
         errors.ModelNotFound("model 'm' is not loaded", model_id="m"), ModelId("M")
     )
     assert answer.status == 404
-    assert answer.body == {
+    assert json.loads(answer.body) == {
         "error": "model 'm' is not loaded",
         "code": "ModelNotFound",
         "model_name": "m",
@@ -140,7 +142,7 @@ def test_an_error_is_told_as_text_code_and_model():
 
 def test_an_error_that_names_no_model_is_told_with_the_one_that_was_asked_for():
     answer = own_refusal(errors.InvalidRequest("no JSON"), ModelId("m"))
-    assert answer.body["model_name"] == "m"
+    assert json.loads(answer.body)["model_name"] == "m"
 
 
 @pytest.mark.parametrize("kind", [errors.InsufficientMemory, errors.OutOfMemory])
@@ -149,7 +151,7 @@ def test_a_lack_of_memory_is_told_with_its_figures(kind):
         kind("full", figures=MemoryFigures(3, 2, 1, "GPU-0"), matched="out of memory"), None
     )
     assert answer.status == 507
-    assert answer.body == {
+    assert json.loads(answer.body) == {
         "error": "full",
         "code": kind.__name__,
         "model_name": None,
@@ -162,11 +164,11 @@ def test_a_lack_of_memory_is_told_with_its_figures(kind):
 
 
 def test_figures_that_nobody_knows_are_null():
-    body = own_refusal(errors.OutOfMemory("full"), None).body
+    body = json.loads(own_refusal(errors.OutOfMemory("full"), None).body)
     figures = ("needed_bytes", "free_bytes", "limit_bytes", "device")
     assert [body[name] for name in figures] == [None] * 4
 
 
 def test_an_error_without_an_entry_is_answered_as_internal():
     answer = own_refusal(AdapterError("x"), None)
-    assert (answer.status, answer.body["code"]) == (500, "InternalError")
+    assert (answer.status, json.loads(answer.body)["code"]) == (500, "InternalError")

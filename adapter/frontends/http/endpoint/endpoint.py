@@ -29,7 +29,6 @@ from adapter.frontends.http.endpoint.errors import (
     failure,
     new_request_id,
     refusal_of,
-    region_of,
     told_of,
 )
 from adapter.frontends.http.endpoint.members import TARGET_MODEL, Members, read_members
@@ -68,8 +67,9 @@ class EndpointDialect:
     """AWS's errors and headers (frontends/http/middleware.py)."""
 
     def begin(self, request: web.BaseRequest) -> None:
-        region = region_of(request.headers.get("Authorization", ""))
-        request["told"] = Told(new_request_id(), region=region)
+        request["told"] = Told(
+            new_request_id(), authorization=lambda: request.headers.get("Authorization", "")
+        )
         request["frontend"] = "endpoint"
 
     def refusal(self, request: web.BaseRequest, error: AdapterError) -> Refusal:

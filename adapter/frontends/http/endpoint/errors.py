@@ -2,10 +2,10 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from random import getrandbits
-from typing import Any
 
 from aiohttp import web
 
@@ -20,7 +20,7 @@ from adapter.errors import (
     was_not_started,
 )
 from adapter.frontends.http.endpoint.members import VARIANT
-from adapter.frontends.http.observer import Refusal, own_refusal
+from adapter.frontends.http.observer import Refusal, own_refusal, quoted
 from adapter.frontends.status import MODEL_ERROR, aws_status
 
 CACHE = "X-Triton-Adapter-Cache"
@@ -57,13 +57,13 @@ def new_request_id_line() -> bytes:
 @dataclass(slots=True)
 class Told:
     """What the answer to one call says of it. `cache` is MISS until a model was found. `was_sent`:
-    Triton had the request before, and ran out of memory.
+    Triton had the request before, and ran out of memory. `authorization` returns that header.
     """
 
     request_id: str
     endpoint: str = ""
     variant: str = VARIANT
-    region: str = _REGION
+    authorization: Callable[[], str] = str
     cache: CacheUse = CacheUse.MISS
     was_sent: bool = False
     model_id: ModelId | None = None
@@ -81,7 +81,7 @@ def told_of(request: web.BaseRequest) -> Told:
     return told
 
 
-def region_of(authorization: str) -> str:
+def _region_of(authorization: str) -> str:
     """Return the region that a caller has signed for."""
     found = _SCOPE.search(authorization)
     return found[1] if found else _REGION
@@ -97,33 +97,38 @@ def refusal_of(error: AdapterError, told: Told) -> Refusal:
         headers["x-amz-retry-after"] = str(wait)
         if was_not_started(error) and not told.was_sent:
             headers[NOT_STARTED] = "1"
-    body = _of_model(error, told) if (status, code) == MODEL_ERROR else {"Message": str(error)}
-    if isinstance(error, UnknownOperation):
-        body["__type"] = code  # where clients of AWS's other services look for it
+    if (status, code) == MODEL_ERROR:
+        body = json.dumps(_of_model(error, told))
+    elif isinstance(error, UnknownOperation):  # where clients of AWS's other services look for it
+        body = json.dumps({"Message": str(error), "__type": code})
+    else:
+        body = _message(str(error))
     return _refusal(status, code, body, headers, told)
 
 
 def message_of(error: AdapterError, told: Told) -> str:
     """Return what a caller is told of an error of a stream that has begun."""
-    return str(refusal_of(error, told).body["Message"])
+    return str(json.loads(refusal_of(error, told).body)["Message"])
 
 
 def failure(told: Told) -> Refusal:
     """Return the answer for a bug, and for what is wrong with this machine: the log has it."""
-    return _refusal(500, "InternalFailure", {"Message": "internal error; see the log"}, {}, told)
+    return _refusal(500, "InternalFailure", _message("internal error; see the log"), {}, told)
 
 
-def _refusal(
-    status: int, code: str, body: dict[str, Any], headers: dict[str, str], told: Told
-) -> Refusal:
+def _message(text: str) -> str:
+    return f'{{"Message": {quoted(text)}}}'
+
+
+def _refusal(status: int, code: str, body: str, headers: dict[str, str], told: Told) -> Refusal:
     logged = {"status": status, "aws_request_id": told.request_id}
     return Refusal(status, {"x-amzn-ErrorType": code, **headers}, body, logged)
 
 
-def _of_model(error: AdapterError, told: Told) -> dict[str, Any]:
+def _of_model(error: AdapterError, told: Told) -> dict[str, object]:
     """Callers find the status and the model's own words by the form of the sentence."""
     own = own_refusal(error, told.model_id)
-    status, message = own.status, json.dumps(own.body)
+    status, message = own.status, own.body
     if isinstance(error, BackendTimeout):
         status = _NO_STATUS
         message = (
@@ -137,7 +142,7 @@ def _of_model(error: AdapterError, told: Told) -> dict[str, Any]:
     group = f"log-group:/aws/sagemaker/Endpoints/{told.endpoint}"
     return {
         "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if is_client else "INTERNAL_FAILURE_FROM_MODEL",
-        "LogStreamArn": f"arn:aws:logs:{told.region}:{ACCOUNT}:{group}",
+        "LogStreamArn": f"arn:aws:logs:{_region_of(told.authorization())}:{ACCOUNT}:{group}",
         "Message": text + message[: _MAX_MESSAGE - len(text) - len(end)] + end,
         "OriginalMessage": message[:_MAX_MESSAGE],
         "OriginalStatusCode": status,

@@ -3,9 +3,6 @@
 What cannot be answered here at once, with the body in hand, goes to aiohttp.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 from adapter.control.lease import Lease
 from adapter.core.artifacts import CacheUse
 from adapter.core.calls import RawHeaders
@@ -20,7 +17,6 @@ from adapter.frontends.http.endpoint.errors import (
     new_request_id,
     new_request_id_line,
     refusal_of,
-    region_of,
 )
 from adapter.frontends.http.endpoint.plain import PlainCall
 from adapter.frontends.http.fast_path import GATHERED_BYTES, FastPath, Inference, Stage
@@ -168,11 +164,10 @@ class EndpointInference(Inference):
         self._body = self._answer = None
         super()._over()
 
-    def _refusal(self, error: AdapterError, headers: Mapping[str, str]) -> Refusal:
+    def _refusal(self, error: AdapterError) -> Refusal:
         if self._plain.call is None:
-            return super()._refusal(error, headers)
+            return super()._refusal(error)
         told = self._told(self._plain.call)
-        told.region = region_of(headers.get("Authorization", ""))
         return _with_headers(refusal_of(error, told), told)
 
     def _failure(self) -> Refusal:
@@ -189,11 +184,16 @@ class EndpointInference(Inference):
             cache=self._use,
             was_sent=self._was_sent,
             model_id=call.model_id,
+            authorization=self._authorization,
         )
+
+    def _authorization(self) -> str:
+        return self._request()[2].get("Authorization", "")
 
 
 def _with_headers(refusal: Refusal, told: Told) -> Refusal:
-    return replace(refusal, headers={**refusal.headers, **told.headers()})
+    refusal.headers = {**refusal.headers, **told.headers()}
+    return refusal
 
 
 def _json_bytes(headers: RawHeaders) -> int | None:

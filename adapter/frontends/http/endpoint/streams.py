@@ -30,7 +30,7 @@ from adapter.frontends.http.application import application_of
 from adapter.frontends.http.conversion import converted
 from adapter.frontends.http.endpoint.errors import message_of, told_of
 from adapter.frontends.http.endpoint.tensors import StreamError, as_line, as_request
-from adapter.frontends.http.middleware import dialect_of
+from adapter.frontends.http.middleware import asked_by, dialect_of
 from adapter.frontends.http.observer import FORWARDED, Observer
 from adapter.protocols.eventstream import CONTENT_TYPE, MAX_PAYLOAD_BYTES, event, exception
 
@@ -193,8 +193,8 @@ class Streams:
         )
         told = told_of(request)
         more = {"status": web.HTTPOk.status_code, "aws_request_id": told.request_id}
-        target, operation = (request.method, request.raw_path), request["operation"]
-        self._observer.refused(judged, request.headers, target, operation, model_id, more=more)
+        operation = request["operation"]
+        self._observer.refused(judged, asked_by(request), operation, model_id, more=more)
         code = _INVOCATION_TIME if isinstance(error, BackendTimeout) else _BROKEN
         body = {"Message": message_of(judged, told), "ErrorCode": code}
         return exception("ModelStreamError", json.dumps(body).encode())
