@@ -82,9 +82,9 @@ class Application:
                 self.failed(_MALFORMED)
 
     @property
-    def has_more(self) -> bool:
-        """Requests that came behind the one in hand, and have not begun."""
-        return self._handler is not None and self._handler.requests > self._begun
+    def waiting(self) -> int:
+        """How many requests have come, and have not begun."""
+        return 0 if self._handler is None else self._handler.requests - self._begun
 
     def failed(self, error: AdapterError) -> None:
         """The rest of the body will not come."""

@@ -101,6 +101,9 @@ class Listener(Protocol):
     def handler(self, application: Application) -> Handler: ...
     def opened(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
+    def crowded(self) -> None:
+        """A connection ends early, as there is no room for what came behind its request."""
+
     def malformed(self, why: str) -> bytes: ...
 
 
@@ -120,19 +123,21 @@ class Connection(asyncio.Protocol):
         self._write_due = self._gone_due = math.inf
         self.ahead = b""
         self._arrival: Arrival | None = None
+        self._kept = 0  # bytes in the budget
+        self._is_crowded = False
         self._known = server.heads.known
         self._inference = (server.fast.make or Inference)(self, server.fast)
         self._application = Application(self, server.handler)
 
     @property
     def takes_more(self) -> bool:
-        return self._server.fast.takes_more
+        return self._server.fast.takes_more and not self._is_crowded
 
     @property
     def is_idle(self) -> bool:
         """It has no whole head of a request in hand."""
         is_between = self.state is _IDLE or self.state is _HEAD
-        return is_between and not self._application.has_more
+        return is_between and not self._application.waiting
 
     @property
     def worth(self) -> tuple[bool, float]:
@@ -174,19 +179,20 @@ class Connection(asyncio.Protocol):
         elif self.state is _HEAD or data.strip(b"\r\n"):  # empty lines begin no request
             self._enter(_HEAD)
         self._application.feed(data)
+        self._count_behind(data)
 
     def eof_received(self) -> bool:
         """True: the caller may still read."""
         self.has_ended = True
         self._gone_due = self._loop.time() + self._server.limits.gone
-        is_behind = bool(self.ahead) or self._application.has_more
+        is_behind = self.ahead or self._application.waiting
         is_over = self.state in {_LINGERING, _CLOSING} or (self.state is _IDLE and not is_behind)
         self._ended()
         return not is_over
 
     @guarded
     def _ended(self) -> None:
-        if self.state is _HEAD and not self._application.has_more:
+        if self.state is _HEAD and not self._application.waiting:
             if self._application.is_for_good or self.ahead.strip(b"\r\n"):
                 self.refuse_head("the head of the request broke off")
             else:
@@ -201,7 +207,7 @@ class Connection(asyncio.Protocol):
                 self._inference.left()
         finally:
             self.state = _CLOSING
-            self.ahead = b""
+            self._take_ahead()
             self._application.left(exc)
             self._server.lost(self)
 
@@ -259,12 +265,20 @@ class Connection(asyncio.Protocol):
         self._enter(_HEAD)
         self._application.is_for_good = True
         self._application.serve(data)
+        self._count_behind(data)
+
+    def _count_behind(self, data: bytes) -> None:
+        """Of what aiohttp was given: it alone knows where the next request begins."""
+        in_hand = 0 if self.state is _APPLICATION else 1
+        if self._application.waiting > in_hand and not self._keeps(data):
+            self.abort()
 
     def _begin(self, head: Head, raw: bytes, body: bytes) -> None:
         length, self.ahead = head.length or 0, b""
         left = length - len(body)
         if left < 0:
-            left, body, self.ahead = 0, body[:length], body[length:]
+            left, behind, body = 0, body[length:], body[:length]
+            self._put_ahead(behind)
         self.had_request = True
         self.left = left
         self._arrival = None
@@ -286,8 +300,7 @@ class Connection(asyncio.Protocol):
         left = self.left
         piece, behind = data[:left], data[left:]
         if behind:
-            self.ahead += behind
-            self.hold_back()
+            self._put_ahead(behind)
         if piece:
             self.left = left - len(piece)
             self._arrived(len(piece))
@@ -295,6 +308,32 @@ class Connection(asyncio.Protocol):
                 self._inference.feed(piece, is_last=not self.left)
             else:
                 self._application.feed(piece)
+
+    def _put_ahead(self, behind: bytes) -> None:
+        """Keep what came behind the request in hand. Where there is no room for it, the connection
+        ends with the answer: what it was the beginning of has not begun.
+        """
+        if self._keeps(behind):
+            self.ahead += behind
+        self.hold_back()
+
+    def _keeps(self, data: bytes) -> bool:
+        budget, size = self._server.fast.budget, len(data)
+        if not self._is_crowded and budget.has_buffer_for(size):
+            budget.buffer(size)
+            self._kept += size
+        elif not self._is_crowded:
+            self._is_crowded = True
+            self._take_ahead()
+            self._server.crowded()
+        return not self._is_crowded
+
+    def _take_ahead(self) -> bytes:
+        data, self.ahead = self.ahead, b""
+        if self._kept:
+            self._server.fast.budget.buffer(-self._kept)
+            self._kept = 0
+        return data
 
     def _arrived(self, size: int) -> None:
         if self._arrival is None:
@@ -310,22 +349,26 @@ class Connection(asyncio.Protocol):
 
     def answered(self, *, is_last: bool) -> None:
         """The request in hand is, to the last byte; `is_last`: and the caller was told so."""
-        if is_last or self.left or not self._server.fast.takes_more:
-            self.end(gently=bool(self.left or self.ahead))
+        takes_more = self._server.fast.takes_more and not self._is_crowded
+        if is_last or self.left or not takes_more:
+            self.end(gently=bool(self.left or self.ahead or self._is_crowded))
             return
         was_at_once = self.state is _FAST and self._arrival is None and not self.ahead
         self.state, self._since = _IDLE, self._loop.time()
         self._arrival = None
         if was_at_once and not self.has_ended:  # nothing has held the caller back
             return
-        if not self._application.is_for_good and len(self.ahead) <= _AHEAD_BYTES:
+        if self._application.is_for_good:
+            if not self._application.waiting:
+                self._take_ahead()
+        elif len(self.ahead) <= _AHEAD_BYTES:
             self._read_on()
         if self.ahead or self.has_ended:
             self._next()
 
     def hold_back(self) -> None:
         """Read no more while much waits behind the request in hand."""
-        if len(self.ahead) > _AHEAD_BYTES:
+        if self._is_crowded or len(self.ahead) > _AHEAD_BYTES:
             self.transport.pause_reading()
 
     def _read_on(self) -> None:
@@ -334,8 +377,8 @@ class Connection(asyncio.Protocol):
 
     def _next(self) -> None:
         if self.ahead and not self.is_full:
-            data, self.ahead = self.ahead, b""
-            self._read_head(data)
+            self._read_on()
+            self._read_head(self._take_ahead())
         if self.has_ended and self.is_idle and not self.is_full:
             self.close()
 
@@ -411,7 +454,7 @@ class Connection(asyncio.Protocol):
         if self.has_ended or not gently:
             self.close()
             return
-        self.ahead = b""
+        self._take_ahead()
         self._enter(_LINGERING)
         self.transport.write_eof()
         self.transport.resume_reading()

@@ -28,14 +28,14 @@ def bearable_connections(http_listeners: int, grpc_listeners: int) -> int:
 
 class Connections:
     """`most`: with more, idle ones are closed, at first those that never had a request; where each
-    has one in hand, new ones are refused. `on_shed` is told which: `closed` or `refused`.
+    has one in hand, new ones are refused. `shed` is told which: `closed` or `refused`.
     """
 
     def __init__(
         self, most: int | None = None, on_shed: Callable[[str], None] = lambda _: None
     ) -> None:
         self._most = most
-        self._on_shed = on_shed
+        self.shed = on_shed
         self._open: set[Connection] = set()
         self._lingering = 0
         self._no_look_before = 0.0
@@ -52,7 +52,7 @@ class Connections:
         """What serves a connection that has come: a new one, or who says the refusal."""
         if self._most is None or len(self._open) < self._most or self._close_idle(self._most):
             return new()
-        self._on_shed("refused")
+        self.shed("refused")
         is_patient = self._lingering <= self._most // 8
         return _Refusal(self, refusal(), is_patient=is_patient)
 
@@ -74,7 +74,7 @@ class Connections:
             self._no_look_before = now + _NO_NEW_LOOK_SECONDS
             return False
         for one in heapq.nsmallest(1 + most // _SHARE, idle, key=lambda one: one.worth):
-            self._on_shed("closed")
+            self.shed("closed")
             one.close()
         return True
 

@@ -144,6 +144,9 @@ class HttpListener:
         if not self._connections and self._all_lost is not None and not self._all_lost.done():
             self._all_lost.set_result(None)
 
+    def crowded(self) -> None:
+        self._connections.shed("pipelined")
+
     def malformed(self, why: str) -> bytes:
         error, told = InvalidCall(why), Told(new_request_id())
         more = {"aws_request_id": told.request_id} if self._is_endpoint else {}

@@ -196,6 +196,10 @@ class Listener:
         self.upstream.script = script
         return FAST
 
+    def in_hand(self, path: str) -> int:
+        """Requests of this kind that stand still at the gate."""
+        return self.in_flight() if path == FAST else len(self.bodies)
+
     def in_flight(self) -> int:
         return sum(record.in_flight for record in self.house.control.registry.records())
 

@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import re
 import sys
 from functools import partial
 
 import pytest
 
 from adapter.core.state import ModelState
+from adapter.frontends.http.connections import Connections
 from adapter.frontends.http.endpoint.fast_path import EndpointInference
 from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
+STATUS = re.compile(rb"HTTP/1.1 [0-9]+")
 KEEP = "Connection: keep-alive"
 
 
@@ -118,7 +121,7 @@ async def test_what_waits_is_bounded(path):
         await until(lambda: not connection.transport.is_reading())
         for _ in range(100):
             await asyncio.sleep(0)
-        assert len(connection._ahead) < MIB
+        assert len(connection.ahead) < MIB
         assert not sending.done()
         sending.cancel()
         caller.reset()
@@ -142,6 +145,19 @@ async def test_what_waits_does_not_grow_with_each_answer(tmp_path):
         listener.gate.set()
 
 
+@both
+async def test_a_caller_who_was_held_back_is_read_from_again(path):
+    async with opened() as listener:
+        caller = await listener.connect()
+        held_back = request(path, bytes(100_000))
+        await caller.send(request(await listener.waiting(path)) + held_back)
+        (connection,) = listener.server._connections
+        await until(lambda: not connection.transport.is_reading())
+        listener.gate.set()
+        assert [(await caller.answer()).status for _ in range(2)] == [200, 200]
+        assert (await caller.ask(request(path))).status == 200
+
+
 @pytest.mark.parametrize("make", [None, partial(EndpointInference, residency=None)])
 async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, make):
     """As long as it is idle, and there may be thousands."""
@@ -154,6 +170,42 @@ async def test_a_connection_keeps_no_body_that_is_answered(monkeypatch, make):
         (body,), bare = bodies, bytes(1000)
         bodies.clear()
         await until(lambda: sys.getrefcount(body) == sys.getrefcount(bare))
+
+
+@pytest.mark.parametrize(
+    ("path", "is_chunked", "is_one_read"),
+    [(path, False, one) for path in PATHS for one in (True, False)]
+    + [(APP, True, one) for one in (True, False)],
+)
+async def test_what_waits_on_all_connections_is_bounded(path, is_chunked, is_one_read):
+    """Without room a connection ends with the answer, or before it where aiohttp alone knows what
+    came behind the request.
+    """
+    shed: list[str] = []
+    connections = Connections(on_shed=shed.append)
+    async with opened(inflight_bytes=MIB // 2, connections=connections) as listener:
+        budget, target = listener.server.fast.budget, await listener.waiting(path)
+        first, more = request(target), request(APP, bytes(60_000))
+        if is_chunked:
+            first = head(target, CHUNKED) + b"2\r\n{}\r\n0\r\n\r\n"
+        callers = []
+        for _ in range(12):
+            callers.append(caller := await listener.connect())
+            if is_one_read:
+                await caller.send(first + more)
+            else:
+                await caller.send(first)
+                await until(lambda: listener.in_hand(path) == len(callers))
+                await caller.send(more)
+            await until(lambda: budget.held // len(more) + len(shed) == len(callers))
+        assert shed == ["pipelined"] * 4
+        listener.gate.set()
+        served, cut = callers[:8], callers[8:]
+        for caller in served:
+            assert [(await caller.answer()).status for _ in range(2)] == [200, 200]
+        for caller in cut:
+            statuses = [int(line.split()[1]) for line in STATUS.findall(await caller.rest())]
+            assert statuses == ([] if is_chunked else [200])
 
 
 @both
