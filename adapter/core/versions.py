@@ -47,7 +47,7 @@ MAX_INPUT = Change(
 CANCELS = Change(
     (2, 59),
     "cancelled calls no longer end it; 2.51 dies within 10 s of them",
-    "still passed on to none",
+    "passed on to none: unloads and `max_abandoned_requests` go by the end of each call",
 )
 SLOW_POLLS = Change(
     (2, 61),
@@ -86,7 +86,7 @@ UNKNOWN_READY = Change(
     (2, 71),
     "ModelReady of an unknown model is NOT_FOUND, of a missing version INVALID_ARGUMENT, over HTTP"
     " 404; before, not ready",
-    "passed on",
+    "passed on; over gRPC a model that is not loaded is still `ready: false`",
 )
 
 CHANGES = (

@@ -1,5 +1,6 @@
 """What the adapter makes of a Triton that is newer than the one of the other tests."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -7,9 +8,12 @@ import pytest
 
 from adapter.backend.triton import TritonControl
 from adapter.core import versions
+from adapter.core.calls import RpcCall
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
+from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.errors import InvalidRequest
 from adapter.packages.repository.staging import Packages
 from adapter.packages.repository.uploads import Payload
 from tests.fakes.versioned_triton import VersionedTriton, serving
@@ -17,6 +21,7 @@ from tests.packages.staged import make, place
 
 OLD, NEW = "2.51.0", "2.73.0dev"
 M = TritonName("m")
+FAULTS = Faults(Classifier(()))
 LABELLED = 'backend: "python" output { name: "OUT" label_filename: "labels.txt" }'
 
 both = pytest.mark.parametrize("version", [OLD, NEW])
@@ -31,7 +36,7 @@ def repository(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def control_of(triton: VersionedTriton, *, is_upload: bool = False):
     control = TritonControl(
-        Faults(Classifier(())),
+        FAULTS,
         load_timeout_seconds=10,
         call_timeout_seconds=10,
         payload=(lambda _: Payload("{}", {})) if is_upload else None,
@@ -92,3 +97,42 @@ async def test_a_server_of_no_known_version_is_taken_for_the_newest():
 async def test_the_version_is_that_which_triton_reports(version, repository):
     async with control_of(VersionedTriton(version, repository)) as control:
         assert control.version == version
+
+
+@asynccontextmanager
+async def dataplane_to(triton: VersionedTriton):
+    dataplane = GrpcDataPlane(FAULTS, timeout_seconds=10, max_message_bytes=2**20)
+    async with serving(triton) as address:
+        dataplane.connect(address)
+        try:
+            yield dataplane
+        finally:
+            triton.answers.set()
+            await dataplane.close()
+
+
+@both
+async def test_a_call_whose_caller_left_is_not_cancelled_in_triton(version, repository):
+    triton = VersionedTriton(version, repository)
+    async with dataplane_to(triton) as dataplane:
+        asking = asyncio.ensure_future(dataplane.call(RpcCall("ModelInfer", (), None), b"", None))
+        await triton.asked.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        # the call went on: Triton still takes another on the same connection, and no cancel came
+        await dataplane.call(RpcCall("ServerLive", (), None), b"", None)
+        assert not triton.cancelled.is_set()
+        assert not triton.ended.is_set()
+
+
+@pytest.mark.parametrize(("version", "code"), [(OLD, None), (NEW, InvalidRequest)])
+async def test_shared_memory_that_triton_has_closed_is_refused_with_the_option_that_opens_it(
+    version, code, repository
+):
+    call = RpcCall("SystemSharedMemoryStatus", (), None)
+    async with dataplane_to(VersionedTriton(version, repository)) as dataplane:
+        if code is None:
+            await dataplane.call(call, b"", None)
+        else:
+            with pytest.raises(code, match="--allow-client-shm=true"):
+                await dataplane.call(call, b"", None)

@@ -2,6 +2,7 @@
 adapter/core/versions.py. It runs no model.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core import versions
 
+_NO_SHARED_MEMORY = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+)
 _UNKNOWN = "Request for unknown model: '{}' is not found"
 
 
@@ -27,7 +31,7 @@ class Refused(Exception):
 
 class VersionedTriton(grpc.GenericRpcHandler):
     """Models in `not_ready` have an `is_ready` that says False, those in `dead` a process that has
-    died.
+    died. An inference waits for `answers`; `ended` is set when this Triton dies of a cancelled one.
     """
 
     def __init__(self, version: str, repository: Path) -> None:
@@ -36,6 +40,8 @@ class VersionedTriton(grpc.GenericRpcHandler):
         self.uploads: set[str] = set()
         self.not_ready: set[str] = set()
         self.dead: set[str] = set()
+        self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
+        self.answers, self.ended = asyncio.Event(), asyncio.Event()
         self._repository = repository
         self._acts: dict[str, tuple[Any, Callable[[Any], Any]]] = {
             "ServerLive": (pb.ServerLiveRequest, self._live),
@@ -45,10 +51,14 @@ class VersionedTriton(grpc.GenericRpcHandler):
             "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
             "ModelReady": (pb.ModelReadyRequest, self._ready),
             "ModelConfig": (pb.ModelConfigRequest, self._config),
+            "SystemSharedMemoryStatus": (pb.SystemSharedMemoryStatusRequest, self._regions),
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        known = self._acts.get(details.method.rpartition("/")[2])
+        method = details.method.rpartition("/")[2]
+        if method == "ModelInfer":
+            return grpc.unary_unary_rpc_method_handler(self._infer)
+        known = self._acts.get(method)
         if known is None:
             return None
         request, act = known
@@ -120,6 +130,24 @@ class VersionedTriton(grpc.GenericRpcHandler):
         if request.name not in self.models:
             raise Refused(grpc.StatusCode.NOT_FOUND, _UNKNOWN.format(request.name))
         return pb.ModelConfigResponse(config=self.models[request.name])
+
+    def _regions(
+        self, _: pb.SystemSharedMemoryStatusRequest
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        if self._has(versions.CLIENT_SHM):
+            raise Refused(grpc.StatusCode.UNIMPLEMENTED, _NO_SHARED_MEMORY)
+        return pb.SystemSharedMemoryStatusResponse()
+
+    async def _infer(self, _message: bytes, _context: Any) -> bytes:
+        self.asked.set()
+        try:
+            await self.answers.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            if not self._has(versions.CANCELS):
+                self.ended.set()
+            raise
+        return b""
 
 
 @asynccontextmanager
