@@ -15,45 +15,41 @@ from typing import Literal, TextIO
 
 EVENTS: Mapping[str, str] = {
     "adapter.failed": "it could not start, for the reason given; the process ends",
-    "adapter.listening": "a listener is open; fields say which and where",
+    "adapter.listening": "a listener is open: which and where",
     "model.not_revalidated": "the store could not be asked for another version of a loaded model",
     "model.not_renewed": "another version of a loaded model could not take its place",
     "adapter.preload_refused": "a model of preload is missing or invalid, and is not tried again",
-    "adapter.wanted_no_more": "a caller has asked for the unload of a model of load_at_start or "
-    "preload: it is not loaded again, and readiness does not wait for it",
+    "adapter.wanted_no_more": "a caller unloaded a model of load_at_start or preload: it is not "
+    "loaded again, and readiness does not wait for it",
     "body.cut": "a body was refused for want of room: why, and how much is held",
     "adapter.models_loaded": "all models of load_at_start and preload are loaded",
-    "adapter.open_to_others": "these listeners may be reached from other machines, and ask nobody "
-    "who they are",
-    "adapter.root_missing": "a folder of model_roots is not there; "
-    "packages in it are refused until it is",
-    "adapter.root_relative": "a folder of model_roots is a relative path; "
-    "the field path says which it is",
+    "adapter.open_to_others": "other machines reach these listeners, which ask nobody who calls",
+    "adapter.root_missing": "a folder of model_roots is missing; packages in it are refused",
+    "adapter.root_relative": "a folder of model_roots, path, is relative",
     "adapter.started": "ready for work",
     "adapter.stopped": "everything is closed; the process ends",
     "adapter.stopping": "asked to stop; work in flight goes on for a while",
-    "artifact.cache_lost": "another adapter has taken the folder of the disk cache, which somebody "
-    "had emptied; nothing is fetched until it ends, and what is loaded is served",
-    "artifact.cache_opened": "the disk cache is in use; how much an earlier run has left in it, "
-    "and where the stores are",
-    "artifact.disk_full": "the disk of the cache has no room, for the reason given; a model is "
-    "fetched only where another leaves",
+    "artifact.cache_lost": "another adapter took the folder of the disk cache, which somebody "
+    "had emptied; until it ends nothing is fetched",
+    "artifact.cache_opened": "the disk cache is open: what an earlier run left in it, where the "
+    "stores are",
+    "artifact.disk_full": "the cache's disk has no room, for the reason given; a model comes "
+    "only where another leaves",
     "artifact.evicted": "a model's files have left the disk cache; reason limit: cache_limit, "
     "disk: the disk itself was full",
     "artifact.fetch_begun": "a model is being fetched from a store",
     "artifact.fetch_failed": "a model could not be fetched, for the reason given",
     "artifact.fetched": "a model's files are in the disk cache; bytes as the store has them",
-    "artifact.lost": "files of a model in the disk cache were deleted by somebody else; it is "
-    "fetched again",
+    "artifact.lost": "somebody deleted files of a model in the disk cache; it is fetched again",
     "artifact.not_checked": "the store could not be asked; the model on disk is taken as it is",
     "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again "
     "every ten seconds",
-    "log.dropped": "lines that are not here: whoever reads the log stood still; how many",
-    "memory.not_measured": "no memory is read, and no limit is set: nothing is refused for memory "
-    "before Triton has tried it; set memory_limit",
+    "log.dropped": "lines were dropped, as nobody read the log: how many",
+    "memory.not_measured": "no memory is read and no limit is set: Triton tries every load; set "
+    "memory_limit",
     "memory.sizes_unreadable": "the file of measured sizes is damaged; they are learned anew",
     "memory.sizes_unwritable": "measured sizes cannot be kept for the next run",
-    "memory.source": "another memory reader is believed from now on; fields say which and why",
+    "memory.source": "another memory reader is believed: which and why",
     "model.abandoned": "process and files of a model are gone; only Triton's index still has it",
     "model.admitted": "at debug: a load has its memory reserved; bytes by device",
     "model.adopted": "a model that an earlier run loaded is still in Triton and is served",
@@ -64,7 +60,7 @@ EVENTS: Mapping[str, str] = {
     "model.load_retried": "a load that ran out of memory is tried once more: memory came back",
     "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
     "process was killed",
-    "model.load_stuck": "Triton does not answer for a load; it keeps one of Triton's load threads",
+    "model.load_stuck": "Triton does not answer for a load, which keeps a load thread",
     "model.load_waits": "a load waits: for its turn behind others, or for memory; bytes by device",
     "model.loaded": "a model is ready",
     "model.loading": "a load begins",
@@ -72,16 +68,15 @@ EVENTS: Mapping[str, str] = {
     "model.package_odd": "a package has something odd that is no fault, for the reasons given",
     "model.processes_killed": "processes of a model did not end with it and were killed",
     "model.regions_freed": "shared memory of dead processes, which Triton keeps, was freed: bytes",
-    "model.return_broken_off": "Triton ended during the load that was to bring a model back; it is "
-    "tried again",
-    "model.return_given_up": "a model is not loaded again that Triton has lost, for the reason "
-    "given",
+    "model.return_broken_off": "Triton ended amid the load that brings a model back; it is tried "
+    "again",
+    "model.return_given_up": "a model that Triton lost is not loaded again, for the reason given",
     "model.step": "at debug: what a load or an unload waits for next",
     "model.undo_failed": "what a failed load left behind in Triton could not be removed",
     "model.unload_stalled": "an unload showed no progress and is tried again",
-    "model.unload_failed": "an unload was tried and lost; the model is still there",
-    "model.requests_lost": "an unload has ended though requests of the model were never answered: "
-    "Triton has unloaded it and its processes have ended",
+    "model.unload_failed": "an unload failed; the model is still there",
+    "model.requests_lost": "an unload ended though requests were never answered: Triton let go, "
+    "and the processes ended",
     "model.unload_waits": "an unload has waited 2 s for requests: in_flight, abandoned of them; "
     "seconds that it waits still, at most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
@@ -95,22 +90,21 @@ EVENTS: Mapping[str, str] = {
     "modelmesh.purge_failed": "what was loaded could not be taken down for a mesh that starts",
     "operation.failed": "a bug: this operation of control ended with an error nobody foresaw",
     "request.answered": "at debug: a request was answered; seconds, and those that Triton took",
-    "request.failed": "a request was answered with an error; at debug, if the line of a load or "
-    "unload has told it",
-    "request.failed_again": "more requests had the same error within a second, and no lines of "
-    "their own; how many",
+    "request.failed": "a request was answered with an error; at debug, if a load's or unload's "
+    "line says so",
+    "request.failed_again": "more requests had that error within a second: how many",
     "settings.odd": "a setting has no effect, or names what is not there",
     "task.ended": "a bug: what must go on as long as the adapter has ended; /livez says so too",
-    "task.failed": "one step of what goes on as long as the adapter failed; the next one follows",
+    "task.failed": "one step of such a task failed; the next one follows",
     "triton.awaited": "Triton is not live yet: where it is looked for, for how long, why not",
     "triton.called": "at debug: a control call to Triton has ended, with the gRPC code",
     "triton.ended": "the embedded tritonserver is ended by us, for the reason given",
     "triton.exited": "the embedded tritonserver ended",
     "triton.log": "a line of the embedded tritonserver's own log",
-    "triton.log_dropped": "lines of that were too many a second and are not here; how many",
+    "triton.log_dropped": "such lines were dropped, as too many a second: how many",
     "triton.models_vanished": "Triton no longer has models that were loaded: it was restarted",
-    "triton.no_gpu": "the embedded tritonserver finds no GPU to use, for the reason given; its own "
-    "lines about that are at debug",
+    "triton.no_gpu": "the embedded tritonserver finds no GPU, for the reason given; its own "
+    "lines are at debug",
     "triton.reachable": "Triton answers again; seconds since `triton.unreachable`",
     "triton.environment_left": "what Triton has unpacked stays if it is killed; the reason",
     "triton.region_left": "shared memory of a dead process could not be freed; the reason",
