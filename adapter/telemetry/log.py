@@ -42,8 +42,7 @@ EVENTS: Mapping[str, str] = {
     "artifact.fetched": "a model's files are in the disk cache; bytes as the store has them",
     "artifact.lost": "somebody deleted files of a model in the disk cache; it is fetched again",
     "artifact.not_checked": "the store could not be asked; the model on disk is taken as it is",
-    "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again "
-    "every ten seconds",
+    "artifact.store_unreachable": "a store cannot be used, for the reason given; it is asked again",
     "log.dropped": "lines were dropped, as nobody read the log: how many",
     "memory.not_measured": "no memory is read and no limit is set: Triton tries every load; set "
     "memory_limit",
@@ -61,7 +60,7 @@ EVENTS: Mapping[str, str] = {
     "model.load_ended": "a load passed the memory limit by more than the reserve; its python "
     "process was killed",
     "model.load_stuck": "Triton does not answer for a load, which keeps a load thread",
-    "model.load_waits": "a load waits: for its turn behind others, or for memory; bytes by device",
+    "model.load_waits": "a load waits for its turn or for memory; bytes by device",
     "model.loaded": "a model is ready",
     "model.loading": "a load begins",
     "model.outputs_missing": "a model has answered without any of its outputs; said once a load",
@@ -77,8 +76,8 @@ EVENTS: Mapping[str, str] = {
     "model.unload_failed": "an unload failed; the model is still there",
     "model.requests_lost": "an unload ended though requests were never answered: Triton let go, "
     "and the processes ended",
-    "model.unload_waits": "an unload has waited 2 s for requests: in_flight, abandoned of them; "
-    "seconds that it waits still, at most",
+    "model.unload_waits": "an unload waits for requests: in_flight, abandoned of them, seconds at "
+    "most",
     "model.unload_refused": "an unload was not tried: the model is not loaded",
     "model.unloaded": "a model is gone; bytes that it held are given back",
     "model.unloading": "an unload begins; in_flight requests are waited for",
