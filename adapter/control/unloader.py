@@ -8,6 +8,7 @@ from functools import partial
 
 from adapter.control.leftovers import Leftovers
 from adapter.control.ports import Server, TimeLimits, Triton
+from adapter.core import versions
 from adapter.core.memory import Bytes
 from adapter.core.model import ModelId, ProcessId, TritonName
 from adapter.core.registry import ModelRecord, Registry
@@ -25,7 +26,8 @@ _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 _END_SECONDS = 0.1  # between two looks at the processes of a load that is to end
 # A load that ends by itself so soon is left alone: Triton never answers one killed as it ends.
 _GRACE_SECONDS = 1.5
-_ENDED_SECONDS = 10.0  # within which Triton answers a load that was ended, if it ever does
+# within which Triton answers a load that was ended, if it ever does
+_ENDED_SECONDS, _ENDED_SLOWLY_SECONDS = 10.0, 25.0
 ENDED = "its python processes were killed, so that Triton ends its load"
 
 _LATE_SECONDS = 1.0  # so long beyond its limit a caller waits for an unload
@@ -133,7 +135,8 @@ class Unloader:
             is_due = is_loading and now - begun > _GRACE_SECONDS
             if is_due and await self.end_loading(record):
                 self.ended.add(record)
-                end = min(end, now + _ENDED_SECONDS)
+                is_slow = versions.has(versions.SLOW_POLLS, self._triton.version)
+                end = min(end, now + (_ENDED_SLOWLY_SECONDS if is_slow else _ENDED_SECONDS))
                 log.warning("model.load_ended", extra={"model_id": record.id, "reason": ENDED})
 
     async def end_loading(self, record: ModelRecord) -> bool:
