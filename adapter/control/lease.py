@@ -195,7 +195,8 @@ class Lease:
         if record.in_flight == 0:
             leases.was_last(record)
         if error is None:
-            record.latencies.append((clock.monotonic() if now is None else now) - self._begun)
+            record.answered_at = clock.monotonic() if now is None else now
+            record.latencies.append(record.answered_at - self._begun)
             return None
         return leases.failed(record, error)
 

@@ -34,7 +34,8 @@ class ModelRecord:
     `lost`: requests that no unload waits for, since they can never be answered; not in flight.
     `served` counts the model's inferences, `ended_before` those that had ended at the last tick of
     housekeeping. `latencies` are the seconds of the latest ones that went well, the wait for their
-    callers included; of a stream they are those of the whole stream. `used_at` is when the last
+    callers included; of a stream they are those of the whole stream; `answered_at` is when the
+    last of them ended. `used_at` is when the last
     inference began (time.monotonic), or the load ended.
     `can_load_again`: `source` suffices to load the model again. `declared_bytes` and `disk_bytes`
     are the package's, unknown for a model of an earlier run. `instances`: the model's instances
@@ -62,6 +63,7 @@ class ModelRecord:
     lost: int = 0
     served: int = 0
     latencies: deque[float] = field(default_factory=_latest)
+    answered_at: float = 0.0
     used_at: float = 0.0
     ended_before: int = 0
     placement: Placement = field(default_factory=lambda: Placement(()))

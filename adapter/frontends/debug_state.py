@@ -144,9 +144,22 @@ class DebugState:
             "on_demand": on_demand_state(
                 self._residency, query.text, query.most, {each.id for each in shown}
             ),
+            "worst": self._worst(),
             "failures": [*map(_occurrence, failures)],
             "events": [*map(_occurrence, history.latest())],
         }
+
+    def _worst(self) -> dict[str, Any] | None:
+        registry, past = self._control.registry, clock.wall() - clock.monotonic()
+
+        def answered_at(model_id: ModelId) -> float:
+            record = registry.get(model_id)
+            return past + record.answered_at if record else 0.0
+
+        are_lost = bool(registry.lost or registry.counts()[ModelState.RETURNING])
+        history = self._control.operations.history
+        worst = history.worst(are_lost=are_lost, answered_at=answered_at)
+        return None if worst is None else _occurrence(worst)
 
     def _model(self, record: ModelRecord) -> dict[str, Any]:
         memory, now = self._control.memory, clock.monotonic()
@@ -307,4 +320,5 @@ def _occurrence(one: Occurrence) -> dict[str, Any]:
         "reason": one.reason or None,
         "figures": None if one.figures is None else asdict(one.figures),
         "count": one.count,
+        "is_mended": one.is_mended,
     }

@@ -1,7 +1,7 @@
 """What has happened lately: loads, unloads, evictions, refusals and failures, and Triton's ends."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import merge
@@ -13,6 +13,12 @@ from adapter.runtime import clock
 _MOST = 40  # of what went well, and as many of what did not
 _MOST_OF_CALLERS = 20  # mistakes: anybody can make many
 _REASON_CHARACTERS = 1000
+# What a model has shown to work once this went well.
+_MENDS = {
+    "load": frozenset({"load", "fetch", "infer", "unload"}),
+    "fetch": frozenset({"fetch"}),
+    "unload": frozenset({"infer", "unload"}),
+}
 
 
 class Outcome(Enum):
@@ -28,7 +34,8 @@ class Occurrence:
     time.time() of the end, `seconds` how long it took. `size_bytes` were taken or freed, `evicted`
     is why the adapter unloaded the model by itself. `kind`: the error's class; the error itself is
     not kept, as its traceback would keep the load's objects. `count`: so often in a row the model
-    met the same error; all else is of the latest.
+    met the same error; all else is of the latest. `is_mended`: the model has done since what it
+    failed at.
     """
 
     operation: str
@@ -42,6 +49,7 @@ class Occurrence:
     reason: str = ""
     figures: MemoryFigures | None = None
     count: int = 1
+    is_mended: bool = False
 
 
 class History:
@@ -68,9 +76,40 @@ class History:
     def done(
         self, operation: str, model_id: ModelId, seconds: float, size_bytes: int, why: str | None
     ) -> None:
-        """Note a load or an unload that went well; `why` the model was evicted, if it was."""
+        """Note what went well, and that it mends what failed before; `why` the model was evicted,
+        if it was.
+        """
+        self._mend(model_id, _MENDS[operation])
         one = Occurrence(operation, Outcome.DONE, clock.wall(), model_id, seconds, size_bytes, why)
         self._done.append(one)
+
+    def _mend(self, model_id: ModelId, operations: frozenset[str]) -> None:
+        for noted in (self._failed, self._mistaken):
+            for at, known in enumerate(noted):
+                if known.model_id == model_id and known.operation in operations:
+                    noted[at] = replace(known, is_mended=True)
+
+    def worst(
+        self, *, are_lost: bool, answered_at: Callable[[ModelId], float]
+    ) -> Occurrence | None:
+        """Return the latest failure that is not mended: of Triton, else of one model. `are_lost`:
+        models that Triton has lost have not come back. `answered_at`: when a model has last
+        answered well (time.time).
+        """
+
+        def is_over(one: Occurrence) -> bool:
+            if one.operation == "triton":
+                return one.at != self._triton_down_at
+            if one.operation == "lost":
+                return not are_lost
+            # of others than lacks of memory a model that answers says nothing
+            is_of_moment = one.operation == "infer" and one.figures is not None
+            answers = is_of_moment and one.model_id and answered_at(one.model_id) > one.at
+            return one.is_mended or bool(answers)
+
+        found = [each for each in reversed(self._failed) if not is_over(each)]
+        of_triton = (each for each in found if each.model_id is None)
+        return next(of_triton, next(iter(found), None))
 
     def failed(
         self, operation: str, model_id: ModelId, error: AdapterError, seconds: float = 0.0

@@ -13,6 +13,7 @@ from adapter.errors import (
     InsufficientMemory,
     InvalidModel,
     OutOfMemory,
+    StoreUnavailable,
 )
 from adapter.telemetry.history import History
 from tests.control.admin import admin_of, adopt
@@ -146,6 +147,46 @@ async def test_an_inference_that_ran_out_of_memory_is_told_and_is_no_failure_of_
     state = await state_of(house)
     assert (state["events"][0]["operation"], state["events"][0]["status"]) == ("infer", 507)
     assert state["failures"] == []
+
+
+NEVER = {"are_lost": False, "answered_at": lambda _: 0.0}
+
+
+async def test_a_failure_is_mended_once_the_same_model_succeeds():
+    history = History()
+    history.failed("fetch", ModelId("m"), StoreUnavailable("no answer"))
+    history.failed("load", ModelId("n"), InsufficientMemory("no room"))
+    assert history.worst(**NEVER).reason == "no room"
+    history.done("load", ModelId("n"), 0.1, 5, None)
+    assert history.worst(**NEVER).reason == "no answer"
+    history.done("unload", ModelId("m"), 0.1, 5, None)
+    assert history.worst(**NEVER) is not None
+    history.done("fetch", ModelId("m"), 0.1, 5, None)
+    assert history.worst(**NEVER) is None
+    assert [each.is_mended for each in history.failures({"load", "fetch"})] == [True, True]
+    history.failed("load", ModelId("n"), InsufficientMemory("no room"))
+    assert history.worst(**NEVER).count == 2
+
+
+async def test_what_became_of_triton_is_worse_than_what_failed_later_and_is_over_when_it_is_back():
+    history = History()
+    history.triton_ended("signal 9")
+    history.lost("Triton has lost 3 models.")
+    history.failed("load", ModelId("n"), InsufficientMemory("no room"))
+    assert history.worst(are_lost=True, answered_at=lambda _: 0.0).operation == "lost"
+    assert history.worst(**NEVER).reason == "signal 9"
+    history.triton_back()
+    assert history.worst(**NEVER).reason == "no room"
+
+
+async def test_an_inference_that_lacked_memory_is_over_once_the_model_answers(house):
+    await house.load("m")
+    error = OutOfMemory("CUDA out of memory", model_id="m", was_tried=True)
+    await house.control.judged(error, ModelId("m"))
+    assert (await state_of(house))["worst"]["status"] == 507
+    with house.control.leases.of(house.control.registry.get(ModelId("m"))):
+        pass
+    assert (await state_of(house))["worst"] is None
 
 
 async def test_triton_is_told_to_be_down_once_and_back_with_the_time_between():

@@ -278,7 +278,9 @@ def _failures(failures: list[dict[str, Any]]) -> list[str]:
     aged = [
         ((now - datetime.fromisoformat(each["time"])).total_seconds(), each) for each in failures
     ]
-    recent = [each for each in aged if each[0] < _OLDEST_FAILURE_SECONDS]
+    recent = [
+        each for each in aged if each[0] < _OLDEST_FAILURE_SECONDS and not each[1].get("is_mended")
+    ]
     listed = recent[:_MOST_FAILURES]
     if lacks := [each for each in recent if each[1]["code"] in _OF_MEMORY][:1]:
         listed = listed if lacks[0] in listed else [*listed[:-1], *lacks]

@@ -44,7 +44,10 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """What the first such element says, as it is shown; nothing where it is not."""
-        return self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+        script = """
+          const found = document.querySelector(arguments[0]);
+          return found && !found.closest("[hidden]") ? found.innerText : ''"""
+        return self.run(script, selector)
 
     def rows(self) -> dict[str, str]:
         """The rows of the models by their names."""

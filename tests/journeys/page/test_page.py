@@ -91,7 +91,7 @@ def test_a_mistake_of_a_caller_is_told_calmly_and_leaves_a_lack_of_memory_where_
     assert page.run(tones)[:2] == ["pill wait", "pill bad"]
 
 
-def test_a_load_that_fails_is_told_with_the_reason_of_the_model(
+def test_a_load_that_fails_is_told_with_the_reason_of_the_model_until_it_is_mended(
     opened: Scene, page: Browser
 ) -> None:
     write_python_model(opened.folder / "broken", initialize="raise ValueError('no weights')")
@@ -100,6 +100,9 @@ def test_a_load_that_fails_is_told_with_the_reason_of_the_model(
     assert "Last failure" in page.text("#last")
     assert "no weights" in page.text("#last")
     assert "broken" in page.events()[0]
+    write_python_model(opened.folder / "broken")
+    assert opened.load("broken") == 200
+    page.until(lambda: "broken" not in page.text("#last"), "that is mended")
 
 
 def test_requests_show_as_a_rate_and_latencies(opened: Scene, page: Browser) -> None:
@@ -150,13 +153,16 @@ def test_triton_that_is_killed_is_told_and_so_is_its_return(opened: Scene, page:
     assert opened.load(SMALL) == 200
     assert opened.call_for(ARRIVES) == 200
     os.kill(tritonserver(opened.adapter), signal.SIGKILL)
+    of_triton = {"Triton down", "Models lost"}
+    page.until(lambda: page.text("#last-title") in of_triton, "that is what is wrong")
     page.until(lambda: any("Triton down" in each for each in page.events()), "Triton is down")
     page.until(lambda: any("Triton is back" in each for each in page.events()), "Triton is back")
+    page.until(lambda: page.text("#last-title") not in of_triton, "that is mended")
     page.until(lambda: page.text("#state") == "ready", "the adapter is ready")
     (down,) = [each for each in page.events() if "Triton down" in each]
     assert "SIGKILL" in down
-    page.until(lambda: any("models lost" in each for each in page.events()), "what was lost")
-    (lost,) = [each for each in page.events() if "models lost" in each]
+    page.until(lambda: any("Models lost" in each for each in page.events()), "what was lost")
+    (lost,) = [each for each in page.events() if "Models lost" in each]
     assert f"loaded again by the adapter: {SMALL};" in lost
     assert f"loaded again by the next call: {ARRIVES}." in lost
     inside = """
