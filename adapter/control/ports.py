@@ -142,9 +142,9 @@ class Room(Protocol):
 class DiskRoom(Protocol):
     """Lets models go whose files keep others from the disk."""
 
-    async def unload_least_used(self) -> bool:
-        """Unload the least recently used model that may go, so that its files may leave; False
-        when none may now.
+    async def unload_one(self, missing_bytes: int) -> bool:
+        """Unload a model that may go, so that its files may leave: the least recently used of those
+        that `missing_bytes` need; False when none may now.
         """
 
     @property

@@ -320,13 +320,14 @@ class Disk:
         idle.sort(key=lambda kept: (not kept.is_lost, not kept.is_replaced, kept.last_used))
         # those that nobody fetches any more are not spared
         freed = (0 if kept.is_lost or kept.is_replaced else kept.note.size_bytes for kept in idle)
-        leaving = fewest(zip(idle, freed, strict=True), self._missing(count))
+        leaving = fewest(zip(idle, freed, strict=True), self.missing(count))
         if not leaving:
             return None
         self._remove(leaving[0])
         return leaving[0]
 
-    def _missing(self, count: int) -> int:
+    def missing(self, count: int) -> int:
+        """Return how many bytes must leave before `count` more have room; below 1 for none."""
         of_limit = self.used_bytes + count - self.limit_bytes
         free_bytes = self._free().bytes - RESERVE_BYTES - self._ahead_bytes
         return max(of_limit, count - free_bytes if count else 0)

@@ -85,7 +85,7 @@ class RoomForFetches:
             raise lack
         if claim.staying_bytes < known or claim.lacked_at < self._disk.freed_count:
             return
-        if claim.unloads and await self._has_unloaded():
+        if claim.unloads and await self._has_unloaded(count):
             return
         if claim.size_bytes and self._is_after_another(claim):
             raise BeginsAgain(lack)
@@ -101,13 +101,13 @@ class RoomForFetches:
     def _staying_bytes(self) -> int:
         return self.models.bytes_that_stay() if self.models else 0
 
-    async def _has_unloaded(self) -> bool:
-        """Unload one model, or wait for that of another fetch."""
+    async def _has_unloaded(self, count: int) -> bool:
+        """Unload one model for `count` more bytes, or wait for that of another fetch."""
         if self.models is None:
             return False
         is_first = not self._unloading.locked()
         async with self._unloading:
-            return not is_first or await self.models.unload_least_used()
+            return not is_first or await self.models.unload_one(self._disk.missing(count))
 
     def _is_after_another(self, claim: Claim) -> bool:
         earlier = self._claims[: self._claims.index(claim)]

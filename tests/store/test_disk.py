@@ -146,7 +146,7 @@ async def test_beside_what_never_leaves_nothing_is_evicted_in_vain(models, open_
     class Pinned:
         may_unload = False
 
-        async def unload_least_used(self) -> bool:
+        async def unload_one(self, missing_bytes: int) -> bool:
             return False
 
         def bytes_that_stay(self) -> int:

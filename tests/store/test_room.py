@@ -38,7 +38,7 @@ class Callers:
 
     may_unload = True
 
-    async def unload_least_used(self) -> bool:
+    async def unload_one(self, missing_bytes: int) -> bool:
         return False
 
     def bytes_that_stay(self) -> int:
@@ -113,7 +113,7 @@ async def test_of_fetches_whose_artifacts_stay_in_use_as_many_succeed_as_fit(
 class Loaded(Callers):
     """Models that would go for others."""
 
-    async def unload_least_used(self) -> bool:
+    async def unload_one(self, missing_bytes: int) -> bool:
         raise AssertionError("a model was asked to go")
 
 

@@ -12,7 +12,14 @@ from adapter.control.residency.entries import Entries, Entry
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.state import ResidencyEvent, ResidencyState
-from adapter.core.residency.victims import FOR_NOW, Candidate, Keeps, choose, what_keeps
+from adapter.core.residency.victims import (
+    FOR_NOW,
+    Candidate,
+    Keeps,
+    choose,
+    fewest,
+    what_keeps,
+)
 from adapter.errors import AdapterError, CapacityError
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
@@ -117,11 +124,18 @@ class Eviction:
 
     # -- room on disk -----------------------------------------------------------------------
 
-    async def unload_least_used(self) -> bool:
-        for each in sorted(self._candidates(), key=lambda each: each.used_at):
-            if await self.evict(each.model_id, "disk"):
+    async def unload_one(self, missing_bytes: int) -> bool:
+        oldest_first = sorted(self._candidates(), key=lambda each: each.used_at)
+        names = [each.model_id for each in oldest_first]
+        needed = fewest(((name, self._disk_bytes(name)) for name in names), missing_bytes)
+        for name in dict.fromkeys([*needed, *names]):
+            if await self.evict(name, "disk"):
                 return True
         return False
+
+    def _disk_bytes(self, model_id: ModelId) -> int:
+        entry = self._entries.get(model_id)
+        return 0 if entry is None or entry.artifact is None else entry.artifact.size_bytes
 
     @property
     def may_unload(self) -> bool:

@@ -1,6 +1,7 @@
 """Calls load what they ask for: once for all who ask, and for the rest room is made."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -454,21 +455,35 @@ async def test_the_model_that_goes_for_room_on_disk_is_the_least_recently_used(r
     for name in "aba":
         await residence.call(name)
     disk = residence.artifacts.models
-    assert await disk.unload_least_used()
+    assert await disk.unload_one(1)
     residence.check("a")
-    assert await disk.unload_least_used()
-    assert not await disk.unload_least_used()
+    assert await disk.unload_one(1)
+    assert not await disk.unload_one(1)
     assert not disk.may_unload
     assert residence.count("endpoint_evictions_total", **{"from": "memory", "reason": "disk"}) == 2
+
+
+@pytest.mark.parametrize(
+    ("missing", "who"), [(1, "a"), (10, "a"), (11, "c"), (80, "c"), (81, "a"), (500, "a")]
+)
+async def test_for_room_on_disk_a_small_model_stays_where_a_large_one_is_enough(
+    residence, missing, who
+):
+    for name in "ac":
+        await residence.call(name)
+    entry = residence.residency.entries.get(ModelId("c"))
+    entry.artifact = replace(entry.artifact, size_bytes=80)
+    assert await residence.artifacts.models.unload_one(missing)
+    assert residence.house.listed() == [name for name in "ac" if name != who]
 
 
 async def test_a_model_in_flight_does_not_go_for_room_on_disk_but_may_later(residence):
     lease = await residence.hold("a")
     disk = residence.artifacts.models
-    assert not await disk.unload_least_used()
+    assert not await disk.unload_one(1)
     assert (disk.may_unload, disk.bytes_that_stay()) == (True, 0)
     lease.end()
-    assert await disk.unload_least_used()
+    assert await disk.unload_one(1)
 
 
 async def test_a_model_that_waits_for_its_load_may_give_room_on_disk_later(residence):
@@ -510,6 +525,6 @@ async def test_pinned_models_and_those_of_platforms_never_go_for_room_on_disk():
         await residence.call(name)
     residence.control.registry.get(ModelId("b")).is_on_demand = False
     disk = residence.artifacts.models
-    assert not await disk.unload_least_used()
+    assert not await disk.unload_one(1)
     assert (disk.may_unload, disk.bytes_that_stay()) == (False, 20)
     await residence.close()
