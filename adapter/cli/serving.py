@@ -12,7 +12,7 @@ import uvloop
 from adapter.app import Adapter
 from adapter.cli.text import printable_lines
 from adapter.errors import AdapterError
-from adapter.runtime import tuning
+from adapter.runtime import background, tuning
 from adapter.settings import Loaded
 from adapter.telemetry.log import is_text, setup_logging
 from adapter.telemetry.log_stream import LogStream
@@ -73,6 +73,9 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     adapter: Adapter | None = None
     stopping = asyncio.create_task(asked.wait())
+    giving_back = background.begin(
+        "memory-returns", background.forever(tuning.give_back, seconds=tuning.GIVE_BACK_SECONDS)
+    )
     try:
         adapter = Adapter(loaded, tracing)
         starting = asyncio.create_task(adapter.start())
@@ -94,6 +97,7 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
         return 1
     finally:
         stopping.cancel()
+        background.end(giving_back)
         log.info("adapter.stopping")
         if adapter is not None:
             await adapter.stop()

@@ -22,8 +22,11 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the system call; neither lib
 _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, slice, two unused
 _SCHED_FLAG_RESET_ON_FORK = 1
 
-# glibc's mallopt: from which size blocks are mapped, and how much freed memory is kept.
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+# glibc's mallopt: from which size blocks are mapped, how much freed memory is kept, and how many
+# heaps there are. Threads with heaps of their own would keep that much in each.
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8
+
+GIVE_BACK_SECONDS = 20.0
 
 
 def tune() -> None:
@@ -41,6 +44,7 @@ def tune() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 4 * 2**20)
         mallopt(_M_TRIM_THRESHOLD, 16 * 2**20)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _shorten_slice() -> None:
@@ -61,3 +65,15 @@ def settle() -> None:
     """Exempt all present objects from garbage collection. To be called after the start."""
     gc.collect()
     gc.freeze()
+
+
+async def give_back() -> None:
+    """Return free memory to the system. To be called every `GIVE_BACK_SECONDS`.
+
+    Python collects what is old only after many more allocations, and libc trims the end of its heap
+    alone: behind a minute of hostile requests that was 120 MiB. It takes 1 ms where nothing is to
+    be returned, and 20 ms for 200 MiB.
+    """
+    gc.collect()
+    with suppress(AttributeError):  # another libc
+        ctypes.CDLL(None).malloc_trim(0)
