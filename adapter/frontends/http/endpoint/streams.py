@@ -82,11 +82,10 @@ class Streams:
                 f"the JSON has {objects} of the character {{; at most {_MAX_OBJECTS} are accepted "
                 "by a stream: send fewer tensors"
             )
-        call = await converted(len(text), json_object, text, "the body")
-        if size is None and not isinstance(call.get("inputs"), list):
+        raw = None if size is None else body[size:]
+        message = await converted(len(text), _message, text, raw, lease.record)
+        if message is None:
             return await self._tell(_EVENTS, self._generated(lease, request, body), lease, request)
-        raw = b"" if size is None else body[size:]
-        message = await converted(len(text), as_request, call, raw, lease.record)
         return await self._tell(_LINES, self._inferred(lease, request, message), lease, request)
 
     # -- from Triton ------------------------------------------------------------------------
@@ -198,6 +197,17 @@ class Streams:
         code = _INVOCATION_TIME if isinstance(error, BackendTimeout) else _BROKEN
         body = {"Message": message_of(judged, told), "ErrorCode": code}
         return exception("ModelStreamError", json.dumps(body).encode())
+
+
+def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | None:
+    """Return the message for Triton's stream; None for what goes to generate_stream. The objects of
+    the JSON, which take far more memory than the text, are gone when this returns: of many bodies
+    at once there are as many as threads.
+    """
+    call = json_object(text, "the body")
+    if raw is None and not isinstance(call.get("inputs"), list):
+        return None
+    return as_request(call, raw or b"", record)
 
 
 def _forwarded(request: web.BaseRequest) -> dict[str, str]:
