@@ -105,6 +105,7 @@ class HttpDataPlane:
         self._faults = faults
         self.check = partial(check_whole, max_unpacked=max_unpacked_bytes)
         self._max_unpacked = max_unpacked_bytes
+        self._slow = asyncio.Lock()  # has a body that takes long to check
         self._timeout = timeout_seconds
         self._answered_nothing = answered_nothing
         self._pool: Pool | None = None
@@ -129,7 +130,8 @@ class HttpDataPlane:
         if isinstance(body, bytes) and len(body) <= AT_ONCE_BYTES:
             self.check(body, json_bytes(call.headers))
         elif body is not None and not isinstance(body, bytes):
-            call = replace(call, body=checked(body, call.headers, self._max_unpacked))
+            body = checked(body, call.headers, self._max_unpacked, self._slow)
+            call = replace(call, body=body)
         return _Call(self, call, head_of(call, self.host), hold)
 
     # -- without a task ---------------------------------------------------------------------
@@ -142,7 +144,8 @@ class HttpDataPlane:
 
     async def check_large(self, call: V2Call) -> None:
         if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
-            await check_in_turns(call.body, json_bytes(call.headers), self._max_unpacked)
+            size = json_bytes(call.headers)
+            await check_in_turns(call.body, size, self._max_unpacked, self._slow)
 
     def checking(self, json_bytes: int | None, length: int) -> Check:
         return Limits(json_bytes, max(length, self._max_unpacked))
@@ -239,7 +242,7 @@ class _Call:
             self._sender.cancel()
             await asyncio.wait([self._sender])
         # they refer to this, which would keep the body until the garbage is collected
-        self._answer = self._error = None
+        self._answer = self._error = self._sender = None
 
     # -- the body, where it is a stream -----------------------------------------------------
 

@@ -2,6 +2,7 @@
 waits for Python's garbage collector, which seldom looks at what is old.
 """
 
+import asyncio
 import gc
 import sys
 import weakref
@@ -11,17 +12,19 @@ from contextlib import suppress
 import grpc
 import pytest
 from aiohttp import ClientSession
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.test_utils import TestServer
 
 from adapter.errors import AdapterError
 from adapter.frontends.access import Access
 from adapter.frontends.grpc import stream
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
+from adapter.frontends.http.connection import Limits
 from adapter.frontends.http.observer import Observer
 from adapter.frontends.probes import application
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.house import House
-from tests.fakes.http_triton import says
+from tests.fakes.http_triton import OK, says
 from tests.frontends.grpc.modelmesh.front import Front
 from tests.frontends.grpc.proxy_listener import (
     INFER,
@@ -31,7 +34,7 @@ from tests.frontends.grpc.proxy_listener import (
     request_of,
 )
 from tests.frontends.grpc.test_middleware import METHOD, serving
-from tests.frontends.http.listener import ANYWHERE, FAST, opened, request, until
+from tests.frontends.http.listener import ANYWHERE, APP, FAST, head, opened, request, until
 from tests.grpc_calls import SERVICE
 
 FIELDS = b"\x12\x00" * 2**16 + b"\x12\x00"  # one more than a message may have
@@ -64,11 +67,29 @@ class Kept:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def no_gc() -> Iterator[None]:
     gc.collect()
     gc.disable()
-    yield Kept(monkeypatch)
+    yield
     gc.enable()
+
+
+@pytest.fixture
+def kept(no_gc: None, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(monkeypatch)
+
+
+async def until_without_frames(kind: type[Exception]) -> None:
+    """Bounded in looks at all objects, which take long. A connection may hold an error, for as long
+    as it is there itself.
+    """
+    for _ in range(100):
+        errors = [one for one in gc.get_objects() if isinstance(one, kind)]
+        if not any(error.__traceback__ for error in errors):
+            return
+        del errors
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{kind.__name__} holds frames")
 
 
 async def answers(*_: object) -> bytes:
@@ -93,6 +114,31 @@ async def test_an_error_over_rest_is_not_kept(kept, asked, said, status):
         caller = await listener.connect()
         assert (await caller.ask(request(asked, b'{"inputs": []}'))).status == status
         await kept.until_none()
+
+
+@pytest.mark.parametrize("asked", [FAST, "/v2/models/m/infer", APP])
+@pytest.mark.parametrize("end", ["half", "reset"])
+async def test_an_error_of_a_body_that_breaks_off_holds_no_frames(no_gc, asked, end):
+    async with opened(says(OK), limits=Limits(gone=0.01)) as listener:
+        caller = await listener.connect()
+        await caller.send(head(asked, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n")
+        await until(lambda: listener.in_flight() == 1 or asked == APP)
+        if end == "half":
+            caller.writer.write_eof()
+        else:
+            caller.reset()
+        await listener.until_lost()
+        await until(lambda: listener.in_flight() == 0)
+        await until_without_frames(AdapterError if end == "half" else ConnectionResetError)
+
+
+@pytest.mark.parametrize("piece", [b"no HTTP\r\n\r\n", b"POST / HTTP/1.1\r\n" + b"a: b\r\n" * 999])
+async def test_an_error_of_what_is_no_http_holds_no_frames(no_gc, piece):
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(piece)
+        assert (await caller.answer()).status == 400
+        await until_without_frames(HttpProcessingError)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 
-from adapter.errors import AdapterError, BrokenBody
+from adapter.errors import AdapterError, BrokenBody, let_go
 
 # As Node.js has it; of the bytes that a caller sends no more are held before they are a request.
 HEAD_BYTES = 16 * 2**10
@@ -94,6 +94,11 @@ class Application:
             # who reads may just have been woken by the end of a chunk, and then waits on past it
             asyncio.get_running_loop().call_soon(content.set_exception, error)
             self.turn.set()
+
+    def let_go(self, request: web.BaseRequest) -> None:
+        """Drop what an error of the body holds of the request, which is over."""
+        if (error := request.content.exception()) is not None:
+            let_go(error)
 
     def is_whole(self) -> bool:
         """The body of the request in hand, or there is none in hand."""
@@ -184,6 +189,12 @@ class Handler(web.RequestHandler):
             auto_decompress=False,  # compressed bodies are Triton's to open
         )
         self.application = application
+
+    def data_received(self, data: bytes) -> None:
+        """Feed what was received. The frames of an error of the parser hold it, and the error."""
+        super().data_received(data)
+        if self._messages and not isinstance(last := self._messages[-1][0], RawRequestMessage):
+            let_go(last.exc)
 
     def resume_reading(self, *args: Any, **kwargs: Any) -> None:
         """Resume the transport, as aiohttp does at the end of each body; not while much waits

@@ -109,6 +109,14 @@ class HttpListener:
         """The whole answer is written here, so that it is known when the next request may come."""
         application = application_of(request)
         application.begins(request)
+        try:
+            return await self._answered(application, request)
+        finally:
+            application.let_go(request)
+
+    async def _answered(
+        self, application: Application, request: web.BaseRequest
+    ) -> web.StreamResponse:
         if (why := why_misread(request)) is not None:
             return application.refuse(why)
         try:
