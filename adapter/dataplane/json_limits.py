@@ -11,12 +11,14 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate
+from time import monotonic
 
 from adapter.errors import InvalidRequest, PayloadTooLarge
 
 MOST_LEVELS = 1000
-# Hostile JSON takes up to 0.1 us a byte: so much is checked in one turn of the event loop.
-AT_ONCE_BYTES, _TURN_BYTES = 2**18, 2**16
+# Hostile JSON takes up to 0.05 us a byte, numbers 0.001 us: so much is checked at once, and so much
+# in one turn of the event loop, or less where that takes longer.
+AT_ONCE_BYTES, _PIECE_BYTES, _TURN_BYTES, _TURN_SECONDS = 2**18, 2**14, 2**16, 0.001
 _GZIP_OR_ZLIB = 47
 _PACKED = frozenset({"gzip", "deflate"})
 _HEADER_LENGTH = "inference-header-content-length"
@@ -175,10 +177,13 @@ def check_whole(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
         Shapes(_most_values(part, len(body), max_unpacked)).feed(part)
 
 
-async def check_in_turns(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
-    """`check_whole` of a large body, while others have their turns."""
+async def check_in_turns(
+    body: bytes, json_bytes: int | None, max_unpacked: int, slow: asyncio.Lock
+) -> None:
+    """`check_whole` of a large body, while others have their turns; `slow` as in `checked`."""
     part = body if json_bytes is None else body[:json_bytes]
-    await _feed(Limits(None, _most_values(part, len(body), max_unpacked)), _cut(part))
+    limits = Limits(None, _most_values(part, len(body), max_unpacked))
+    await _Turns(limits, slow).feed(_cut(part))
 
 
 def _most_values(part: bytes, size: int, max_unpacked: int) -> int:
@@ -186,30 +191,30 @@ def _most_values(part: bytes, size: int, max_unpacked: int) -> int:
 
 
 def _cut(piece: bytes) -> Iterator[bytes]:
-    """Yield what is checked in one turn of the event loop each."""
-    for at in range(0, len(piece), _TURN_BYTES):
-        yield piece[at : at + _TURN_BYTES]
+    for at in range(0, len(piece), _PIECE_BYTES):
+        yield piece[at : at + _PIECE_BYTES]
 
 
 async def checked(
-    body: AsyncIterator[bytes], headers: Mapping[str, str], max_unpacked: int
+    body: AsyncIterator[bytes], headers: Mapping[str, str], max_unpacked: int, slow: asyncio.Lock
 ) -> AsyncIterator[bytes]:
     """All that of a stream, before each piece is passed on; before the last one its end as well,
-    so that Triton never has all of a body that is refused.
+    so that Triton never has all of a body that is refused. `slow`: of all bodies that share it and
+    take long one goes on in a turn of the event loop.
     """
-    limits = Limits(json_bytes(headers), max(max_unpacked, _length(headers)))
+    turns = _Turns(Limits(json_bytes(headers), max(max_unpacked, _length(headers))), slow)
     if not is_packed(headers):
         async for piece in body:
-            await _feed(limits, _cut(piece))
+            await turns.feed(_cut(piece))
             yield piece
         return
     unpacking, before = _Unpacking(max_unpacked), b""
     async for piece in body:
-        await _feed(limits, unpacking.feed(piece))
+        await turns.feed(unpacking.feed(piece))
         if before:
             yield before
         before = piece
-    await _feed(limits, unpacking.end())
+    await turns.feed(unpacking.end())
     yield before
 
 
@@ -220,11 +225,28 @@ def is_packed(headers: Mapping[str, str]) -> bool:
     )
 
 
-async def _feed(limits: Limits, pieces: Iterator[bytes]) -> None:
-    for piece in pieces:
-        limits.feed(piece)
-        if len(piece) == _TURN_BYTES:
-            await asyncio.sleep(0)  # a little can become much, and others have work too
+class _Turns:
+    """Feeds one body to its limits, while others have their turns."""
+
+    def __init__(self, limits: Limits, slow: asyncio.Lock) -> None:
+        self._limits = limits
+        self._slow = slow
+        self._seconds, self._size = 0.0, 0  # since its last turn
+
+    async def feed(self, pieces: Iterator[bytes]) -> None:
+        begun = monotonic()
+        for piece in pieces:
+            self._limits.feed(piece)
+            self._seconds += monotonic() - begun
+            self._size += len(piece)
+            if self._seconds > _TURN_SECONDS:
+                async with self._slow:
+                    await asyncio.sleep(0)
+                self._seconds, self._size = 0.0, 0
+            elif self._size >= _TURN_BYTES:  # a little can become much, and others have work too
+                await asyncio.sleep(0)
+                self._size = 0
+            begun = monotonic()
 
 
 class _Unpacking:
@@ -255,7 +277,7 @@ class _Unpacking:
 
     def _unpacked(self, data: bytes) -> bytes:
         try:
-            piece = self._packed.decompress(data, _TURN_BYTES)
+            piece = self._packed.decompress(data, _PIECE_BYTES)
         except zlib.error as error:
             raise InvalidRequest(f"the body cannot be unpacked: {error}") from error
         self._left -= len(piece)
