@@ -11,9 +11,9 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate
-from time import monotonic
 
 from adapter.errors import InvalidRequest, PayloadTooLarge
+from adapter.runtime import clock
 
 MOST_LEVELS = 1000
 # Hostile JSON takes up to 0.05 us a byte, numbers 0.001 us: so much is checked at once, and so much
@@ -234,10 +234,10 @@ class _Turns:
         self._seconds, self._size = 0.0, 0  # since its last turn
 
     async def feed(self, pieces: Iterator[bytes]) -> None:
-        begun = monotonic()
+        begun = clock.monotonic()
         for piece in pieces:
             self._limits.feed(piece)
-            self._seconds += monotonic() - begun
+            self._seconds += clock.monotonic() - begun
             self._size += len(piece)
             if self._seconds > _TURN_SECONDS:
                 async with self._slow:
@@ -246,7 +246,7 @@ class _Turns:
             elif self._size >= _TURN_BYTES:  # a little can become much, and others have work too
                 await asyncio.sleep(0)
                 self._size = 0
-            begun = monotonic()
+            begun = clock.monotonic()
 
 
 class _Unpacking:
