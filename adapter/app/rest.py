@@ -90,9 +90,8 @@ def _build(
 
 
 def _count_connections(shared: Shared, name: str) -> Connections:
-    shed = shared.metrics.connections_shed
-    most = shared.max_connections
-    connections = Connections(most, lambda how: shed.labels(name, how).inc())
+    shed = shared.metrics.shedding(name, "closed", "refused", "pipelined")
+    connections = Connections(shared.max_connections, shed)
     shared.metrics.connections.labels(name).set_function(lambda: len(connections))
     return connections
 

@@ -119,9 +119,9 @@ class Rpc:
             timeout_seconds=shared.settings.infer_timeout_seconds,
             max_message_bytes=shared.settings.grpc_max_message_bytes,
             budget=shared.budget,
+            on_shed=metrics.shedding(name, "refused", "flood", "streams"),
         )
-        refused = metrics.connections_shed.labels(name, "refused").inc
-        proxy = ProxyListener(context, max_connections=shared.max_connections, on_refused=refused)
+        proxy = ProxyListener(context, max_connections=shared.max_connections)
         shared.drain.then_refuse(proxy.hurry)
         metrics.connections.labels(name).set_function(lambda: proxy.connections)
         return proxy

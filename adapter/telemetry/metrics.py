@@ -201,17 +201,30 @@ class Metrics:
             ("listener",),
             registry=self.registry,
         )
-        self.connections_shed = self._counter(
+        self._connections_shed = self._counter(
             "triton_adapter_connections_shed",
-            "Connections that were one too many: idle ones closed to make room, new ones refused.",
+            "Connections that were one too many: idle ones closed to make room, new ones refused."
+            " Those closed for what they sent: pipelined, more than there was room for; flood of"
+            " HTTP/2 frames. And requests refused beyond the streams of their connection.",
             ("listener", "how"),
         )
+
+    def shedding(self, listener: str, *hows: str) -> Callable[[str], None]:
+        """Return what counts connections that are shed, in one of these ways."""
+        shed = {how: self._connections_shed.labels(listener, how) for how in hows}
+        return lambda how: shed[how].inc()
 
     def _count_bodies(self) -> None:
         self.body_bytes = Gauge(
             "triton_adapter_body_bytes",
             "Callers' bytes in memory, here or on their way to Triton: of bodies, and of answers"
             " that wait for their callers. max_inflight_body_bytes is the limit.",
+            registry=self.registry,
+        )
+        self.kept_bytes = Gauge(
+            "triton_adapter_kept_bytes",
+            "Those of them that wait for whoever takes them: answers, frames of gRPC, and requests"
+            " behind another one on their connection. Beyond 64 MiB they are turned away.",
             registry=self.registry,
         )
         self.bodies_waiting = Gauge(

@@ -31,7 +31,10 @@ class CallerLimits:
 
 
 class ProxyContext:
-    """`connect_*` raise OSError. `is_stopping`: clients get little more time."""
+    """`connect_*` raise OSError. `on_shed` is told what was turned away: a connection as one too
+    many (`refused`) or for a flood of frames (`flood`), or a request beyond the streams of its
+    connection (`streams`). `is_stopping`: clients get little more time.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class ProxyContext:
         timeout_seconds: float,
         max_message_bytes: int,
         budget: ByteBudget,
+        on_shed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.policy = policy
         self.connect_triton = connect_triton
@@ -49,6 +53,7 @@ class ProxyContext:
         self.timeout_seconds = timeout_seconds
         self.max_message_bytes = max_message_bytes
         self.budget = budget
+        self.on_shed = on_shed
         self.turns = Turns()
         self.caller_limits = CallerLimits()
         self.is_stopping = False

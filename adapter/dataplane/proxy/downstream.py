@@ -62,6 +62,7 @@ class Downstream(Endpoint[Exchange]):
     def __init__(self, session: Session, context: ProxyContext) -> None:
         super().__init__(context, HeaderReader(context.calls, _HEADER_BYTES), _BLOCK_BYTES)
         self.session = session
+        self._on_shed = context.on_shed
         self._shutdown = Shutdown.NOT_BEGUN
         self._preface = frames.PREFACE
         self._shutdown_timer: asyncio.TimerHandle | None = None
@@ -100,6 +101,11 @@ class Downstream(Endpoint[Exchange]):
 
     def goaway_received(self, last_stream_id: int) -> None:
         """A client opens no streams after GOAWAY; open ones continue."""
+
+    def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
+        if code == Code.ENHANCE_YOUR_CALM:
+            self._on_shed("flood")
+        super().close(code, why)
 
     def last_stream(self) -> int:
         return self._last_accepted
@@ -178,6 +184,8 @@ class Downstream(Endpoint[Exchange]):
             code = Code.STREAM_CLOSED if stream.is_ended else Code.PROTOCOL_ERROR
             raise StreamFault(code, "gRPC has no trailers of requests")
         if self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
+            if len(self.streams) >= MAX_STREAMS:
+                self._on_shed("streams")
             raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:

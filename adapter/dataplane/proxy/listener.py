@@ -20,16 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class ProxyListener:
-    def __init__(
-        self,
-        context: ProxyContext,
-        *,
-        max_connections: int | None = None,
-        on_refused: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, context: ProxyContext, *, max_connections: int | None = None) -> None:
         self._context = context
         self._max_connections = max_connections
-        self._on_refused = on_refused
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[NoReturn] | None = None
         self._ticks = 0
@@ -59,7 +52,7 @@ class ProxyListener:
         if self._is_closing:
             return _Refusal()
         if most is not None and len(self._sessions) >= most and self.connections >= most:
-            self._on_refused()
+            self._context.on_shed("refused")
             return _Refusal()
         session = ProxySession(self._context)
         self._sessions.add(session)

@@ -41,6 +41,7 @@ class ProxySetup:
     address: str
     triton: str
     methods: set[str] = field(default_factory=set)  # that Triton was asked for
+    shed: list[str] = field(default_factory=list)
 
     def in_flight(self, name: str) -> int:
         return self.house.control.registry.serving(name).in_flight
@@ -150,6 +151,7 @@ async def proxy_before(
         timeout_seconds=timeout_seconds,
         max_message_bytes=max_message_bytes,
         budget=ByteBudget(max_inflight_bytes),
+        on_shed=proxy.shed.append,
     )
     proxy.server = ProxyListener(context)
     proxy.address = f"127.0.0.1:{await proxy.server.listen('127.0.0.1', 0, None)}"

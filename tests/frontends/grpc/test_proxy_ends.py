@@ -201,6 +201,7 @@ async def test_more_streams_than_were_agreed_are_refused():
             wire.send(frames.header_block(stream_id, head_of(), end=False))
         _, stream_id, code = await wire.until(frames.RST_STREAM)
         assert (stream_id, int.from_bytes(code)) == (2_001, Code.REFUSED_STREAM)
+        assert proxy.shed == ["streams"]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ async def test_a_frame_of_too_many_settings_ends_the_connection():
         await wire.until(frames.PING)
         wire.send(settings(*[1] * 65))
         assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+        assert proxy.shed == ["flood"]
 
 
 @pytest.mark.usefixtures("one_second")
