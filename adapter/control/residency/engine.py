@@ -132,6 +132,8 @@ class Residency:
             return lease, CacheUse.HIT
         self._control.refuse_unless_open()
         await self._control.catch_up(model_id)
+        if (known := self.entries.get(model_id)) is not None:
+            await self._upkeep.notice_loss(known)
         self.refuse(model_id, key)
         leave_out()
         entry, begun = self.entries.awaited(model_id, key), clock.monotonic()
@@ -247,7 +249,7 @@ class Residency:
     def _refuse_another(self, model_id: ModelId, key: ArtifactKey) -> None:
         """V2 finds a model without the suffix of its archive; a key is taken as it is."""
         entry = self.entries.get(model_id)
-        if entry is not None and entry.key != key:
+        if entry is not None and entry.key != key and not self.entries.loses(entry):
             why = f"there is no {key}: a model of that name was loaded from {entry.key}"
             raise ArtifactNotFound(why, model_id=model_id)
 

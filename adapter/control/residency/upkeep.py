@@ -36,13 +36,17 @@ class Upkeep:
         for their callers, and ended well.
         """
         for entry in self._entries:
-            if self._entries.loses(entry) and not entry.lock.locked():
-                async with entry.lock:
-                    self._forget(entry)
-                self._entries.tidy(entry)
+            await self.notice_loss(entry)
         for record in self._control.registry.records():
             if self._is_left(record):
                 await self._control.evict(record.id, self._is_left, evicted="died")
+
+    async def notice_loss(self, entry: Entry) -> None:
+        """Release the files of one model, if it is lost: its name is free for another key."""
+        if self._entries.loses(entry) and not entry.lock.locked():
+            async with entry.lock:
+                self._forget(entry)
+            self._entries.tidy(entry)
 
     def _forget(self, entry: Entry) -> None:
         if self._entries.loses(entry):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.core.artifacts import CacheUse
+from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.model import ModelId
 from adapter.errors import (
     ArtifactNotFound,
@@ -101,6 +101,25 @@ async def test_no_call_by_name_gets_what_others_loaded_into_a_triton_that_has_en
     with await residence.residency.serving(ModelId("a"), 1) as record:
         assert record.is_on_demand
     residence.check("a")
+
+
+async def test_a_name_is_free_for_another_key_once_triton_has_ended(residence):
+    model_id, other = ModelId("a"), ArtifactKey("", "b")
+    await residence.call("a")
+    with pytest.raises(ArtifactNotFound, match="was loaded from a"):
+        await residence.residency.lease(model_id, other)
+    end_triton(residence)
+    residence.residency.refuse(model_id, other)  # not by what is known from before
+    lease, use = await residence.residency.lease(model_id, other)
+    assert (lease.record.source.url, use) == ("/b", CacheUse.MISS)
+
+
+async def test_no_key_is_refused_by_what_was_known_before_triton_ended(residence):
+    await residence.call("a")
+    end_triton(residence)
+    residence.steps.fail("ready", BackendUnavailable("no connection", delivered=False))
+    with pytest.raises(BackendUnavailable):
+        await residence.residency.lease(ModelId("a"), ArtifactKey("", "b"))
 
 
 async def test_while_the_next_triton_does_not_answer_another_machine_may_be_asked(residence):
