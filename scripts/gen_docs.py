@@ -227,8 +227,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "load it again, if it is still wanted",
     ),
     errors.PayloadTooLarge: (
-        "a body is over `max_body_bytes`, of a load `max_control_body_bytes`, or over"
-        " [Triton's limit](triton.md#versions); JSON is too wide",
+        "a body is over `max_body_bytes`, `max_control_body_bytes` or Triton's limit; wide JSON",
         "send less, or raise the limit",
     ),
     errors.MessageTooLarge: (
