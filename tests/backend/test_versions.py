@@ -13,7 +13,7 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
-from adapter.errors import InvalidRequest
+from adapter.errors import BackendUnavailable, InvalidRequest
 from adapter.packages.repository.staging import Packages
 from adapter.packages.repository.uploads import Payload
 from tests.fakes.versioned_triton import VersionedTriton, serving
@@ -91,6 +91,19 @@ async def test_a_server_of_no_known_version_is_taken_for_the_newest():
         *(False, True),
         *(True, True, True),
     ]
+
+
+async def test_a_triton_that_comes_back_in_another_version_is_taken_for_that(tmp_path):
+    address = f"unix:{tmp_path / 'grpc.sock'}"
+    control = TritonControl(FAULTS, load_timeout_seconds=10, call_timeout_seconds=10)
+    control.connect(address)
+    for version in (OLD, NEW):
+        async with serving(VersionedTriton(version, tmp_path), address):
+            await control.wait_live(10)
+            assert control.version == version
+        with pytest.raises(BackendUnavailable):
+            await control.wait_live(0)
+    await control.close()
 
 
 @both

@@ -151,13 +151,13 @@ class VersionedTriton(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def serving(triton: VersionedTriton) -> AsyncIterator[str]:
+async def serving(triton: VersionedTriton, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Serve it; yield its address."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((triton,))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield address.replace(":0", f":{port}")
     finally:
         await server.stop(None)
