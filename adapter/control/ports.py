@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.core.memory import Bytes, MemoryReading
 from adapter.core.model import (
     ModelId,
@@ -173,6 +173,9 @@ class Artifacts(Protocol):
 
     def release(self, artifact: Artifact) -> None:
         """Note that it is no longer loaded, and may leave the disk."""
+
+    def disk(self) -> DiskUse:
+        """Return how full the disk cache is."""
 
     def unused(self) -> tuple[int, int]:
         """Return how many artifacts on disk await no `release`, and their bytes."""

@@ -44,6 +44,19 @@ class Artifact:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """How full the disk cache is. Of `limit_bytes`, `artifacts` take `size_bytes`, fetches under
+    way have `fetching_bytes`, and `free_bytes` are left on the disk.
+    """
+
+    artifacts: int
+    size_bytes: int
+    fetching_bytes: int
+    free_bytes: int
+    limit_bytes: int
+
+
 @dataclass(slots=True)
 class FetchProgress:
     """Counts the bytes of a fetch; `total_bytes` is None until the store has said it."""

@@ -20,7 +20,7 @@ def on_demand_state(
     """
     if residency is None:
         return None
-    count, size_bytes = residency.unused()
+    (count, size_bytes), disk = residency.unused(), residency.disk()
     entries = [entry for entry in residency.entries if text in entry.model_id.casefold()]
     if most is not None:
         coming = [each for each in entries if each.state is not ResidencyState.RESIDENT][:most]
@@ -31,6 +31,13 @@ def on_demand_state(
         ]
     return {
         "on_disk": {"models": count, "bytes": size_bytes},
+        "disk": {
+            "models": disk.artifacts,
+            "bytes": disk.size_bytes,
+            "fetching_bytes": disk.fetching_bytes,
+            "free_bytes": disk.free_bytes,
+            "limit_bytes": disk.limit_bytes,
+        },
         "waiting": residency.entries.waiting,
         "evictions": dict(residency.eviction.evictions),
         "models": [_shown(residency, entry) for entry in entries],

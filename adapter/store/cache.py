@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from adapter.control.ports import DiskRoom
-from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.core.sizing import format_size
 from adapter.errors import (
     AdapterError,
@@ -108,6 +108,9 @@ class ArtifactCache:
     def ask_for_room(self, models: DiskRoom) -> None:
         """Have `models` asked when nothing may leave the disk as all of it is loaded."""
         self._room.models = models
+
+    def disk(self) -> DiskUse:
+        return self._disk.use()
 
     def unused(self) -> tuple[int, int]:
         """Return how many artifacts on disk are not pinned, and their bytes."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from adapter.core.artifacts import Artifact, ArtifactKey
+from adapter.core.artifacts import Artifact, ArtifactKey, DiskUse
 from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
 from adapter.errors import NoRoom
@@ -138,6 +138,7 @@ class Disk:
         self.limit_bytes = limit_bytes or 0
         self.used_bytes = 0
         self.why_full: str | None = None
+        self._left_bytes = self.limit_bytes  # of the disk itself, at the last look
         self._is_limit_given = limit_bytes is not None
         self.on_freed: Callable[[], object] = lambda: None
         self.freed_count = 0
@@ -157,8 +158,8 @@ class Disk:
         """Look at what is free now. A limit that was not given only rises."""
         free = self._free()
         with self._changed:
+            self._left_bytes = left = max(0, free.bytes - RESERVE_BYTES - self._ahead_bytes)
             if not self._is_limit_given:
-                left = max(0, free.bytes - RESERVE_BYTES - self._ahead_bytes)
                 limit_bytes = int(_DEFAULT_SHARE * (self.used_bytes + left))
                 self.limit_bytes = max(self.limit_bytes, limit_bytes)
         is_full = free.bytes <= RESERVE_BYTES or _lacks_inodes(free, 1)
@@ -176,6 +177,18 @@ class Disk:
         with self._changed:
             sizes = [kept.note.size_bytes for kept in self._kept.values() if not kept.pins]
         return len(sizes), sum(sizes)
+
+    def use(self) -> DiskUse:
+        with self._changed:
+            size_bytes = sum(kept.note.size_bytes for kept in self._kept.values())
+            free_bytes = min(self.limit_bytes - self.used_bytes, self._left_bytes)
+            return DiskUse(
+                len(self._kept),
+                size_bytes,
+                self.used_bytes - size_bytes,
+                max(0, free_bytes),
+                self.limit_bytes,
+            )
 
     def adopt(self, note: Note, last_used: float) -> None:
         """Take over an artifact of an earlier run."""

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, defaultdict
 
 from adapter.control.ports import DiskRoom
-from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
+from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
 from adapter.errors import ArtifactNotFound
 from tests.fakes.steps import Steps
 
@@ -55,6 +55,10 @@ class FakeArtifacts:
     def release(self, artifact: Artifact) -> None:
         assert self.pins[artifact.folder] > 0, "released twice"
         self.pins[artifact.folder] -= 1
+
+    def disk(self) -> DiskUse:
+        size = 10 * len(self.on_disk)
+        return DiskUse(len(self.on_disk), size, 0, 1000 - size, 1000)
 
     def unused(self) -> tuple[int, int]:
         held = {folder.strip("/") for folder in +self.pins}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.core.artifacts import CacheUse, FetchProgress
+from adapter.core.artifacts import CacheUse, DiskUse, FetchProgress
 from adapter.errors import NoRoom
 from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.store.cache_folder import CacheFolder, Note
@@ -355,6 +355,18 @@ async def test_a_disk_without_room_is_told_until_it_has_some(
     await cache.cache.check()
     assert cache.cache.why_full is None
     await cache.fetch("1")
+
+
+async def test_what_is_free_is_the_less_of_the_limit_and_the_disk(models, open_cache, free):
+    cache = await open_cache(models, limit_bytes=4 * _MIB)
+    artifact, _ = await cache.fetch("0")
+    size = artifact.size_bytes
+    assert cache.cache.disk() == DiskUse(1, size, 0, 4 * _MIB - size, 4 * _MIB)
+    Claim("another", cache.cache._disk).take(_MIB)
+    assert cache.cache.disk() == DiskUse(1, size, _MIB, 3 * _MIB - size, 4 * _MIB)
+    free[:] = [Free(RESERVE_BYTES + 10, None)]
+    await cache.cache.check()
+    assert cache.cache.disk().free_bytes == 10
 
 
 async def test_a_disk_that_fills_up_amid_an_archive_costs_one_download(folder, open_cache, free):

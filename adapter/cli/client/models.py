@@ -214,10 +214,13 @@ def _coming(on_demand: Mapping[str, Any] | None, listed: set[str], width: int) -
 
 
 def _aside(on_demand: Mapping[str, Any] | None) -> list[str]:
-    """Return lines on what is on disk alone, and what was evicted."""
+    """Return lines on what is on disk, and what was evicted."""
     if on_demand is None:
         return []
-    lines, kept = [], on_demand["on_disk"]
+    lines, kept, disk = [], on_demand["on_disk"], on_demand.get("disk")
+    if disk is not None:  # an adapter of an earlier release does not tell it
+        size, limit = format_size(disk["bytes"]), format_size(disk["limit_bytes"])
+        lines.append(f"on disk: {disk['models']}, {size} of {limit}")
     if kept["models"]:
         lines.append(f"on disk alone: {kept['models']}, {format_size(kept['bytes'])}")
     if evictions := on_demand["evictions"]:

@@ -15,7 +15,7 @@ from adapter.control.residency.entries import Entries, Entry
 from adapter.control.residency.eviction import Eviction
 from adapter.control.residency.renewal import Renewal
 from adapter.control.residency.upkeep import Upkeep
-from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
+from adapter.core.artifacts import ArtifactKey, CacheUse, DiskUse, parse_artifact_path
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.core.residency.waiting import WaitLimits
@@ -213,6 +213,10 @@ class Residency:
                 why = f"{error}, and in the store there is no such key: {asked}"
                 raise ArtifactNotFound(why, model_id=model_id) from error
         return (await self.lease(model_id, key))[0]
+
+    def disk(self) -> DiskUse:
+        """Return how full the disk cache is."""
+        return self._artifacts.disk()
 
     def unused(self) -> tuple[int, int]:
         """Return how many models are on disk alone, and their bytes."""

@@ -45,7 +45,8 @@ async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
         "c READY 100.0",
         "d FETCHING 41",
     ]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
+        "on disk: 3, 30 bytes of 1000 bytes",
         "on disk alone: 1, 10 bytes",
         "evicted from memory since the start: 1 (room)",
     ]
@@ -77,6 +78,13 @@ async def test_the_state_says_who_waits_for_what(residence):
         found = (await (await admin.get("/debug/state")).json())["on_demand"]
     assert found == {
         "on_disk": {"models": 0, "bytes": 0},
+        "disk": {
+            "models": 1,
+            "bytes": 10,
+            "fetching_bytes": 0,
+            "free_bytes": 990,
+            "limit_bytes": 1000,
+        },
         "waiting": 2,
         "evictions": {},
         "models": [

@@ -130,6 +130,7 @@ def scene(root: Path) -> Iterator[Scene]:
         flags = (
             *(f"--model-roots={folder}", f"--memory-limit={LIMIT}", COMPLETE),
             *(f"--model-store={store.url}", f"--cache-dir={root / 'cache'}", "--on-demand"),
+            "--cache-limit=64MiB",
             "--pin=support-*",
             # what the store holds back is looked at for as long as a browser takes
             *("--store-timeout-seconds=600", "--model-wait-seconds=600"),

@@ -140,6 +140,17 @@ def test_a_fetch_shows_its_progress_and_then_the_model(opened: Scene, page: Brow
     assert re.search(r"in [0-9.]+ s from its store; [0-9.]+ MiB on disk", fetched)
 
 
+def test_the_disk_cache_has_a_bar(opened: Scene, page: Browser) -> None:
+    assert opened.call_for(ARRIVES) == 200
+    page.until(lambda: "1 loaded model" in page.text("#disk"), "it is on disk, and loaded")
+    said = " ".join(page.text("#disk .device-head").split())
+    assert re.fullmatch(r"Disk cache 1 model, [0-9.]+ MiB, of [0-9.]+ .iB [0-9.]+ .iB free", said)
+    label = page.run("return document.querySelector('#disk .bar').ariaLabel")
+    assert re.fullmatch(r"Disk cache: 1 loaded model [0-9.]+ MiB, free [0-9.]+ .iB", label)
+    assert opened.unload(ARRIVES) == 200
+    page.until(lambda: "1 model on disk alone" in page.text("#disk"), "it is on disk alone")
+
+
 def test_a_key_that_is_not_in_the_store_is_told(opened: Scene, page: Browser) -> None:
     with closing(opened.adapter.client()) as client:
         head = {"X-Amzn-SageMaker-Target-Model": "mistyped/model.tar.gz"}

@@ -55,6 +55,7 @@ STATE = {
     "on_demand": {
         "models": [],
         "on_disk": {"models": HOSTILE, "bytes": 1},
+        "disk": {"models": HOSTILE, "bytes": 1, "limit_bytes": 1},
         "evictions": {HOSTILE: 1},
     },
     "lost": [{"time": NOW, "model_id": HOSTILE, "is_given_up": True, "reason": HOSTILE}],
