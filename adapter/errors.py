@@ -374,19 +374,23 @@ def was_not_started(error: AdapterError) -> bool:
 def let_go(error: BaseException) -> None:
     """Drop the tracebacks of an error that was answered, and of its causes. Their frames hold what
     the request has brought, and refer to the error again: what is large would stay until Python's
-    garbage collector looks at all that is old, which it seldom does. Each frontend calls this in
-    one place, where it logs the error.
+    garbage collector looks at all that is old, which it seldom does. So would an error that is its
+    own cause, as one is that was raised once more. Each frontend calls this in one place, where it
+    logs the error.
     """
     error.__traceback__ = None
     if error.__cause__ is None and error.__context__ is None:
         return
-    seen: set[int] = set()
-    chain: list[BaseException | None] = [error]
+    seen, chain = {id(error)}, [error]
     while chain:
-        if (one := chain.pop()) is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = None
-            chain += one.__cause__, one.__context__
+        one = chain.pop()
+        one.__traceback__ = None
+        links = one.__cause__, one.__context__
+        one.__cause__, one.__context__ = (None if id(link) in seen else link for link in links)
+        for link in links:
+            if link is not None and id(link) not in seen:
+                seen.add(id(link))
+                chain.append(link)
 
 
 _NOT_STARTED = (NotStarted, NoRoom, StoreUnavailable, TooManyConnections, TooManyWaiting)

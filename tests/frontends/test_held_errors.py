@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,7 +16,8 @@ from aiohttp import ClientSession
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.test_utils import TestServer
 
-from adapter.errors import AdapterError
+from adapter import frontends
+from adapter.errors import AdapterError, ArtifactNotFound
 from adapter.frontends.access import Access
 from adapter.frontends.grpc import stream
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
@@ -39,6 +41,10 @@ from tests.grpc_calls import SERVICE
 
 FIELDS = b"\x12\x00" * 2**16 + b"\x12\x00"  # one more than a message may have
 TOKEN = "a token"  # noqa: S105 - nobody has it
+NO_JSON = (
+    b"HTTP/1.1 500 No\r\nContent-Type: application/json\r\nContent-Length: 55\r\n\r\n"
+    b'{"error":"failed to parse the request JSON buffer: no"}'
+)
 FAILED = b'HTTP/1.1 500 No\r\nContent-Length: 13\r\n\r\n{"error":"x"}'
 
 
@@ -103,17 +109,45 @@ async def fails(*_: object) -> bytes:
 @pytest.mark.parametrize(
     ("asked", "said", "status"),
     [
-        (FAST, FAILED, 500),  # the fast path
+        (FAST, FAILED, 500),
         ("/v2/models/m/infer", FAILED, 500),
-        ("/models/other/invoke", FAILED, 404),  # aiohttp
+        ("/models/other/invoke", FAILED, 404),
         ("/v2/models/other/infer", FAILED, 404),
     ],
 )
-async def test_an_error_over_rest_is_not_kept(kept, asked, said, status):
+@pytest.mark.parametrize("fields", [(), ("TE: trailers",)], ids=["fast path", "aiohttp"])
+async def test_an_error_over_rest_is_not_kept(kept, asked, said, status, fields):
     async with opened(says(said)) as listener:
         caller = await listener.connect()
-        assert (await caller.ask(request(asked, b'{"inputs": []}'))).status == status
+        assert (await caller.ask(request(asked, b'{"inputs": []}', *fields))).status == status
         await kept.until_none()
+
+
+async def test_an_error_of_a_body_that_is_no_json_is_not_kept(kept):
+    async with opened(says(NO_JSON)) as listener:
+        caller = await listener.connect()
+        assert (await caller.ask(request(FAST, b"x", "TE: trailers"))).status == 400
+        await kept.until_none()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ArtifactNotFound("no such key"), 400), (RuntimeError("a bug"), 500)]
+)
+async def test_an_error_of_an_endpoint_has_no_frames_once_it_is_answered(error, status):
+    async with opened() as listener:
+        listener.raised = error
+        caller = await listener.connect()
+        assert (await caller.ask(request("/endpoints/any/invocations"))).status == status
+        assert error.__traceback__ is None
+
+
+def test_whatever_answers_errors_lets_their_frames_go():
+    """Each of these has a test here, or is one line beside a line of the log."""
+    folder = Path(frontends.__file__).parent
+    texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
+    answering = {name for name, text in texts.items() if '"request.failed"' in text}
+    assert answering <= {name for name, text in texts.items() if " let_go(" in text}
+    assert len(answering) == 4
 
 
 @pytest.mark.parametrize("asked", [FAST, "/v2/models/m/infer", APP])
@@ -145,15 +179,20 @@ async def test_an_error_of_what_is_no_http_holds_no_frames(no_gc, piece):
     ("path", "message", "code"),
     [
         (INFER, request_of("m"), "UNKNOWN"),  # of Triton
-        (INFER, request_of("other"), "NOT_FOUND"),  # by the server behind the proxy
+        (INFER, request_of("other"), "NOT_FOUND"),
         (INFER, FIELDS, "INVALID_ARGUMENT"),
         (f"/{SERVICE}/ModelReady", b"\x0b", "INVALID_ARGUMENT"),
     ],
 )
-async def test_an_error_of_a_call_over_grpc_is_not_kept(kept, path, message, code):
+@pytest.mark.parametrize(
+    "compression",
+    [grpc.Compression.NoCompression, grpc.Compression.Gzip],
+    ids=["at once", "by the server behind the proxy"],
+)
+async def test_an_error_of_a_call_over_grpc_is_not_kept(kept, path, message, code, compression):
     async with proxy_before(fails) as proxy, channel_to(proxy.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await channel.unary_unary(path)(message)
+            await channel.unary_unary(path)(message, compression=compression)
         assert raised.value.code().name == code
         await kept.until_none()
 

@@ -23,6 +23,7 @@ from adapter.errors import (
     InferenceFailed,
     InvalidRequest,
     PayloadTooLarge,
+    let_go,
 )
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.http import binary
@@ -177,8 +178,9 @@ class Streams:
                 await response.write(await self._failed(error, lease, request))
             except (ConnectionResetError, asyncio.CancelledError):
                 raise  # the caller has gone
-            except Exception:
+            except Exception as error:
                 log.exception("request.failed", extra={"model_id": lease.record.id})
+                let_go(error)
                 said = json.dumps({"Message": "internal error; see the log"}).encode()
                 await response.write(exception("InternalStreamFailure", said))
         return response
