@@ -225,7 +225,9 @@ async def test_a_hard_link_is_the_same_file(root, repository):
     assert (repository / "a" / "1" / "model.py").samefile(source / "1" / "model.py")
 
 
-LABELS = 'backend: "own" runtime: "libown.so" output { name: "OUT" label_filename: "%s" }'
+LABELS = """backend: "own" runtime: "libown.so" output { name: "OUT" label_filename: "%s" }
+parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/models/a/batch.so" } }
+"""
 
 
 @pytest.mark.parametrize("place_of", ["same", "other"])
@@ -239,7 +241,7 @@ async def test_files_that_the_config_names_are_in_the_folder_itself_and_all_othe
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         roots = [Path(folder) if place_of == "other" else root]
         source = make(roots[0] / "m", LABELS % named)
-        own = {named.replace("/./", "/"), "libown.so"}
+        own = {named.replace("/./", "/"), "libown.so", "batch.so"}
         for path in (*own, "env.tar.gz"):
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             (source / path).write_text(path)
