@@ -166,8 +166,6 @@ class DebugState:
         learned = memory.sizes.learned(record.package_key)
         is_measured = learned is not None and memory.is_measured(record.id)
         basis = "measured" if is_measured else record.basis and record.basis.value
-        if not memory.ledger.has_devices:  # nor is there any size
-            basis = None
         is_idle = record.state is ModelState.READY and record.in_flight == 0
         return {
             "model_id": record.id,
