@@ -328,12 +328,16 @@ class Disk:
         return has_bytes and not _lacks_inodes(free, inodes)
 
     def _pop(self, count: int) -> Kept | None:
-        """Remove from the index and return what has to leave first for `count` more bytes."""
-        idle = [kept for kept in self._kept.values() if not kept.pins]
+        """Remove from the index and return what has to leave first for `count` more bytes; None
+        where all that nobody uses is too little.
+        """
+        idle, missing = [kept for kept in self._kept.values() if not kept.pins], self.missing(count)
+        if sum(kept.note.size_bytes for kept in idle) < missing:
+            return None
         idle.sort(key=lambda kept: (not kept.is_lost, not kept.is_replaced, kept.last_used))
         # those that nobody fetches any more are not spared
         freed = (0 if kept.is_lost or kept.is_replaced else kept.note.size_bytes for kept in idle)
-        leaving = fewest(zip(idle, freed, strict=True), self.missing(count))
+        leaving = fewest(zip(idle, freed, strict=True), missing)
         if not leaving:
             return None
         self._remove(leaving[0])
@@ -353,7 +357,8 @@ class Disk:
             del self._by_key[kept.note.store, kept.note.path]
 
     def _why_none(self, claim: Claim, count: int, inodes: int, *, lacks_limit: bool) -> str:
-        needed = f"{claim.lack()} in all, {format_size(count)} of that still"
+        still = f", {format_size(count)} of that still" if count < claim.needed_bytes else ""
+        needed = f"{claim.lack()} in all{still}"
         if lacks_limit:
             return (
                 f"{needed}, and of cache_limit, {format_size(self.limit_bytes)},"
@@ -362,7 +367,7 @@ class Disk:
         free = self._free()
         if _lacks_inodes(free, inodes):
             needed = f"{claim.lack()} in {claim.needed_inodes} files, {inodes} of them still"
-        return f"{needed}, and {_about(free, inodes)}; all in the cache is in use"
+        return f"{needed}, and {_about(free, inodes)}; too little can leave the cache"
 
 
 def _about(free: Free, inodes: int = 0) -> str:

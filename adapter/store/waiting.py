@@ -95,8 +95,8 @@ class RoomForFetches:
 
     def _may_fit(self, claim: Claim, count: int) -> bool:
         """Return whether it would fit if all went that ever may."""
-        needed = claim.size_bytes + count + claim.staying_bytes
-        return needed <= self._disk.limit_bytes
+        disk = self._disk
+        return disk.missing(count) <= disk.used_bytes - claim.size_bytes - claim.staying_bytes
 
     def _staying_bytes(self) -> int:
         return self.models.bytes_that_stay() if self.models else 0

@@ -232,6 +232,8 @@ def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
     assert evicted == [("a", "disk")]
     with pytest.raises(NoRoom, match=r"has 1\.0 GiB free, and 1\.0 GiB are kept for others"):
         Claim("more", disk).take(100)
+    assert evicted == [("a", "disk")], "nothing leaves in vain"
+    Claim("some", disk).take(18)
     assert evicted == [("a", "disk"), ("b", "disk")]
 
 
@@ -369,6 +371,32 @@ async def test_what_is_free_is_the_less_of_the_limit_and_the_disk(models, open_c
     assert cache.cache.disk().free_bytes == 10
 
 
+async def test_for_a_disk_that_others_have_filled_no_model_is_evicted_or_unloaded_in_vain(
+    models, open_cache, free
+):
+    class Idle:
+        may_unload = True
+        unloaded = 0
+
+        async def unload_least_used(self) -> bool:
+            self.unloaded += 1
+            return False
+
+        def bytes_that_stay(self) -> int:
+            return 0
+
+    cache, idle = await open_cache(models, limit_bytes=None), Idle()
+    cache.cache.ask_for_room(idle)
+    await cache.fetch_and_release("0")
+    await cache.fetch("2")
+    free[:] = [Free(RESERVE_BYTES - 3 * _MIB, None)]
+    with pytest.raises(
+        NoRoom, match=r"needs 1\.0 MiB or more in all, and the disk of cache_dir has"
+    ):
+        await cache.fetch("4")
+    assert (on_disk(cache), idle.unloaded) == ({"0", "2"}, 0)
+
+
 async def test_a_disk_that_fills_up_amid_an_archive_costs_one_download(folder, open_cache, free):
     (folder / "large.tar.gz").write_bytes(archive({"model.bin": os.urandom(30 * _MIB)}))
     cache = await open_cache(folder, limit_bytes=None)
@@ -382,7 +410,7 @@ async def test_a_disk_that_fills_up_amid_an_archive_costs_one_download(folder, o
     first, second = FetchProgress(), FetchProgress()
     for progress in first, second:
         with pytest.raises(
-            NoRoom, match=r"needs [45]\d\.\d MiB or more in all, .*MiB of that still"
+            NoRoom, match=r"needs [45]\d\.\d MiB or more in all, .* 1\.0 GiB are kept"
         ):
             await cache.fetch("large.tar.gz", progress)
     assert (first.done_bytes > 30 * _MIB, second.done_bytes) == (True, 0)
