@@ -12,6 +12,7 @@ from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.flow_control import STREAM_WINDOW
 from adapter.protocols.http2.frames import Code
+from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (
@@ -242,7 +243,8 @@ async def test_the_deadline_of_what_waits_for_room_is_kept():
             await until(lambda: not budget.waiting)
 
 
-async def test_what_finds_no_room_is_refused_after_a_while():
+async def test_what_finds_no_room_is_refused_after_a_while(monkeypatch):
+    monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
     async with (
         proxy_before(echo, max_inflight_bytes=MIB) as proxy,
         channel_to(proxy.address) as channel,
@@ -250,7 +252,7 @@ async def test_what_finds_no_room_is_refused_after_a_while():
         async with all_taken(proxy.server._context.budget):
             code, text = await refusal(channel.unary_unary(INFER)(BEGUN[5:]))
         assert code == "RESOURCE_EXHAUSTED"
-        assert "TooManyWaiting: there was no room for the body for 10 s" in text
+        assert "TooManyWaiting: there was no room for the body for 0.2 s" in text
 
 
 async def test_who_waits_may_send_one_window_and_no_more():

@@ -9,6 +9,7 @@ import pytest
 from adapter.core.model import ModelId
 from adapter.frontends.bodies import HeldBody
 from adapter.protocols.content_types import ContentTypes, Tensor
+from adapter.runtime import byte_budget
 from tests.frontends.http.listener import FAST, MIB, PATHS, head, opened, request, until
 from tests.frontends.http.test_listener_ends import LONG
 
@@ -212,7 +213,8 @@ async def test_a_small_body_that_is_there_at_once_does_not_wait():
 
 
 @fast_or_not
-async def test_who_finds_no_room_is_told_when_to_come_again(frame):
+async def test_who_finds_no_room_is_told_when_to_come_again(frame, monkeypatch):
+    monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener, asyncio.timeout(20):
         async with all_taken(listener):
             caller = await listener.connect()

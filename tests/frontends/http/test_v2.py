@@ -27,6 +27,7 @@ from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
+from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from tests.fakes.house import House
@@ -362,7 +363,8 @@ async def test_the_body_of_a_load_waits_while_others_take_all_there_is(closed):
     assert closed.budget.held == 0
 
 
-async def test_a_load_that_finds_no_room_is_told_when_to_come_again(closed):
+async def test_a_load_that_finds_no_room_is_told_when_to_come_again(closed, monkeypatch):
+    monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
     with HeldBody(closed.budget, 2 * MIB, is_reading=lambda: False) as other:
         await other.take(MIB)
         async with closed.caller.post(_LOAD, data=pieces(b"{}")) as reply:
