@@ -107,6 +107,7 @@ def test_there_is_room_for_any_model_of_the_mix_and_the_count_does_not_tell_the_
 
 
 @pytest.mark.triton
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_quick_run_of_the_part_gives_every_row():
     figures = program.BY["endpoint"](QUICK)

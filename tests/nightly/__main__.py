@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a part runs, and its minutes of 90. The first three, versitygw, envoy_gateway,
-# first_contact, mutants, ends_again, modelmesh_full, endpoint_clients and hundred_models take what
-# they take.
+# first_contact, mutants, ends_again, modelmesh_full, endpoint_clients, endpoint_bench and
+# hundred_models take what they take.
 SHARES = {
     "builtin": ("tests/compare", 8.0),
     "readme": ("tests/docs", 2.0),
@@ -40,6 +40,7 @@ SHARES = {
     "first_contact": ("tests/nightly/test_first_contact.py", 6.0),
     "mutants": ("tests/nightly/test_mutants.py", 6.0),
     "endpoint_clients": ("tests/journeys/endpoint/test_clients.py", 3.0),
+    "endpoint_bench": ("tests/bench/test_endpoint_measures.py", 1.0),
     "hundred_models": ("tests/fleet/test_hundred_models.py", 10.0),
     "endpoint": ("tests/nightly/test_endpoint.py", 5.0),
     "fleet": ("tests/nightly/test_fleet.py", 8.0),
