@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,18 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put first, of what several processes share out by files, what takes long: files of few tests
+    on a Triton start servers of their own. The quick files fill up the end.
+    """
+    if hasattr(config, "workerinput"):
+        counts = Counter(item.path for item in items)
+        long = {item.path for item in items if item.get_closest_marker("triton")}
+        items.sort(key=lambda item: counts[item.path] * (1 if item.path in long else -1))
+        items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_asyncio_loop_factories(item):
