@@ -152,22 +152,20 @@ def test_search_knows_the_words_that_readers_look_for(site, word):
     assert any(re.search(rf"\b{word}\b", f"{each['title']} {each['text']}") for each in found)
 
 
-@pytest.mark.parametrize(
-    ("page", "text", "said"),
-    [
+def test_the_site_is_not_written_with_a_dead_link_or_a_page_outside_the_navigation(sources):
+    spoilt = [
         ("docs/bench.md", "[x](no-such-page)", "no-such-page"),
         ("docs/bench.md", "[x](memory.md#no-such-heading)", "no-such-heading"),
-        ("docs/bench.md", "[x](#no-such-heading)", "no-such-heading"),
+        ("docs/bench.md", "[x](#no-such-own-heading)", "no-such-own-heading"),
         ("README.md", "[x](no/such.py)", "no/such.py"),
         (f"docs/{LOST}", "# Lost", LOST),
-    ],
-    ids=["link", "anchor", "own anchor", "link out of docs", "page outside the navigation"],
-)
-def test_the_site_is_not_written_with(sources, page, text, said):
-    with (sources / page).open("a", encoding="utf-8") as file:
-        file.write(f"\n{text}\n")
+    ]
+    for page, text, _ in spoilt:
+        with (sources / page).open("a", encoding="utf-8") as file:
+            file.write(f"\n{text}\n")
 
     done = build(sources, sources / "out")
 
     assert done.returncode != 0
-    assert said in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert [each for _, _, each in spoilt if each not in said] == []
