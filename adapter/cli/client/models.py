@@ -393,8 +393,8 @@ def _takes(model: Mapping[str, Any]) -> str:
 
 def _is_size_unknown(model: Mapping[str, Any]) -> bool:
     """Return whether nobody has measured or estimated what a loaded model takes."""
-    is_a_guess = model["basis"] in {None, "default"}
-    return model["state"] == "READY" and is_a_guess and not sum(model["bytes"].values())
+    is_known = model["basis"] in {"measured", "learned"} or sum(model["bytes"].values()) > 0
+    return model["state"] == "READY" and not is_known
 
 
 def _admin(args: argparse.Namespace, environ: Mapping[str, str]) -> Target | None:

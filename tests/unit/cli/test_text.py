@@ -130,6 +130,12 @@ def test_models_are_sorted_and_say_how_long_they_are_in_a_state():
     ]
 
 
+def test_a_size_that_nobody_has_measured_and_no_device_has_is_unknown():
+    for basis in None, "disk", "declared", "default":
+        [_, row] = rows(_Table(), model("a", state="READY", state_seconds=1, basis=basis, bytes={}))
+        assert [cell for cell in map(str.strip, row) if cell][2:4] == ["unknown", "-"]
+
+
 def test_requests_a_second_are_those_since_the_last_look(monkeypatch):
     times = iter([100.0, 102.0])
     monkeypatch.setattr(models.time, "monotonic", lambda: next(times))
