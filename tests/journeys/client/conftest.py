@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 
 LIMIT = 1 << 30
@@ -28,7 +28,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def running(packages: Path) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={packages}", f"--memory-limit={LIMIT}")
-    with embedded_adapter(*flags) as adapter:
+    with embedded_adapter(*flags, COMPLETE) as adapter:
         yield adapter
 
 

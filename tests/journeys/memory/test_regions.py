@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 from tests.asking import background
 from tests.journeys.memory.models import MIB
 from tests.processes import arguments, is_alive, stubs, tritonserver
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = [
@@ -50,7 +50,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningA
     """What it does at its end is checked as well, with all that the tests have left in Triton."""
     root = tmp_path_factory.mktemp("models")
     times = ("--unload-timeout-seconds=20", "--unload-stall-seconds=1", "--infer-timeout-seconds=8")
-    with embedded_adapter(f"--model-roots={root}", *times) as adapter:
+    with embedded_adapter(f"--model-roots={root}", *times, COMPLETE) as adapter:
         yield adapter, root
 
 

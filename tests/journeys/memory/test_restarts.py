@@ -13,7 +13,7 @@ from adapter.backend.sizes_file import FILE_NAME
 from tests.asking import model_names, quoted, triton_index
 from tests.journeys.memory.models import MIB, check_agreement, counted, write_eater
 from tests.processes import beside, tritonserver
-from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -26,7 +26,7 @@ _NOTICED_SECONDS = 2
 @pytest.fixture(scope="module")
 def triton() -> Iterator[RunningAdapter]:
     """A Triton of somebody else's, which starts it again when it dies."""
-    with embedded_adapter() as adapter:
+    with embedded_adapter(COMPLETE) as adapter:
         yield adapter
 
 

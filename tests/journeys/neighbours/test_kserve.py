@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.journeys.neighbours.agent import Agent
-from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "kserve"
@@ -35,7 +35,7 @@ def started(container: dict, mounted: Path) -> RunningAdapter:
     """The container, with a Triton of its own and free ports."""
     given = {each["name"]: each["value"].replace(MODELS, str(mounted)) for each in container["env"]}
     roots = f"--model-roots={given.pop('ADAPTER_MODEL_ROOTS')}"
-    return embedded_adapter(roots, environ=given)
+    return embedded_adapter(roots, COMPLETE, environ=given)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_with_a_control_token_the_agent_loads_nothing(mounted, tmp_path):
     write_python_model(tmp_path / "storage" / "1")
     environ = {"ADAPTER_CONTROL_TOKEN": "a-token-of-sixteen-or-more"}
     with (
-        embedded_adapter(f"--model-roots={mounted}", environ=environ) as adapter,
+        embedded_adapter(f"--model-roots={mounted}", COMPLETE, environ=environ) as adapter,
         closing(adapter.client()) as client,
     ):
         [refused] = Agent(mounted, tmp_path / "storage", client).config(("a", "s3://1"))
