@@ -1,6 +1,7 @@
 """Fills a ModelMesh with models of 150 MB beside small ones, and counts what its clients get."""
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -208,6 +209,7 @@ class Stage:
         """All were answered, and memory was never above the limit by more than one load, nor for
         longer than ModelMesh takes to unload.
         """
+        print(f"\n{os.environ['PYTEST_CURRENT_TEST']}: {self.tally}")  # noqa: T201
         assert self.tally.failed == []
         assert self.tally.answered == answers
         assert self.tally.most_over <= LARGE_BYTES + PROCESS_BYTES
