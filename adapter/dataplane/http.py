@@ -26,6 +26,7 @@ from adapter.dataplane.json_limits import (
 )
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
 from adapter.runtime import clock
+from adapter.runtime.turns import Turns
 from adapter.telemetry.traffic import add_waited
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -105,7 +106,7 @@ class HttpDataPlane:
         self._faults = faults
         self.check = partial(check_whole, max_unpacked=max_unpacked_bytes)
         self._max_unpacked = max_unpacked_bytes
-        self._slow = asyncio.Lock()  # has a body that takes long to check
+        self.turns = Turns()  # of bodies that take long to check
         self._timeout = timeout_seconds
         self._answered_nothing = answered_nothing
         self._pool: Pool | None = None
@@ -130,7 +131,7 @@ class HttpDataPlane:
         if isinstance(body, bytes) and len(body) <= AT_ONCE_BYTES:
             self.check(body, json_bytes(call.headers))
         elif body is not None and not isinstance(body, bytes):
-            body = checked(body, call.headers, self._max_unpacked, self._slow)
+            body = checked(body, call.headers, self._max_unpacked, self.turns)
             call = replace(call, body=body)
         return _Call(self, call, head_of(call, self.host), hold)
 
@@ -145,7 +146,7 @@ class HttpDataPlane:
     async def check_large(self, call: V2Call) -> None:
         if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
             size = json_bytes(call.headers)
-            await check_in_turns(call.body, size, self._max_unpacked, self._slow)
+            await check_in_turns(call.body, size, self._max_unpacked, self.turns)
 
     def checking(self, json_bytes: int | None, length: int) -> Check:
         return Limits(json_bytes, max(length, self._max_unpacked))

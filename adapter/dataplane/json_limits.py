@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from adapter.errors import InvalidRequest, PayloadTooLarge
 from adapter.runtime import clock
+from adapter.runtime.turns import Turns
 
 MOST_LEVELS = 1000
 # Hostile JSON takes up to 0.05 us a byte, numbers 0.001 us: so much is checked at once, and so much
@@ -178,12 +179,12 @@ def check_whole(body: bytes, json_bytes: int | None, max_unpacked: int) -> None:
 
 
 async def check_in_turns(
-    body: bytes, json_bytes: int | None, max_unpacked: int, slow: asyncio.Lock
+    body: bytes, json_bytes: int | None, max_unpacked: int, turns: Turns
 ) -> None:
-    """`check_whole` of a large body, while others have their turns; `slow` as in `checked`."""
+    """`check_whole` of a large body, while others have their turns."""
     part = body if json_bytes is None else body[:json_bytes]
     limits = Limits(None, _most_values(part, len(body), max_unpacked))
-    await _Turns(limits, slow).feed(_cut(part))
+    await _Feed(limits, turns).feed(_cut(part))
 
 
 def _most_values(part: bytes, size: int, max_unpacked: int) -> int:
@@ -196,25 +197,24 @@ def _cut(piece: bytes) -> Iterator[bytes]:
 
 
 async def checked(
-    body: AsyncIterator[bytes], headers: Mapping[str, str], max_unpacked: int, slow: asyncio.Lock
+    body: AsyncIterator[bytes], headers: Mapping[str, str], max_unpacked: int, turns: Turns
 ) -> AsyncIterator[bytes]:
     """All that of a stream, before each piece is passed on; before the last one its end as well,
-    so that Triton never has all of a body that is refused. `slow`: of all bodies that share it and
-    take long one goes on in a turn of the event loop.
+    so that Triton never has all of a body that is refused.
     """
-    turns = _Turns(Limits(json_bytes(headers), max(max_unpacked, _length(headers))), slow)
+    checks = _Feed(Limits(json_bytes(headers), max(max_unpacked, _length(headers))), turns)
     if not is_packed(headers):
         async for piece in body:
-            await turns.feed(_cut(piece))
+            await checks.feed(_cut(piece))
             yield piece
         return
     unpacking, before = _Unpacking(max_unpacked), b""
     async for piece in body:
-        await turns.feed(unpacking.feed(piece))
+        await checks.feed(unpacking.feed(piece))
         if before:
             yield before
         before = piece
-    await turns.feed(unpacking.end())
+    await checks.feed(unpacking.end())
     yield before
 
 
@@ -225,12 +225,12 @@ def is_packed(headers: Mapping[str, str]) -> bool:
     )
 
 
-class _Turns:
+class _Feed:
     """Feeds one body to its limits, while others have their turns."""
 
-    def __init__(self, limits: Limits, slow: asyncio.Lock) -> None:
+    def __init__(self, limits: Limits, turns: Turns) -> None:
         self._limits = limits
-        self._slow = slow
+        self._turns = turns
         self._seconds, self._size = 0.0, 0  # since its last turn
 
     async def feed(self, pieces: Iterator[bytes]) -> None:
@@ -240,8 +240,7 @@ class _Turns:
             self._seconds += clock.monotonic() - begun
             self._size += len(piece)
             if self._seconds > _TURN_SECONDS:
-                async with self._slow:
-                    await asyncio.sleep(0)
+                await self._turns.turn()
                 self._seconds, self._size = 0.0, 0
             elif self._size >= _TURN_BYTES:  # a little can become much, and others have work too
                 await asyncio.sleep(0)

@@ -23,6 +23,7 @@ from adapter.dataplane.json_limits import (
     json_bytes,
 )
 from adapter.errors import InvalidRequest, PayloadTooLarge
+from adapter.runtime.turns import Turns
 
 MIB = 2**20
 DEEP = b"[" * (MOST_LEVELS + 1)
@@ -110,7 +111,7 @@ async def in_pieces(data: bytes, size: int = 10):
 
 
 async def check_packed(body: bytes, headers: dict[str, str], most: int) -> None:
-    async for _ in checked(in_pieces(body, len(body)), headers, most, asyncio.Lock()):
+    async for _ in checked(in_pieces(body, len(body)), headers, most, Turns()):
         pass
 
 
@@ -118,7 +119,7 @@ async def passed(packed: bytes, headers: dict[str, str]) -> bytes:
     """What of a stream goes on to Triton; it has to be all or, where it is refused, not all."""
     seen = b""
     try:
-        async for piece in checked(in_pieces(packed), headers, MIB, asyncio.Lock()):
+        async for piece in checked(in_pieces(packed), headers, MIB, Turns()):
             seen += piece
     except (InvalidRequest, PayloadTooLarge):
         assert len(seen) < len(packed)
@@ -236,24 +237,24 @@ def test_shapes_of_more_bytes_in_all_than_a_request_needs_are_refused():
 async def test_others_have_their_turn_while_a_large_body_is_checked(text):
     """Also while it is a piece of a stream."""
     async with asyncio.timeout(60):
-        await with_turns(check_in_turns(text, None, MIB, asyncio.Lock()), len(text) // 2**17)
-        await with_turns(check_piece(text, asyncio.Lock()), len(text) // 2**17)
+        await with_turns(check_in_turns(text, None, MIB, Turns()), len(text) // 2**17)
+        await with_turns(check_piece(text, Turns()), len(text) // 2**17)
 
 
 async def test_of_many_bodies_that_take_long_one_goes_on_in_a_turn():
     """So that a turn takes no longer where there are more of them."""
-    slow, text = asyncio.Lock(), b"[]," * (MIB // 3)
+    turns, text = Turns(), b"[]," * (MIB // 3)
 
     async def check_all() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(8):
-                group.create_task(check_piece(text, slow))
+                group.create_task(check_piece(text, turns))
 
     await with_turns(check_all(), 40)
 
 
-async def check_piece(text: bytes, slow: asyncio.Lock) -> None:
-    async for _ in checked(in_pieces(text, len(text)), {}, MIB, slow):
+async def check_piece(text: bytes, turns: Turns) -> None:
+    async for _ in checked(in_pieces(text, len(text)), {}, MIB, turns):
         pass
 
 

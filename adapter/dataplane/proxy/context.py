@@ -9,8 +9,8 @@ from typing import Any
 
 from adapter.dataplane.proxy.routing import Answer, Call, RoutingPolicy, read_answer, read_call
 from adapter.protocols.http2.headers import HeaderBlockCache
-from adapter.protocols.http2.transport import Turns
 from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.turns import Turns
 
 _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3
 

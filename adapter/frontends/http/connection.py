@@ -18,9 +18,13 @@ from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
 from adapter.frontends.http.callbacks import guarded
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import END, Head, Heads
+from adapter.runtime import clock
+from adapter.runtime.turns import Turns
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
+# Where it takes longer to pass on what has come of a body, more of it has to wait for its turn.
+_TURN_SECONDS = 0.001
 _END_BYTES = len(END)
 _CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
 # What a request, or the empty lines before it, may begin with. Anything else is refused at once.
@@ -95,6 +99,7 @@ class Listener(Protocol):
     limits: Limits
     fast: FastPath
     heads: Heads
+    turns: Turns
 
     @property
     def linger_seconds(self) -> float: ...
@@ -305,7 +310,11 @@ class Connection(asyncio.Protocol):
             self.left = left - len(piece)
             self._arrived(len(piece))
             if self.state is _FAST:
+                begun = clock.monotonic()
                 self._inference.feed(piece, is_last=not self.left)
+                if self.left and clock.monotonic() - begun > _TURN_SECONDS:
+                    self.transport.pause_reading()
+                    self._server.turns.wait(self._inference.resume)
             else:
                 self._application.feed(piece)
 

@@ -22,6 +22,7 @@ from adapter.frontends.http.head import Heads
 from adapter.frontends.http.middleware import Serve
 from adapter.frontends.http.observer import Observer, Refusal, own_refusal, refusal_answer
 from adapter.runtime import background, sockets
+from adapter.runtime.turns import Turns
 from adapter.settings import Address
 
 # Callers may come all at once; what does not fit waits a second for its connection.
@@ -53,6 +54,7 @@ class HttpListener:
         self.limits = limits or Limits()
         self.fast = fast
         self.heads = heads
+        self.turns = Turns()
         self._serve = serve
         self._observer = observer
         self._is_refusing = False

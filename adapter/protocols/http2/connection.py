@@ -20,12 +20,12 @@ from adapter.protocols.http2.transport import (
     FrameTransport,
     Heard,
     Piece,
-    Turns,
     part,
 )
 from adapter.protocols.http2.transport import State as Connection
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

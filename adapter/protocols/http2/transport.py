@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections import deque
 from enum import Enum, IntEnum, auto
 from typing import Protocol, TypeAlias, cast
 
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.runtime import clock
+from adapter.runtime.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -70,33 +70,6 @@ class End(Protocol):
         """Handle that the transport is CLOSED."""
 
 
-class Turns:
-    """Connections with more received bytes than a turn of the event loop has time for. Each turn
-    continues one of them, whatever their number.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[FrameTransport] = deque()
-
-    def end(self) -> float:
-        """Return when the time is up of a connection that is read now."""
-        return clock.monotonic() + (_SHARED_TURN_SECONDS if self._waiting else _TURN_SECONDS)
-
-    def wait(self, transport: "FrameTransport") -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._continue_next)
-        self._waiting.append(transport)
-
-    def _continue_next(self) -> None:
-        transport = self._waiting[0]
-        waits = transport.continue_reading(clock.monotonic() + _TURN_SECONDS)
-        self._waiting.popleft()
-        if waits:
-            self._waiting.append(transport)
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._continue_next)
-
-
 class FrameTransport(asyncio.Protocol):
     """`until` is when the time of this turn is up."""
 
@@ -149,21 +122,22 @@ class FrameTransport(asyncio.Protocol):
             self._unread += data
             return
         if len(data) > UNTIMED_BYTES:
-            self.until = self._turns.end()
+            seconds = _SHARED_TURN_SECONDS if self._turns.is_busy else _TURN_SECONDS
+            self.until = clock.monotonic() + seconds
         if self._receive(data, 0) and self._transport is not None:
             self._transport.pause_reading()
-            self._turns.wait(self)
+            self._turns.wait(self._continue_reading)
 
-    def continue_reading(self, until: float) -> bool:
-        """Handle what was left; return whether some is left again."""
+    def _continue_reading(self) -> None:
+        """Handle what was left, and wait for another turn where some is left again."""
         data, self._unread = self._unread, b""
         if self.state is not _OPEN or self._transport is None:
-            return False
-        self.until = until
+            return
+        self.until = clock.monotonic() + _TURN_SECONDS
         if self._receive(data, self._read):
-            return True
-        self._transport.resume_reading()
-        return False
+            self._turns.wait(self._continue_reading)
+        else:
+            self._transport.resume_reading()
 
     def _receive(self, data: bytes, at: int) -> bool:
         """Return whether some of `data` is left when the time is up."""

@@ -1,6 +1,8 @@
 """Bodies that are still coming: nobody waits for them who has to go, nor for slow ones for ever."""
 
 import asyncio
+import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -275,3 +277,28 @@ async def test_who_leaves_while_it_waits_or_whose_model_does_keeps_nobody_waitin
                 await refused(caller)
                 await unloading
         await until(lambda: budget.waiting == listener.in_flight() == 0)
+
+
+async def test_of_bodies_that_take_long_to_check_one_goes_on_in_each_turn(monkeypatch):
+    """So that a turn takes no longer where there are more of them."""
+    turn, seen = 0, list[tuple[int, int]]()
+
+    class Slow:
+        def feed(self, _: bytes) -> None:
+            end = time.monotonic() + 0.002
+            while time.monotonic() < end:
+                pass
+            seen.append((turn, id(self)))
+
+    async with opened() as listener:
+        fast = listener.server.fast
+        monkeypatch.setattr(fast.dataplane, "checking", lambda *_: Slow())
+        callers = [await listener.connect() for _ in range(4)]
+        asking = [asyncio.create_task(one.ask(request(FAST, bytes(4 * MIB)))) for one in callers]
+        while not all(one.done() for one in asking):
+            turn += 1
+            await asyncio.sleep(0)
+        assert {one.result().status for one in asking} == {200}
+    first = {body: at for at, body in reversed(seen)}
+    later = Counter(at for at, body in seen if at != first[body])
+    assert max(later.values()) == 1

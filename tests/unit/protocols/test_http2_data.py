@@ -9,8 +9,8 @@ from adapter.protocols.http2 import frames
 from adapter.protocols.http2.connection import Endpoint
 from adapter.protocols.http2.flow_control import MAX_FRAME, STREAM_WINDOW, Stream
 from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.protocols.http2.transport import Turns
 from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.turns import Turns
 
 SIZES = (0, 1, 2**14 - 1, 2**14, 2**14 + 1, 2**16, 300_000)
 KIB = 2**10

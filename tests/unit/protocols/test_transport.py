@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.protocols.http2.transport import FrameTransport, Heard, State, Turns
+from adapter.protocols.http2.transport import FrameTransport, Heard, State
+from adapter.runtime.turns import Turns
 
 
 @dataclass
