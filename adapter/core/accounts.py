@@ -98,7 +98,7 @@ class Accounts:
     def __init__(self) -> None:
         self.models: dict[ModelId, Account] = {}
         # those of `models` that are not SETTLED: a few, whatever the number of models
-        self._unsettled: set[Account] = set()
+        self._unsettled: dict[Account, None] = {}
         self._together: set[Account] = set()  # those that are not apart
         self._window, self._growth = Window(), Growth()
         self._requests_before = 0
@@ -109,7 +109,7 @@ class Accounts:
         if not account.is_apart:
             self._together.add(account)
         if account.stage is not Stage.SETTLED:
-            self._unsettled.add(account)
+            self._unsettled[account] = None
 
     def forget(self, model_id: ModelId) -> Account | None:
         """Remove the model, and return its account."""
@@ -212,10 +212,11 @@ class Accounts:
             self._together.discard(account)
             own = self.in_processes(model_id, reading)
             return self._measured(model_id, {HOST: own}, exact=True)
+        needs = account.estimate.needs
         if account.is_passed:
-            self._window.disturbed()
+            self._window.loaded_beside(model_id, needs)
         else:
-            self._window.loaded(model_id, account.package_key, account.estimate.needs, known=known)
+            self._window.loaded(model_id, account.package_key, needs, known=known)
         return None
 
     def load_ended(self, account: Account, reading: MemoryReading | None) -> None:
@@ -243,12 +244,16 @@ class Accounts:
         if requests != self._requests_before:
             self._window.disturbed()
         self._settle()
+        is_shared = False
         for account in self.loads:  # they stand still; what they took before is in the window
             if not account.is_passed:
                 account.is_passed = True
+                is_shared |= account.still_since is not None
                 self._window.disturbed()
         found = []
         for part in self._window.close(reading and reading.shared):
+            if is_shared and self.models[part.model_id].estimate.basis in KNOWN:
+                continue  # it would be charged with what the others have taken
             own = self.in_processes(part.model_id, reading)
             taken = plus(part.bytes, {HOST: own}) if own else part.bytes
             found.append(self._measured(part.model_id, taken, exact=part.exact))
@@ -293,7 +298,7 @@ class Accounts:
             raise IllegalTransition(f"{stage.name} after {account.stage.name}")
         account.stage = stage
         if stage in {Stage.SETTLED, Stage.GONE}:
-            self._unsettled.discard(account)
+            self._unsettled.pop(account, None)
 
     def _grown(self, model_id: ModelId, account: Account, taken: Bytes) -> list[Measured]:
         if total(minus(taken, account.most or NO_BYTES)) < _NOISE_BYTES:

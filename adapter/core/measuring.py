@@ -37,19 +37,27 @@ class Window:
         self.is_open = False
         self._opening: MemoryReading | None = None
         self._loads: dict[ModelId, _Load] = {}
+        self._beside: dict[ModelId, _Load] = {}
         self._released: Bytes = NO_BYTES
         self._is_disturbed = False
 
     def open(self, reading: MemoryReading | None) -> None:
         self.is_open = True
         self._opening = reading
-        self._loads = {}
+        self._loads, self._beside = {}, {}
         self._released = NO_BYTES
         self._is_disturbed = False
 
     def loaded(self, model_id: ModelId, package_key: str, expected: Bytes, *, known: bool) -> None:
         """A load ended well. `known` when `expected` was learned, and exact."""
         self._loads[model_id] = _Load(package_key, expected, known)
+
+    def loaded_beside(self, model_id: ModelId, expected: Bytes) -> None:
+        """Note a load that had begun before the window: an unknown part of what it took is in it,
+        which is no other's.
+        """
+        self._beside[model_id] = _Load("", expected, known=False)
+        self.disturbed()
 
     def released(self, model_id: ModelId, held: Bytes) -> None:
         """A model left. One that had been loaded in the window gives back only what it took in
@@ -73,7 +81,7 @@ class Window:
 
     def close(self, reading: MemoryReading | None) -> list[Measured]:
         """What the loads took, by model id. Loads among others whose size is known already are
-        not reported: theirs is the better figure.
+        not reported: theirs is the better figure. Nor are those of `loaded_beside`.
         """
         was_open, self.is_open = self.is_open, False
         opening, loads = self._opening, self._loads
@@ -87,7 +95,8 @@ class Window:
             if load.known:
                 taken = minus(taken, _only(opening.devices, load.expected))
         unknown = {model_id: load for model_id, load in loads.items() if not load.known}
-        return _shared(at_least_zero(taken), unknown)
+        shares = _shared(at_least_zero(taken), unknown | self._beside)
+        return [share for share in shares if share.model_id not in self._beside]
 
 
 class Growth:
