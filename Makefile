@@ -2,6 +2,7 @@
 # PYTHON=... names the interpreter.
 PYTEST ?= .venv/bin/pytest
 MINUTES ?= 90
+SECONDS ?= 60
 # `make test TRITON=/opt/tritonserver/bin/tritonserver`: on that one, what needs a Triton
 TRITON := $(or $(TRITON),$(TRITON_SERVER))
 # more than two cores: tests of a real Triton mostly wait, the quick ones less
@@ -22,7 +23,7 @@ GRPC ?= $(ADAPTER_GRPC)
 test unit nightly: export PYTHONDONTWRITEBYTECODE =
 test: export TRITON_SERVER := $(TRITON)
 
-.PHONY: help setup setup-run setup-demo run demo test unit coverage nightly test-gpu e2e fleet pictures bench simulation check fix lock docs site clean
+.PHONY: help setup setup-run setup-demo run demo test unit coverage nightly test-gpu e2e fleet pictures bench simulate simulation check fix lock docs site clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +94,9 @@ fix: setup  ## format, and fix what the linter can
 docs: setup  ## write the generated pages of docs/ anew
 	.venv/bin/python scripts/gen_docs.py
 	.venv/bin/python scripts/gen_chart_readme.py
+
+simulate: setup  ## a year of production in virtual time: new seeds for SECONDS=60, or one (SEED=7)
+	.venv/bin/python -m tests.simulation --seconds=$(SECONDS) $(if $(SEED),--seed=$(SEED)) $(if $(FIRST),--first=$(FIRST))
 
 simulation: setup  ## simulate a fleet: tables, data and plots of docs/fleet.md, a minute or two
 	.venv/bin/python -m scripts.simulation

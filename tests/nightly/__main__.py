@@ -48,6 +48,7 @@ SHARES = {
     "fuzz_http": ("tests/nightly/test_fuzz_http.py", 4.0),
     "ends_again": ("tests/journeys/sagemaker/test_ends_again.py", 5.0),
     "modelmesh_full": ("tests/nightly/test_modelmesh_full.py", 12.0),
+    "simulation": ("tests/nightly/test_simulation.py", 60.0),
     "openapi": ("tests/nightly/test_openapi.py", 4.0),
 }
 

@@ -1,0 +1,86 @@
+"""Triton's repository on a disk that may refuse, with the notes for later runs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from adapter.core.model import ModelSource, Package, Placement, StagedModel
+from adapter.errors import AdapterError, BackendError, InvalidModel, SourceMissing
+from tests.simulation.loop import Draws, turns
+from tests.simulation.models import Spec
+
+_SAID = {
+    "disk": lambda: BackendError("the disk refuses"),
+    "invalid": lambda: InvalidModel("no config"),
+    "missing": lambda: SourceMissing("there is nothing"),
+}
+
+
+class SimDisk:
+    """The Packages and the SizeStore of adapter/control/ports.py. `specs` has the files at each
+    url; `fault` as for SimTriton.
+    """
+
+    def __init__(
+        self, specs: dict[str, Spec], draws: Draws, fault: Callable[[str, str], str | None]
+    ) -> None:
+        self.specs = specs
+        self.folders: dict[str, StagedModel] = {}
+        self.sizes: object = None
+        self._placed: dict[str, Spec] = {}
+        self._draws, self._fault = draws, fault
+
+    def spec_at(self, name: str) -> Spec | None:
+        return self._placed.get(name)
+
+    async def _act(self, verb: str, name: str, model_id: str) -> None:
+        await turns(self._draws.of("disk", verb, name))
+        if (fault := self._fault(verb, model_id)) is not None:
+            raise self._error(fault)
+
+    def _error(self, fault: str) -> AdapterError:
+        return _SAID[fault]()
+
+    async def prepare(self, name: str, model_id: str, source: ModelSource) -> Package:
+        await self._act("prepare", name, model_id)
+        spec = self.specs[source.url]
+        return Package(
+            source.url, (), spec.takes // 4 * 3 if spec.version % 2 else 0, spec.declared, spec.url
+        )
+
+    async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
+        return self.specs[source.url].url != content_key
+
+    async def place(self, name: str, model_id: str, package: Package) -> Placement:
+        await self._act("place", name, model_id)
+        placement = Placement((name,))
+        self.folders[name] = StagedModel(name, model_id, placement)
+        self._placed[name] = self.specs[package.root]
+        await turns(self._draws.of("disk", "placed", name))
+        return placement
+
+    async def confirm(self, name: str, source: ModelSource, content_key: str, held: object) -> None:
+        folder = self.folders.get(name)
+        await self._act("confirm", name, folder.model_id if folder else "")
+        if name in self.folders:
+            self.folders[name] = replace(
+                self.folders[name],
+                is_loaded=True,
+                source=source,
+                can_load_again=not source.files,
+                content_key=content_key,
+                held=dict(held),
+            )
+
+    async def remove(self, name: str) -> None:
+        folder = self.folders.get(name)
+        await self._act("remove", name, folder.model_id if folder else "")
+        self.folders.pop(name, None)
+        self._placed.pop(name, None)
+
+    async def staged(self) -> list[StagedModel]:
+        await turns(self._draws.of("disk", "staged"))
+        return list(self.folders.values())
+
+    async def save(self, data: object) -> None:
+        await self._act("save", "", "")
+        self.sizes = data

@@ -1,0 +1,42 @@
+"""Finds each fault, and prints a table: `python -m tests.simulation.faults [--seconds=60]`."""
+
+import argparse
+import sys
+import time
+
+from tests.simulation.faults import FAULTS
+from tests.simulation.faults.fault import Fault
+from tests.simulation.oracle import Violated
+from tests.simulation.plan import drawn
+from tests.simulation.world import played
+
+
+def found(fault: Fault, seconds: float, first: int = 0) -> tuple[Violated | None, int, float]:
+    """Play days until one violates a rule; return that, how many, and the seconds of CPU."""
+    begun, count = time.process_time(), 0
+    with fault.put_back():
+        while (took := time.process_time() - begun) < seconds:
+            violation = played(drawn(first + count)).violation
+            count += 1
+            if violation is not None:
+                return violation, count, time.process_time() - begun
+    return None, count, took
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.faults")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("names", nargs="*")
+    args = parser.parse_args()
+    missed = 0
+    print("| fault | seconds of CPU | days | the oracle says |\n| --- | --- | --- | --- |")
+    for name in args.names or FAULTS:
+        violation, days, seconds = found(FAULTS[name], args.seconds)
+        missed += violation is None
+        said = "not found" if violation is None else str(violation)[:100]
+        print(f"| {name} | {seconds:.1f} | {days} | {said} |", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Faults of admission, the ledger and what failures are taken for."""
+
+from adapter.control.diagnosis import Diagnosis
+from adapter.control.memory import Memory
+from adapter.core.accounts import Accounts
+from adapter.core.evidence import Doubt
+from adapter.core.ledger import DeviceBook, Ledger
+from tests.simulation.faults.fault import Fault
+
+MEMORY = [
+    Fault(
+        "reservations do not count",
+        "two loads are let in to the same room",
+        DeviceBook,
+        "left_bytes",
+        "return self.limit_bytes - max(booked, (used_bytes or 0) + self.reserved_bytes)",
+        "return self.limit_bytes - (used_bytes or 0)",
+    ),
+    Fault(
+        "a load of unknown size is let in beside others",
+        "the growth of both is taken for one's, and both run out of memory together",
+        Memory,
+        "_outlook",
+        "loads=len(loads)",
+        "loads=0",
+    ),
+    Fault(
+        "a load is refused for room that is to come",
+        "507 while an unload is under way, and the platform unloads one more",
+        Memory,
+        "_outlook",
+        "unloads=len(self.unloads)",
+        "unloads=0",
+    ),
+    Fault(
+        "growth under traffic is not measured",
+        "the ledger has less than the models take, and lets too many in",
+        Memory,
+        "tick",
+        "if reading is not None and operations == self._operations:",
+        "if False:",
+    ),
+    Fault(
+        "what stood still is charged to others",
+        "a load that took its memory late makes another seem as large as both",
+        Accounts,
+        "loaded",
+        "self._window.loaded_beside(model_id, needs)",
+        "self._window.disturbed()",
+    ),
+    Fault(
+        "what stands still is charged to others",
+        "a model whose size was known seems as large as another that was warming up beside it",
+        Accounts,
+        "close",
+        "if is_shared and",
+        "if False and",
+    ),
+    Fault(
+        "an adopted model has no bytes",
+        "after a restart of the adapter all memory seems free",
+        Memory,
+        "adopt",
+        "self.ledger.hold(model_id, held)",
+        "pass",
+    ),
+    Fault(
+        "a settled reservation stays reserved",
+        "each load counts twice",
+        Ledger,
+        "settle",
+        "self.hold(model_id, known.amounts if measured is None else measured)",
+        "pass",
+    ),
+    Fault(
+        "a text that means memory is always believed",
+        "a caller who sends such words has one model after the other unloaded",
+        Doubt,
+        "judged",
+        "if is_first:",
+        "if True:",
+    ),
+    Fault(
+        "each failure that may be of memory is taken for one",
+        "507 for a process that died of something else",
+        Diagnosis,
+        "judged",
+        "judged = corroborated(error, view, MemoryFigures())",
+        "judged = corroborated(error, type(view).LOW, MemoryFigures())",
+    ),
+    Fault(
+        "bytes of a load that was given up are never freed",
+        "a load that hung once keeps its reservation for good",
+        Memory,
+        "freed",
+        "self.ledger.release(_of_stuck(name))",
+        "pass",
+    ),
+]

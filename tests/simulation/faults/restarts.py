@@ -1,0 +1,92 @@
+"""Faults around ends of Triton, and of the adapter."""
+
+from adapter.control.presence import Presence
+from adapter.control.reconciler import Reconciler
+from adapter.control.returns import Returns
+from tests.simulation.faults.fault import Fault
+
+_GONE = "if r.name not in ready and self._registry.get(r.id) is r and r.state in _SETTLED"
+
+RESTARTS = [
+    Fault(
+        "models are forgotten when Triton ends",
+        "404 for good after a restart of Triton, though they were to come back",
+        Presence,
+        "comes_back",
+        "return self.come_back and record.can_load_again and (is_sure or has_ended)",
+        "return False",
+    ),
+    Fault(
+        "a model that becomes ready during a look counts as lost",
+        "a load that has just ended well is not found",
+        Reconciler,
+        "reconcile",
+        "ready = await self._triton.ready()",
+        "ready = await self._triton.ready()\n"
+        "    before = [r for r in self._registry.records() if r.state in _SETTLED]",
+    ),
+    Fault(
+        "models are taken for what they were before a look",
+        "a model that is being unloaded, or was loaded again meanwhile, is lost",
+        Reconciler,
+        "reconcile",
+        _GONE,
+        "if r.name not in ready",
+    ),
+    Fault(
+        "lost models are not looked for",
+        "models that Triton has lost are served for ever",
+        Reconciler,
+        "reconcile",
+        _GONE,
+        "if False",
+    ),
+    Fault(
+        "a return that Triton breaks off is given up",
+        "a second end of Triton loses all models",
+        Returns,
+        "after",
+        "return ModelEvent.BROKEN_OFF",
+        "return ModelEvent.LOAD_FAILED",
+    ),
+    Fault(
+        "returns stop after the first",
+        "of the models that Triton has lost some stay away",
+        Returns,
+        "_ended",
+        "self.go_on()",
+        "pass",
+    ),
+    Fault(
+        "Triton is not restarted when all its threads hang",
+        "no model can be loaded any more",
+        Reconciler,
+        "restart_if_stuck",
+        "if reason is not None and",
+        "if False and",
+    ),
+    Fault(
+        "what is not ready is adopted",
+        "models that Triton does not serve are served",
+        Reconciler,
+        "take_stock",
+        "if is_kept and ready.issuperset(model.placement.names):",
+        "if is_kept:",
+    ),
+    Fault(
+        "what is not adopted is left in Triton",
+        "memory is taken by models that nobody knows",
+        Reconciler,
+        "take_stock",
+        "await self._unload_staged(model)",
+        "await self._packages.remove(model.name)",
+    ),
+    Fault(
+        "the lost model's bytes stay",
+        "after an end of Triton memory seems full",
+        Reconciler,
+        "_lose",
+        "self._memory.unloaded(record.id)",
+        "pass",
+    ),
+]

@@ -1,0 +1,99 @@
+"""Faults of unloads, leases and deaths."""
+
+from adapter.control.housekeeping import Housekeeping
+from adapter.control.lease import Lease, Leases
+from adapter.control.models import ModelControl
+from adapter.control.reconciler import Reconciler
+from adapter.control.unloader import Unloader
+from tests.simulation.faults.fault import Fault
+
+UNLOADS = [
+    Fault(
+        "an unload does not wait for requests",
+        "requests in flight lose their model",
+        Leases,
+        "drained",
+        "if record.in_flight == 0:",
+        "if True:",
+    ),
+    Fault(
+        "a caller who leaves ends the lease",
+        "Triton is told to unload amid a request that it still computes",
+        Lease,
+        "abandon",
+        "if self.state is _HELD:",
+        "self.end()\n    if self.state is _HELD:",
+    ),
+    Fault(
+        "an unload is answered before Triton has let go",
+        "the next load does not find the memory that the last unload promised",
+        Unloader,
+        "unload",
+        "left = await self._triton.wait_gone(names, _NORMAL_SECONDS)",
+        "left = set()",
+    ),
+    Fault(
+        "an unload is answered before the processes have ended",
+        "a process that survives keeps the memory, and nobody ends it",
+        Unloader,
+        "unload",
+        "await self._see_ended(record, processes, reloaded=left, to_the_end=to_the_end)",
+        "pass",
+    ),
+    Fault(
+        "a model that has died is unloaded as any other",
+        "its unload never ends",
+        Unloader,
+        "_hurry",
+        "await self._unload_again(record, left, is_dead=is_dead)",
+        "raise _not_gone(record)",
+    ),
+    Fault(
+        "a failed unload leaves the model UNLOADING",
+        "the model can neither be used nor loaded nor unloaded",
+        ModelControl,
+        "_unload_model",
+        "self.registry.apply(record, failed)",
+        "pass",
+    ),
+    Fault(
+        "an unload keeps its bytes booked",
+        "what was freed is never given to anybody",
+        ModelControl,
+        "_unload_model",
+        "held = self.memory.unloaded(model_id)",
+        "held = self.memory.ledger.of(model_id)",
+    ),
+    Fault(
+        "an unload leaves the folders",
+        "the repository fills with folders that no model has",
+        ModelControl,
+        "_unload_model",
+        "await self._remove(record)",
+        "pass",
+    ),
+    Fault(
+        "the unload of a model that is being loaded waits for the load",
+        "an unload takes as long as a load that hangs",
+        ModelControl,
+        "unload",
+        "self._load_limit.end(model_id)",
+        "pass",
+    ),
+    Fault(
+        "the death of a process is not noticed",
+        "a model without a process is given one request after the other",
+        Reconciler,
+        "_suspect",
+        "elif record not in self._suspects and record.state is ModelState.READY:",
+        "elif False:",
+    ),
+    Fault(
+        "a load that was given up is never cleared away",
+        "what Triton has loaded in the end stays there, and no model is it",
+        Housekeeping,
+        "_poll_triton",
+        "await self._reconciler.free_stuck(restarted=False)",
+        "pass",
+    ),
+]

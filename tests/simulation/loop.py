@@ -1,0 +1,127 @@
+"""An event loop whose time jumps to the next timer when nothing is ready, and its randomness.
+
+Each port, timer and thread draws from a stream of its own, so that an operation that is left out
+of a run changes little of what becomes of the others.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from random import Random
+from typing import Any, TypeVar
+
+from adapter.runtime import clock
+from adapter.runtime.threads import Threads
+
+T = TypeVar("T")
+
+BEGIN = 1000.0  # of the monotonic clock
+EPOCH = 1_760_000_000.0
+_MOST_AT_ONCE = 200_000  # iterations without any time passing
+_SAME_SECONDS = 1e-6  # timers this close together are due at the same moment
+
+
+class Draws:
+    """One seed's randomness: `of(...)` is the stream that belongs to these words."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._streams: dict[str, Random] = {}
+
+    def of(self, *words: object) -> Random:
+        key = " ".join(map(str, words))
+        if key not in self._streams:
+            self._streams[key] = Random(f"{self._seed} {key}")
+        return self._streams[key]
+
+
+class Standstill(Exception):
+    """Nothing is ready and no timer is set: whoever waits does so for ever."""
+
+
+class _Jump:
+    """What the loop asks to wait for files: it lets the time pass instead."""
+
+    def __init__(self, loop: "VirtualLoop") -> None:
+        self._loop = loop
+        self._at_once = 0
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise Standstill
+        self._at_once = 0 if timeout > _SAME_SECONDS else self._at_once + 1
+        if self._at_once > _MOST_AT_ONCE:
+            raise Standstill(f"{_MOST_AT_ONCE} turns of the loop at {self._loop.time()}")
+        self._loop.now += timeout
+        return []
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()
+        self.now = BEGIN
+        self._selector = _Jump(self)
+        self._order = draws.of("order of timers")
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        """Timers for the same moment fire in a drawn order."""
+        return super().call_at(when + self._order.random() * _SAME_SECONDS, *args, **kwargs)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+@contextmanager
+def virtual(draws: Draws) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
+    """Give a function that runs a coroutine in virtual time, which the adapter's clock shows."""
+
+    def submit(self: Threads, done: Future[Any], act: Callable[[], Any]) -> None:
+        _as_thread(asyncio.get_running_loop(), draws.of("thread"), done, act)
+
+    real = clock.monotonic, clock.wall, clock.sleep, Threads.submit
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(draws)) as runner:
+        loop = runner.get_loop()
+        clock.monotonic, clock.wall = loop.time, lambda: EPOCH + loop.time()
+        clock.sleep = lambda _: None
+        Threads.submit = submit
+        try:
+            yield runner.run
+        finally:
+            clock.monotonic, clock.wall, clock.sleep, Threads.submit = real
+
+
+def _as_thread(
+    loop: asyncio.AbstractEventLoop, random: Random, done: Future[Any], act: Callable[[], Any]
+) -> None:
+    """Do the work of a thread at a drawn moment, and tell of it at a later one."""
+
+    def begin() -> None:
+        if done.set_running_or_notify_cancel():
+            loop.call_later(_latency(random), work)
+
+    def work() -> None:
+        try:
+            result = act()
+        except BaseException as error:  # noqa: BLE001 - as a thread passes it on
+            loop.call_later(_latency(random), done.set_exception, error)
+        else:
+            loop.call_later(_latency(random), done.set_result, result)
+
+    loop.call_later(_latency(random), begin)
+
+
+def _latency(random: Random) -> float:
+    return random.choice((0.0, 0.0, 0.0, 0.001, 0.01, 0.1))
+
+
+async def turns(random: Random) -> None:
+    """Take a drawn number of turns of the loop."""
+    for _ in range(random.choice((0, 1, 1, 2, 5, 20))):
+        await asyncio.sleep(0)

@@ -1,0 +1,114 @@
+"""What is really taken of the device, and readers that show it late, coarsely, or not at all."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+
+from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
+from tests.simulation.loop import Draws
+
+MIB = 2**20
+GPU = Device("GPU-0")
+# as adapter/backend/memory/triton_metrics.py has them
+LAG_SECONDS, _GRACE_SECONDS = 3.0, 2.0
+
+
+class Truth:
+    """Bytes on the one device, by holder: a model's name in Triton, `baseline`, `strangers`, and
+    what is `late`: given back by a model that is gone, but not free yet.
+    """
+
+    def __init__(self, device_bytes: int, baseline: int) -> None:
+        self.device_bytes = device_bytes
+        self.held: dict[str, int] = {"baseline": baseline}
+        self._history: deque[tuple[float, int]] = deque(maxlen=4096)
+        self.changed()
+
+    @property
+    def used(self) -> int:
+        return sum(self.held.values())
+
+    def set(self, holder: str, count: int) -> None:
+        if count:
+            self.held[holder] = count
+        else:
+            self.held.pop(holder, None)
+        self.changed()
+
+    def add(self, holder: str, count: int) -> None:
+        self.set(holder, self.held.get(holder, 0) + count)
+
+    def changed(self) -> None:
+        self._history.append((_now(), self.used))
+
+    def used_at(self, moment: float) -> int:
+        """Return what was used then, or when the history begins."""
+        found = [used for at, used in reversed(self._history) if at <= moment][:1]
+        return found[0] if found else self._history[0][1]
+
+    def most_since(self, moment: float) -> int:
+        """Return the most that was used since then."""
+        return max([self.used_at(moment), *(n for at, n in self._history if at >= moment)])
+
+
+class Reader:
+    """`kind`: host (by process), nvml, triton (late), or off. `unread_until`: it has no reading.
+    `models` returns the bytes in processes of one model alone.
+    """
+
+    def __init__(
+        self, kind: str, truth: Truth, models: Callable[[], dict[str, int]], draws: Draws
+    ) -> None:
+        self.kind = kind
+        self.last: MemoryReading | None = None
+        self.unread_until = -math.inf
+        self.limit_bytes = truth.device_bytes
+        self._truth, self._models = truth, models
+        self._random = draws.of("memory reader")
+        self._shown: int | None = None
+        self._moved_at, self._doubted_at = -math.inf, None
+        self.oom_kills = 0
+
+    async def read(self) -> MemoryReading | None:
+        for _ in range(self._random.choice((0, 0, 1, 2))):
+            await asyncio.sleep(0)
+        if self.kind == "off" or _now() < self.unread_until:
+            self.last = None
+        elif self.kind == "triton":
+            self.last = self._late()
+        else:
+            self.last = self._at_once()
+        return self.last
+
+    def _at_once(self) -> MemoryReading:
+        is_host = self.kind == "host"
+        read = DeviceReading(self.limit_bytes, self._truth.used)
+        return MemoryReading(
+            {HOST if is_host else GPU: read},
+            self.kind,
+            oom_kills=self.oom_kills if is_host else None,
+            of_models=self._models() if is_host else None,
+        )
+
+    def _late(self) -> MemoryReading | None:
+        now = _now()
+        shown = self._truth.used_at(now - now % 2 - self._random.random())
+        if shown != self._shown:
+            self._shown, self._moved_at, self._doubted_at = shown, now, None
+        elif self._doubted_at and now - self._doubted_at > LAG_SECONDS + _GRACE_SECONDS:
+            return None
+        read = DeviceReading(self.limit_bytes, shown)
+        return MemoryReading({GPU: read}, "triton", LAG_SECONDS)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        return self._doubted_at is not None
+
+    def changed(self, since: float) -> None:
+        if self.kind == "triton" and self._doubted_at is None and self._moved_at < since:
+            self._doubted_at = _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

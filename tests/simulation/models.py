@@ -1,0 +1,46 @@
+"""The models of a run: what their files are, and what they really take."""
+
+from dataclasses import dataclass
+from random import Random
+
+from tests.simulation.memory import MIB
+
+NAMES = "abcdefgh"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Version `version` of a model. `declared`: what its config says that it takes. `grows`: what
+    it takes more under traffic, at most. `is_python`: in processes of its own.
+    """
+
+    model_id: str
+    version: int
+    is_python: bool
+    takes: int
+    declared: int | None
+    grows: int
+    seconds: float
+
+    @property
+    def url(self) -> str:
+        return f"/models/{self.model_id}@{self.version}"
+
+
+def drawn_models(random: Random, room: int) -> dict[str, Spec]:
+    """Draw models of which some, not all, fit into `room` bytes together."""
+    return {name: _drawn(name, random, room) for name in NAMES[: random.randint(2, len(NAMES))]}
+
+
+def _drawn(name: str, random: Random, room: int) -> Spec:
+    takes = int(room * random.choice((0.02, 0.1, 0.2, 0.3, 0.45, 0.7))) + random.randrange(4 * MIB)
+    declares = random.choice((None, None, 1.0, 1.0, 1.3))
+    return Spec(
+        model_id=name,
+        version=1,
+        is_python=random.random() < 0.6,
+        takes=takes,
+        declared=None if declares is None else int(takes * declares),
+        grows=random.choice((0, 0, takes // 4)),
+        seconds=random.choice((0.05, 0.3, 1.0, 4.0, 20.0)),
+    )

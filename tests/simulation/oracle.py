@@ -1,0 +1,476 @@
+"""What must be so, judged by what is true in the world: after each answer, and at quiet moments.
+
+The rules are those of docs/simulation.md. The oracle knows the faults that were played: an error
+without a cause among them is a violation.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from adapter.control.models import ModelControl
+from adapter.core.memory import total
+from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
+from adapter.errors import (
+    AdapterError,
+    AlreadyLoaded,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    GivenUp,
+    InferenceFailed,
+    InsufficientMemory,
+    InvalidModel,
+    LoadFailed,
+    ModelNotFound,
+    ModelNotReady,
+    ModelTooLarge,
+    OutOfMemory,
+    SourceMissing,
+    StubDied,
+    UnloadedMeanwhile,
+)
+from tests.simulation.memory import MIB
+from tests.simulation.models import Spec
+from tests.simulation.plan import Settings
+from tests.simulation.triton import LOAD_THREADS, Held
+
+SLACK_BYTES = 16 * MIB
+_LEAST_BYTES = 64 * MIB  # what a load of unknown size wants free
+_FACTOR = 1.25  # of the size on disk
+# So long ago a fault may have happened that a failure is still due to.
+_RECENT_SECONDS = 20.0
+_OOM = "out of memory"
+_NOTICED_SECONDS = 0.5
+_ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
+
+
+# After these what there is of a load, or another load of the model, goes on.
+_GO_ON = (AlreadyLoaded, UnloadedMeanwhile, BackendTimeout, BackendUnavailable)
+
+
+class Violated(Exception):
+    """`rule` is its number and name, `said` what was wrong."""
+
+    def __init__(self, rule: str, said: str) -> None:
+        super().__init__(f"{rule}: {said}")
+        self.rule, self.said = rule, said
+
+
+@dataclass(slots=True)
+class Call:
+    """A caller's load, unload or inference, since `begun`."""
+
+    verb: str
+    model_id: str
+    begun: float
+
+
+class Oracle:
+    """`serving`: the models that must answer, with the files that they were loaded from. `present`:
+    those that may have bytes in the ledger.
+    """
+
+    def __init__(self, world: object) -> None:
+        self._world = world
+        self.serving: dict[str, Spec] = {}
+        self.present: dict[str, Spec] = {}
+        self.loading: defaultdict[str, int] = defaultdict(int)  # callers who wait
+        self.unloading: defaultdict[str, int] = defaultdict(int)
+        self._believed: set[str] = set()
+        self._lost: dict[str, Spec] = {}
+        self._measured: set[str] = set()  # urls
+        self._at: dict[tuple[str, str], float] = {}
+        self._ends = self._strangers = 0
+        self._shift_begun = 0.0
+        self.settings: Settings | None = None
+
+    # -- what has happened ------------------------------------------------------------------
+
+    def happened(self, what: str, model_id: str = "") -> None:
+        self._at[what, model_id] = self._now()
+        self._at[what, ""] = self._now()
+        self._strangers = max(self._strangers, self._world.truth.held.get("strangers", 0))
+        if what == "end":
+            self._ends += 1
+            self._lost |= self.serving
+            self.serving.clear()
+        elif what == "caller left":
+            self._measured |= {spec.url for spec in self._world.specs.values()}
+        elif what in {"stub ended", "unload asked"}:
+            self.serving.pop(model_id, None)
+            self._lost.pop(model_id, None)
+
+    def since(self, moment: float, *whats: str, model_id: str = "") -> bool:
+        return any(self._at.get((what, model_id), -1.0) >= moment for what in whats)
+
+    def _now(self) -> float:
+        return self._world.now
+
+    def new_adapter(self, settings: Settings) -> None:
+        self.settings = settings
+        self.serving.clear()
+        self.loading.clear()
+        self.unloading.clear()
+        self._lost.clear()
+        self._believed.clear()
+        self._ends = self._strangers = 0
+        self._shift_begun = self._now()
+
+    # -- rule 1, 2: answers -----------------------------------------------------------------
+
+    def loaded(self, call: Call, spec: Spec) -> None:
+        """A load has been answered well."""
+        self._in_time(call, self.settings.load_seconds + _RECENT_SECONDS)
+        upset = ("unload asked", "stub ended", "end")
+        if any(self.since(call.begun, each, model_id=call.model_id) for each in upset[:2]):
+            return
+        if self.since(call.begun, "end") or not self._world.is_up:
+            return
+        self.serving[call.model_id] = spec
+        self._measured.add(spec.url)
+        held = [each for each in self._world.held_of(call.model_id) if each.state == "READY"]
+        if not any(each.spec == spec for each in held):
+            raise Violated("1 right model", f"{call.model_id} was loaded, and Triton has it not")
+
+    def answered(self, call: Call, spec: Spec, expected: Spec | None) -> None:
+        """An inference has been answered out of these files."""
+        if spec.model_id != call.model_id:
+            said = f"an inference of {call.model_id} was answered by {spec.model_id}"
+            raise Violated("1 right model", said)
+        if expected is not None and self.serving.get(call.model_id) == expected != spec:
+            said = f"{call.model_id} answered from {spec.url}, not from {expected.url}"
+            raise Violated("1 right model", said)
+
+    def unloaded(self, call: Call) -> None:
+        """An unload has been answered well: the model is gone, and what it took."""
+        self._in_time(call, self.settings.unload_seconds + _RECENT_SECONDS)
+        if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_loading(call):
+            return
+        self.present.pop(call.model_id, None)
+        if held := [h for h in self._world.held_of(call.model_id) if h.state == "READY"]:
+            said = f"{call.model_id} was unloaded, and Triton has {held[0].name}"
+            raise Violated("2 unloads", said)
+        if self._world.is_embedded and (left := self._world.processes_of(call.model_id)):
+            said = f"{call.model_id} was unloaded, and {len(left)} of its processes run"
+            raise Violated("2 unloads", said)
+
+    def _is_loading(self, call: Call) -> bool:
+        return self.loading[call.model_id] > 0 or self.since(
+            call.begun - self.settings.load_seconds, "caller left", model_id=call.model_id
+        )
+
+    def _in_time(self, call: Call, seconds: float) -> None:
+        took = self._now() - call.begun
+        if took > seconds:
+            said = f"{call.verb} of {call.model_id} took {took:.1f} s, of {seconds:.0f} s"
+            raise Violated("2 in time", said)
+
+    def leased(self, call: Call) -> None:
+        """A lease was given: not of a model whose death was told to a caller before."""
+        told = self._at.get(("death told", call.model_id), -1.0)
+        if told < 0.0 or not self._world.is_embedded or self.since(told, "end"):
+            return
+        if not self.since(told, "load asked", model_id=call.model_id):
+            raise Violated("2 dead", f"{call.model_id} has died, and is given another request")
+
+    def unload_begins(self, held: Held) -> None:
+        """Triton is told to unload a model, which may still have requests for a while alone."""
+        model_id = held.spec.model_id
+        asked = self._at.get(("unload asked", model_id), -1.0)
+        is_asked = self.unloading[model_id] > 0
+        # those of an adapter that was killed are nobody's
+        is_asked &= self._now() - self._shift_begun > _RECENT_SECONDS
+        if held.of_callers and is_asked and self._now() - asked < self.settings.unload_seconds / 2:
+            said = f"{model_id} is unloaded amid {held.of_callers} requests"
+            raise Violated("4 in flight", said)
+
+    def not_leased(self, call: Call, error: AdapterError) -> None:
+        """No lease was given: of a model that must answer that is wrong."""
+        if call.model_id in self.serving and self._world.is_up:
+            said = f"{call.model_id} is loaded, and a call for it is {error!r}"
+            raise Violated("2 not found", said)
+
+    def failed(self, call: Call, error: BaseException, spec: Spec) -> None:
+        """A call has ended with an error, which needs a cause."""
+        if not isinstance(error, AdapterError):
+            raise Violated("2 documented errors", f"{call.verb} of {call.model_id}: {error!r}")
+        goes_on = isinstance(error, _GO_ON)
+        if call.verb == "load" and not goes_on and not self.loading[call.model_id]:
+            self._gone_after(call)
+        limit = self.settings.unload_seconds if call.verb == "unload" else self._load_bound()
+        self._in_time(call, limit + _RECENT_SECONDS)
+        if not self._has_cause(call, error, spec):
+            said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
+            raise Violated("2 causes", said)
+
+    def _load_bound(self) -> float:
+        return self.settings.load_seconds
+
+    def _load_bound_ago(self) -> float:
+        return self._now() - self.settings.load_seconds - _RECENT_SECONDS
+
+    def _gone_after(self, call: Call) -> None:
+        if not self._is_loading(call) and not self._world.held_of(call.model_id):
+            self.present.pop(call.model_id, None)
+
+    def _has_cause(self, call: Call, error: AdapterError, spec: Spec) -> bool:
+        causes = {
+            AlreadyLoaded: self._may_be_there,
+            UnloadedMeanwhile: self._was_unloaded,
+            GivenUp: lambda *_: self._ends > 1,
+            ModelTooLarge: self._is_too_large,
+            InsufficientMemory: self._does_not_fit,
+            OutOfMemory: self._ran_out,
+            InvalidModel: self._has_bad_files,
+            SourceMissing: self._has_bad_files,
+            StubDied: self._has_died,
+            LoadFailed: lambda *_: self._was_hit(call, "load", "stub ended", "answer", _OOM),
+            InferenceFailed: lambda *_: self._was_hit(call, "infer", "stub ended", _OOM),
+            ModelNotFound: self._may_be_gone,
+            ModelNotReady: self._may_be_gone,
+            BackendTimeout: self._may_time_out,
+            BackendUnavailable: self._was_away,
+            BackendError: self._was_refused_by_disk,
+        }
+        found = next((causes[each] for each in type(error).__mro__ if each in causes), None)
+        return found is not None and found(call, spec)
+
+    def _was_unloaded(self, call: Call, _: Spec) -> bool:
+        begun = call.begun - self.settings.load_seconds
+        return self.since(begun, "unload asked", model_id=call.model_id)
+
+    def _does_not_fit(self, call: Call, spec: Spec) -> bool:
+        return not (self._surely_fits(call, spec) or self._is_room_to_come(call))
+
+    def _has_bad_files(self, call: Call, _: Spec) -> bool:
+        return self.since(call.begun, "prepare", model_id=call.model_id)
+
+    def _has_died(self, call: Call, _: Spec) -> bool:
+        self.happened("death told", call.model_id)
+        return self._was_hit(call, "load", "stub ended", _OOM)
+
+    def _may_be_gone(self, call: Call, _: Spec) -> bool:
+        must_answer = call.model_id in self.serving and self._world.is_up
+        return call.verb != "load" and not must_answer
+
+    def _was_away(self, call: Call, _: Spec) -> bool:
+        whats = ("end", "hang", "answer", "stop", "restart")
+        return not self._world.is_up or self.since(call.begun - _RECENT_SECONDS, *whats)
+
+    def _was_refused_by_disk(self, call: Call, _: Spec) -> bool:
+        disk = ("prepare", "place", "confirm", "remove")
+        return self.since(call.begun, *disk) or self._hung(call.begun - _RECENT_SECONDS)
+
+    def _hung(self, moment: float) -> bool:
+        return self.since(moment, "hang", "end")
+
+    def _may_be_there(self, call: Call, _: Spec) -> bool:
+        """Whether somebody else may have loaded the model, or loads it, or it comes back."""
+        begun = call.begun - self.settings.load_seconds - _RECENT_SECONDS
+        return (
+            call.model_id in self.serving
+            or self.loading[call.model_id] > 0
+            or self.since(begun, "load asked", "caller left", model_id=call.model_id)
+            or self._ends > 0
+            or bool(self._world.held_of(call.model_id))
+        )
+
+    def _was_hit(self, call: Call, *whats: str) -> bool:
+        begun = call.begun if call.verb == "load" else 0.0
+        return any(self.since(begun, each, model_id=call.model_id) for each in whats)
+
+    def _may_time_out(self, call: Call, _: Spec) -> bool:
+        took = self._now() - call.begun
+        if self._hung(call.begun - _RECENT_SECONDS):
+            return True
+        faults = ("load", "answer", "unload", "stub ended", "restart")
+        has_fault = any(self.since(0.0, each) for each in faults)
+        # several loads of seconds in a row, and their turns, may take longer than one may
+        natural = 4 * max(each.seconds for each in self._world.newest.values())
+        may = has_fault or natural + _RECENT_SECONDS > self.settings.load_seconds
+        return may and took >= min(5.0, self.settings.load_seconds)
+
+    # -- rule 2, 3: memory ------------------------------------------------------------------
+
+    def most(self, spec: Spec) -> int:
+        """Return the most that the adapter may suppose the model to take."""
+        disk = int(spec.takes * 0.75 * _FACTOR) + 1
+        return max(spec.declared or 0, spec.takes + spec.grows, disk, _LEAST_BYTES) + SLACK_BYTES
+
+    @property
+    def limit(self) -> int:
+        device = self._world.truth.device_bytes
+        return min(device, self.settings.memory_limit or device)
+
+    def _is_too_large(self, call: Call, spec: Spec) -> bool:
+        others = ("strangers", "unload", _OOM)
+        is_large = self.most(spec) + self._world.truth.held["baseline"] > self.limit * 0.9
+        return is_large or self.since(call.begun - _RECENT_SECONDS, *others)
+
+    def _surely_fits(self, call: Call, spec: Spec) -> bool:
+        """Whether it would fit even if the adapter knew everything late, and supposed the worst."""
+        truth, others = (
+            self._world.truth,
+            [each for each in self.present.values() if each.model_id != call.model_id],
+        )
+        # strangers that were there before the first model count as the baseline until the last goes
+        booked = truth.held["baseline"] + self._strangers + sum(map(self.most, others))
+        moment = call.begun - _RECENT_SECONDS
+        loading = sum(self.most(each) for each in others if self._at_work(each.model_id))
+        used = truth.most_since(moment) + loading
+        return max(booked, used) + self.most(spec) + self.settings.reserve < self.limit
+
+    def _is_room_to_come(self, call: Call) -> bool:
+        """Whether it was refused beside an unload that is under way, without a wait for that. (The
+        undo of a load is no unload.)
+        """
+        if self._world.reader.kind == "off" or self._now() - call.begun > 4.0:
+            return False
+        going = [held for held in self._world.all_held() if held.state == "UNLOADING"]
+        return any(
+            self.unloading[held.spec.model_id]
+            and not self.since(self._load_bound_ago(), "caller left", model_id=held.spec.model_id)
+            and self._now() - held.unloading_since > _NOTICED_SECONDS
+            and not held.process.over.is_set()
+            for held in going
+        )
+
+    def _at_work(self, model_id: str) -> bool:
+        return model_id not in self.serving
+
+    def _ran_out(self, call: Call, spec: Spec) -> bool:
+        if self._was_hit(call, _OOM):
+            return True
+        if call.verb == "infer":  # a text that means it is believed once
+            reading = self._world.reader.last
+            was_believed = call.model_id in self._believed
+            self._believed.add(call.model_id)
+            if was_believed and reading is not None and reading.source == "nvml":
+                return False
+            return self.since(0.0, "infer", model_id=call.model_id)
+        most = self._world.truth.most_since(call.begun - 5.0)
+        is_low = most + self.most(spec) > self.limit * 0.95 - self.settings.reserve
+        return is_low and self._was_hit(call, "load", "stub ended", "answer")
+
+    def admitted(self, spec: Spec) -> None:
+        """A load has got its reservation: others must leave it the room that it declares."""
+        reading, world = self._world.reader.last, self._world
+        self._runs_alone(spec)
+        if reading is None or reading.lag_seconds or spec.declared is None or not self.serving:
+            return
+        if self.since(self._now() - 2.0, "strangers", "unread", "infer done", "end"):
+            return
+        coming = [each for each in world.arriving() if each.spec.declared and each.spec != spec]
+        to_come = sum(
+            max(0, min(each.spec.declared, each.spec.takes) - world.bytes_of(each))
+            for each in coming
+        )
+        least = min(spec.declared, spec.takes)
+        used = sum(reading.used.values())
+        if used + to_come + least > self.limit + SLACK_BYTES:
+            said = f"{spec.model_id} was admitted with {(self.limit - used - to_come) // MIB} MiB"
+            raise Violated("3 admission", f"{said} left, of {least // MIB}")
+
+    def _runs_alone(self, spec: Spec) -> None:
+        """Where growth is measured a load of unknown size waits for others, for 20 s."""
+        is_known = spec.declared is not None or spec.url in self._measured
+        model_id = spec.model_id
+        others = [h for h in self._world.arriving() if h.spec.model_id != model_id]
+        self._at["admitted", model_id] = now = self._now()
+        if is_known or self._world.reader.last is None or not others:
+            return
+        asked = self._at.get(("load asked", model_id), -1.0)
+        admitted = [self._at.get(("admitted", h.spec.model_id), -1.0) for h in others]
+        is_fresh = now - min(admitted) < _STILL_SECONDS and now - asked < _ALONE_SECONDS
+        upset = ("unread", "stub ended", "hang", "caller left")
+        if is_fresh and not self.since(asked - _RECENT_SECONDS, *upset):
+            said = f"{model_id}, of unknown size, is loaded beside {others[0].spec.model_id}"
+            raise Violated("3 admission", said)
+
+    # -- rule 5, 6: quiet moments -----------------------------------------------------------
+
+    def rest(self, control: ModelControl) -> None:
+        """Nothing is under way any more: all books agree with the truth."""
+        records = control.registry.records()
+        stuck = {str(name) for name in control.registry.stuck}
+        self._idle(control, records)
+        self._not_stuck(stuck)
+        self._same(records, stuck)
+        self._came_back(control)
+        for model_id in self.serving:
+            if control.registry.get(model_id) is None:
+                raise Violated("5 desired", f"{model_id} was loaded, and is not any more")
+        book = control.memory.ledger.snapshot()
+        if book.reserved_bytes:
+            raise Violated("5 ledger", f"{book.reserved_bytes} bytes stay reserved")
+        if not stuck and book.models != len(records):
+            raise Violated("5 ledger", f"it has {book.models} models, of {len(records)}")
+        self._near_the_truth(control)
+        if self._world.story.bugs:
+            raise Violated("6 bugs", self._world.story.bugs[0])
+
+    def _idle(self, control: ModelControl, records: list[ModelRecord]) -> None:
+        if control.operations.in_flight:
+            raise Violated("5 left over", f"{control.operations.in_flight} operations never end")
+        for record in records:
+            if record.in_flight or record.abandoned:
+                raise Violated("5 left over", f"{record.id} has {record.in_flight} leases")
+            if record.state not in {ModelState.READY, ModelState.DEAD}:
+                raise Violated("5 left over", f"{record.id} is {record.state.value}")
+
+    def _same(self, records: list[ModelRecord], stuck: set[str]) -> None:
+        world = self._world
+        names = {str(record.name) for record in records}
+        served = {str(r.name) for r in records if r.state is ModelState.READY}
+        has = {held.name for held in world.all_held() if held.state == "READY"}
+        if missing := served - has:
+            raise Violated("5 left over", f"Triton does not have {sorted(missing)}")
+        if extra := has - names - stuck:
+            raise Violated("5 left over", f"Triton has {sorted(extra)}, which no model is")
+        extra = set(world.disk.folders) - names - stuck
+        if extra and not self.since(self._shift_begun, "remove", "place"):
+            raise Violated("5 left over", f"folders stay: {sorted(extra)}")
+        if world.is_embedded:
+            run = {each.name for each in world.triton.processes.all if each.is_real}
+            if extra := run - names - stuck:
+                raise Violated("5 left over", f"processes stay: {sorted(extra)}")
+
+    def _not_stuck(self, stuck: set[str]) -> None:
+        """Nothing is stuck but what Triton still loads, and never all of its threads."""
+        for name in stuck:
+            held = self._world.triton.held(name)
+            if held is None or held.state != "LOADING":
+                raise Violated("5 left over", f"{name} counts as stuck, and Triton is done with it")
+        if self._world.is_embedded and len(stuck) >= LOAD_THREADS:
+            raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
+
+    def _came_back(self, control: ModelControl) -> None:
+        """What Triton has lost is loaded again, where the adapter does that."""
+        upset = ("load", "prepare", "place", "confirm", "answer", _OOM, "stub ended")
+        is_full = sum(map(self.most, self.present.values())) > self.limit * 0.8
+        if not self.settings.loads_again or is_full or self._ends > 1:
+            return
+        for model_id in self._lost:
+            end = self._at["end", ""]
+            if any(self.since(end - _RECENT_SECONDS, each) for each in upset):
+                continue
+            record = control.registry.get(model_id)
+            if record is None or record.state is not ModelState.READY:
+                raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
+
+    def _near_the_truth(self, control: ModelControl) -> None:
+        """What the ledger has of models in processes of their own is what they took at most."""
+        if self._world.reader.kind != "host":
+            return
+        for record in control.registry.records():
+            held = self._world.triton.held(record.name)
+            if held is None or not held.spec.is_python or held.process.over.is_set():
+                continue
+            if not control.memory.is_measured(record.id):
+                continue
+            booked = total(control.memory.ledger.of(record.id))
+            real, most = self._world.bytes_of(held), held.spec.takes + held.spec.grows
+            if booked < real * 0.9 - SLACK_BYTES or booked > most * 1.1 + SLACK_BYTES:
+                said = f"{record.id} has {booked // MIB} MiB, and takes {real // MIB}"
+                raise Violated("5 ledger", said)

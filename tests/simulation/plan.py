@@ -1,0 +1,141 @@
+"""What happens in a run, drawn first, as a list, so that a failure shrinks by leaving entries out.
+
+A run is a simulated day of several shifts. In each an adapter starts with settings of its own, on
+what the last one left behind; operations and faults come at drawn moments; then the faults stop,
+the oracle looks at everything, and the adapter is stopped or killed.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from tests.simulation.loop import Draws
+from tests.simulation.memory import MIB
+from tests.simulation.models import Spec, drawn_models
+
+# What may be done to an operation of a model, by the port's verb.
+FAULTS = {
+    "load": ("fail", "hang", "stub dies", "exit", "slow"),
+    "answer": ("lost",),
+    "unload": ("slow", "survives", "late"),
+    "infer": ("fail", "echo"),
+    "prepare": ("disk", "invalid", "missing"),
+    "place": ("disk",),
+    "confirm": ("disk",),
+    "remove": ("disk",),
+}
+_KINDS = ("crash", "hang", "stub", "strangers", "unread", *FAULTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`at` seconds after the begin of its shift. `words` are what the verb needs."""
+
+    shift: int
+    at: float
+    verb: str
+    words: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.at:.1f} s: {' '.join(map(str, (self.verb, *self.words)))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one adapter. `reserve`: the headroom, in bytes."""
+
+    memory_limit: int | None
+    reserve: int
+    loads_again: bool | None
+    load_seconds: float
+    unload_seconds: float
+    warms_up: bool
+    is_killed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`reader` and `is_embedded` are the machine's, for the whole run."""
+
+    seed: int
+    device_bytes: int
+    baseline: int
+    reader: str
+    is_embedded: bool
+    models: dict[str, Spec]
+    shifts: tuple[Settings, ...]
+    entries: tuple[Entry, ...]
+
+    def only(self, entries: tuple[Entry, ...]) -> "Plan":
+        return replace(self, entries=entries)
+
+
+def drawn(seed: int) -> Plan:
+    random = Draws(seed).of("plan")
+    device_bytes = random.choice((500, 1000, 4000)) * MIB
+    baseline = random.choice((20, 60)) * MIB
+    is_embedded = random.random() < 0.7
+    readers = (
+        ("host", "host", "nvml", "triton", "off") if is_embedded else ("nvml", "triton", "off")
+    )
+    models = drawn_models(random, device_bytes - baseline)
+    count = random.choice((1, 2, 3, 4))
+    shifts = tuple(_shift(random, device_bytes) for _ in range(count))
+    rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _KINDS}
+    entries = [
+        entry for shift in range(count) for entry in _entries(random, shift, list(models), rates)
+    ]
+    reader = random.choice(readers)
+    return Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
+
+
+def _shift(random: Random, device_bytes: int) -> Settings:
+    return Settings(
+        memory_limit=random.choice((None, None, device_bytes * 9 // 10)),
+        reserve=random.choice((0, device_bytes // 20)),
+        loads_again=random.choice((None, False, True)),
+        load_seconds=random.choice((30.0, 60.0, 350.0)),
+        unload_seconds=random.choice((40.0, 340.0)),
+        warms_up=random.random() < 0.15,
+        is_killed=random.random() < 0.4,
+    )
+
+
+def _entries(random: Random, shift: int, names: list[str], rates: dict[str, int]) -> list[Entry]:
+    found, at = [], 0.0
+    pause = random.choice((0.3, 2.0, 10.0))
+    total = sum(rates.values())
+    share = random.choice((0.0, 0.1, 0.3)) if total else 0.0
+    for _ in range(random.choice((5, 15, 40))):
+        if random.random() < 0.6:
+            at += random.expovariate(1 / pause)
+        if random.random() < share:
+            [kind] = random.choices([*rates], weights=[*rates.values()])
+            found.append(_fault(random, shift, at, kind, names))
+        else:
+            found.append(_operation(random, shift, at, names))
+    return found
+
+
+def _operation(random: Random, shift: int, at: float, names: list[str]) -> Entry:
+    verbs = {"load": 6, "unload": 4, "invoke": 8, "version": 1}
+    [verb] = random.choices([*verbs], weights=[*verbs.values()])
+    name = random.choice(names)
+    leaves = random.choice((0.0, 0.05, 0.5, 3.0)) if random.random() < 0.15 else None
+    if verb == "invoke":
+        return Entry(shift, at, verb, (name, random.choice((1, 1, 3, 10)), leaves))
+    if verb == "version":
+        return Entry(shift, at, verb, (name,))
+    return Entry(shift, at, verb, (name, leaves))
+
+
+def _fault(random: Random, shift: int, at: float, kind: str, names: list[str]) -> Entry:
+    if kind in FAULTS:
+        return Entry(shift, at, "fault", (kind, random.choice(names), random.choice(FAULTS[kind])))
+    words: dict[str, tuple[object, ...]] = {
+        "crash": (),
+        "hang": (random.choice((0.5, 3.0, 15.0)),),
+        "stub": (random.choice(names),),
+        "strangers": (random.choice((50, 200)) * MIB, random.choice((1.0, 20.0))),
+        "unread": (random.choice((1.0, 20.0)),),
+    }
+    return Entry(shift, at, kind, words[kind])

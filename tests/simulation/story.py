@@ -1,0 +1,69 @@
+"""What happened in a run, in the words of docs/events.md, with simulated times."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from hashlib import sha256
+
+from adapter.telemetry.log import EVENTS
+from tests.simulation.loop import BEGIN
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_BUGS = frozenset({"operation.failed", "task.failed", "task.ended", "triton.restart_hook_failed"})
+
+
+class Adapter:
+    """One adapter of the run; `is_alive` until it is killed."""
+
+    def __init__(self) -> None:
+        self.is_alive = True
+
+
+# Which adapter the code belongs to that runs now; None for the world.
+ADAPTER: ContextVar[Adapter | None] = ContextVar("adapter", default=None)
+
+
+class Story(logging.Handler):
+    """`on_bug` is called with the lines that tell of a bug."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.bugs: list[str] = []
+        self._now = now
+        self._hash = sha256()
+
+    def note(self, event: str, **fields: object) -> None:
+        self._add("world", event, fields)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        adapter = ADAPTER.get()
+        if adapter is not None and not adapter.is_alive:
+            return
+        event = str(record.msg)
+        fields = {k: v for k, v in vars(record).items() if k not in _STANDARD}
+        is_bug = event in {"model.load_failed", "model.unload_failed"} and "error" not in fields
+        if is_bug or event in _BUGS or event not in EVENTS:
+            error = record.exc_info[1] if record.exc_info else None
+            self.bugs.append(f"{event} {fields} {error!r}")
+        self._add("adapter", event, fields)
+
+    def _add(self, who: str, event: str, fields: dict[str, object]) -> None:
+        said = json.dumps(fields, default=_said, sort_keys=True)
+        line = f"{self._now() - BEGIN:11.3f} {who:7} {event} {said if fields else ''}".rstrip()
+        self.counts[event] += 1
+        self.lines.append(line)
+        self._hash.update(line.encode() + b"\n")
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _said(value: object) -> object:
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    return str(value)

@@ -1,0 +1,35 @@
+"""Days that were wrong once. Each docstring is the shortest story of what the oracle saw."""
+
+import pytest
+
+from tests.simulation.faults import FAULTS
+from tests.simulation.plan import drawn
+from tests.simulation.world import played
+
+# the seed, and the fault that it found
+FOUND = {
+    122: "what stood still is charged to others",
+    106: "what stands still is charged to others",
+}
+
+
+def test_a_load_is_not_charged_with_what_another_took_that_stood_still():
+    """2.4 s: b, of unknown size, and c are asked for; b takes nothing for 1.5 s, so that c is let
+    in; then both take their memory. 25.6 s: c is loaded, and learned to take 3.5 GiB, which are
+    b's and c's. A crash; 3668.4 s: the load of d is refused, as c is to come back.
+    """
+    assert played(drawn(122)).violation is None
+
+
+def test_a_model_that_is_known_is_not_charged_with_one_that_warms_up_beside_it():
+    """45.0 s: b, of a known share, and f are asked for; f takes 797 MiB and then warms up for 6 s,
+    which looks as if it hung. 52.6 s: b is loaded, and learned to take f's memory as well. 120.0 s:
+    the load of d is refused, though 1.3 GiB are free.
+    """
+    assert played(drawn(106)).violation is None
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_the_day_is_wrong_with_the_fault_that_it_found(seed):
+    with FAULTS[FOUND[seed]].put_back():
+        assert played(drawn(seed)).violation.rule == "2 causes"

@@ -1,0 +1,386 @@
+"""A Triton in virtual time, with what docs/design/triton.md saw it do: the Triton of
+adapter/control/ports.py. Its processes are in processes.py.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    BackendUnavailable,
+    InferenceFailed,
+    LoadFailed,
+    MemoryFigures,
+    ModelNotFound,
+    OutOfMemory,
+    StubDied,
+)
+from tests.simulation.loop import Draws, turns
+from tests.simulation.memory import MIB, Truth
+from tests.simulation.models import Spec
+from tests.simulation.processes import Process, Processes
+
+CALL_SECONDS = 10.0
+LOAD_THREADS = 4
+_POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
+_LEAK_BYTES = 2 * MIB
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What Triton has under one name. `ended`: its load was answered, or it is gone."""
+
+    name: str
+    spec: Spec
+    process: Process
+    state: str = "LOADING"
+    in_flight: int = 0
+    of_callers: int = 0  # of those in flight
+    unloading_since: float = 0.0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Life:
+    """One process of tritonserver, from its start to its end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.over = asyncio.Event()
+        self.threads = asyncio.Semaphore(LOAD_THREADS)
+        self.models: dict[str, Held] = {}
+
+
+class SimTriton:
+    """`spec_at(name)` returns the files that are under this name in the repository. `fault(verb,
+    model_id)` takes the fault that is set for the next such act. `load_seconds`: the time limit of
+    the adapter's calls. `is_gpu`: models take its memory.
+    """
+
+    def __init__(
+        self,
+        truth: Truth,
+        draws: Draws,
+        *,
+        spec_at: Callable[[str], Spec | None],
+        fault: Callable[[str, str], str | None],
+        note: Callable[..., None],
+        unload_begins: Callable[[Held], None],
+    ) -> None:
+        self.truth, self._draws = truth, draws
+        self._spec_at, self._fault, self._note = spec_at, fault, note
+        self._unload_begins = unload_begins
+        self.processes = Processes(truth, draws)
+        self.load_seconds, self.is_gpu = 60.0, False
+        self.live, self.lives = False, 0
+        self.life: Life | None = None
+        self.up = asyncio.Event()
+        self.hung_until = 0.0
+        self._count = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # -- its process ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._count += 1
+        self.life = Life(self._count)
+        self.hung_until = 0.0
+
+    def answers(self) -> None:
+        """It answers the probes again."""
+        self.live, self.lives = True, self.lives + 1
+        self.up.set()
+
+    def end(self) -> None:
+        """It ends, with all models and processes."""
+        life, self.life, self.live = self.life, None, False
+        self.up.clear()
+        if life is not None:
+            self.processes.end_all()
+            for held in life.models.values():
+                held.ended.set()
+            for holder in [h for h in self.truth.held if h not in {"baseline", "strangers"}]:
+                self.truth.set(holder, 0)
+            life.over.set()
+
+    def held(self, name: str) -> Held | None:
+        return self.life.models.get(name) if self.life else None
+
+    async def _asked(self, verb: str, name: str = "") -> Life:
+        """Return the life that the call has reached, some time later."""
+        random = self._draws.of("triton", verb, name)
+        await turns(random)
+        if random.random() < 0.3:
+            await asyncio.sleep(random.choice((0.001, 0.005, 0.05)))
+        if (life := self.life) is None:
+            raise BackendUnavailable("failed to connect to all addresses", delivered=False)
+        if (hung := self.hung_until - _now()) > 0:
+            await self._either(life.over, min(hung, CALL_SECONDS))
+            if not life.over.is_set() and hung > CALL_SECONDS:
+                raise BackendTimeout(f"Triton did not answer within {CALL_SECONDS:g} s")
+        if life.over.is_set():
+            raise BackendUnavailable("Socket closed", delivered=True)
+        return life
+
+    async def _either(self, event: asyncio.Event, seconds: float | None) -> bool:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Triton goes on with it, whatever its caller does."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- loads ------------------------------------------------------------------------------
+
+    async def load(self, name: str, model_id: str) -> None:
+        life = await self._asked("load", name)
+        load = self._go(self._load(life, name))
+        over = self._go(life.over.wait())
+        is_lost = self._fault("answer", model_id)
+        try:
+            first = asyncio.FIRST_COMPLETED
+            limit = 1.0 if is_lost else self.load_seconds
+            await asyncio.wait([load, over], timeout=limit, return_when=first)
+        finally:
+            over.cancel()
+        if load.done():
+            if (error := load.result()) is not None:
+                raise error
+            return
+        if is_lost or life.over.is_set():
+            raise BackendUnavailable("Socket closed", delivered=True)
+        raise BackendTimeout(f"Triton did not answer within {self.load_seconds:g} s")
+
+    async def _load(self, life: Life, name: str) -> AdapterError | None:
+        async with life.threads:
+            if life.over.is_set():
+                return BackendUnavailable("Socket closed", delivered=True)
+            if (spec := self._spec_at(name)) is None:
+                return LoadFailed("failed to poll from model repository")
+            old = life.models.get(name)
+            if old is not None and old.state == "READY":
+                if old.spec == spec:
+                    return None
+                self.processes.end(old.process)
+            process = self.processes.start(name, spec)
+            held = life.models[name] = Held(name, spec, process)
+            try:
+                return await self._initialize(life, held)
+            finally:
+                held.ended.set()
+
+    async def _initialize(self, life: Life, held: Held) -> AdapterError | None:
+        spec, random = held.spec, self._draws.of("initialize", held.name)
+        fault = self._fault("load", spec.model_id)
+        seconds = spec.seconds * random.uniform(0.5, 2.0)
+        if fault == "slow":
+            seconds += self.load_seconds * random.choice((0.5, 1.5))
+        parts = random.choice((1, 1, 2, 3))
+        for part in range(parts):
+            if fault is not None and fault != "slow" and part == parts - 1:
+                return await self._failed(life, held, fault)
+            await self._either(held.process.over, seconds / parts)
+            if life.over.is_set():
+                return BackendUnavailable("Socket closed", delivered=True)
+            if held.process.over.is_set():
+                return await self._stub_ended(life, held)
+            count = spec.takes * (part + 1) // parts - spec.takes * part // parts
+            if self.truth.used + count > self.truth.device_bytes:
+                return await self._out_of_memory(life, held, count, random)
+            self.truth.add(held.process.key, count)
+        held.state = "READY"
+        return None
+
+    async def _failed(self, life: Life, held: Held, fault: str) -> AdapterError | None:
+        name = held.name
+        if fault == "exit":
+            self._note("triton ends in a load", name=name)
+            self.end()
+            return BackendUnavailable("Socket closed", delivered=True)
+        if fault == "hang":
+            await self._any(life.over, held.process.over)
+            if not life.over.is_set():
+                return await self._stub_ended(life, held)
+        elif fault == "stub dies" and held.spec.is_python:
+            self.processes.end(held.process)
+            await life.over.wait()
+        if life.over.is_set():
+            return BackendUnavailable("Socket closed", delivered=True)
+        self._drop(life, held)
+        self.truth.add("baseline", _LEAK_BYTES)
+        return LoadFailed("Internal: no weights", model_id=held.spec.model_id)
+
+    async def _any(self, *events: asyncio.Event) -> None:
+        waits = [self._go(each.wait()) for each in events]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+    async def _stub_ended(self, life: Life, held: Held) -> AdapterError:
+        await self._either(life.over, 1.0)
+        self._drop(life, held)
+        text = f"Stub process '{held.name}_0_0' is not healthy."
+        return LoadFailed(text, model_id=held.spec.model_id, suspected=text)
+
+    async def _out_of_memory(
+        self, life: Life, held: Held, count: int, random: Random
+    ) -> AdapterError:
+        free = self.truth.device_bytes - self.truth.used
+        self._note("out of memory", name=held.name, bytes=count, free=free)
+        if held.spec.is_python and random.random() < 0.3:
+            self.processes.killed_for_memory += 1
+            self.processes.end(held.process)
+            return await self._stub_ended(life, held)
+        self._drop(life, held)
+        return OutOfMemory(
+            f"CUDA out of memory. Tried to allocate {count} bytes",
+            model_id=held.spec.model_id,
+            figures=MemoryFigures(needed_bytes=count, free_bytes=free),
+            was_tried=True,
+        )
+
+    def _drop(self, life: Life, held: Held) -> None:
+        self.processes.end(held.process)
+        if life.models.get(held.name) is held:
+            del life.models[held.name]
+
+    # -- unloads ----------------------------------------------------------------------------
+
+    async def unload(self, name: str, model_id: str) -> None:
+        life = await self._asked("unload", name)
+        held = life.models.get(name)
+        if held is None:
+            return
+        if held.state == "LOADING":
+            await self._any(held.ended, life.over)
+            if life.over.is_set():
+                raise BackendUnavailable("Socket closed", delivered=True)
+        if held.state == "READY":
+            self._unload_begins(held)
+            held.state, held.unloading_since = "UNLOADING", _now()
+            self._go(self._unload(life, held))
+
+    async def _unload(self, life: Life, held: Held) -> None:
+        random = self._draws.of("unload", held.name)
+        fault = self._fault("unload", held.spec.model_id)
+        while held.in_flight and not life.over.is_set():
+            held.idle.clear()
+            await self._any(held.idle, life.over)
+        slow = random.uniform(15, 50) if fault == "slow" else 0.0
+        seconds = random.choice((0.02, 0.2, 0.8)) + slow
+        if not held.process.is_real or not held.process.over.is_set():
+            await self._either(held.process.over, seconds)
+        if life.over.is_set() or life.models.get(held.name) is not held:
+            return
+        if held.process.over.is_set():
+            return  # it stays in UNLOADING until its name is loaded again
+        del life.models[held.name]
+        if fault == "survives" and held.process.is_real:
+            self._note("a process survives the unload", name=held.name)
+            return
+        # the memory of a host's process is free when it has ended
+        is_late = fault == "late" and (not held.process.is_real or self.is_gpu)
+        late = random.uniform(0.5, 4.0) if is_late else 0.0
+        self.processes.end(held.process, late=late)
+
+    async def wait_gone(self, names: Collection[str], seconds: float) -> set[str]:
+        deadline, pause = _now() + seconds, _POLL_FIRST_SECONDS
+        while left := {n for n in names if n in (await self._asked("index")).models}:
+            if _now() + pause > deadline:
+                return left
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _POLL_LAST_SECONDS)
+        return set()
+
+    # -- the index --------------------------------------------------------------------------
+
+    async def ready(self) -> set[str]:
+        return await self._in_state("READY")
+
+    async def being_loaded(self) -> set[str]:
+        return await self._in_state("LOADING")
+
+    async def present(self) -> set[str]:
+        return await self._in_state("READY", "LOADING", "UNLOADING")
+
+    async def _in_state(self, *states: str) -> set[str]:
+        """Return what was so when it was asked, which may be otherwise when the answer arrives."""
+        life = await self._asked("index")
+        found = {name for name, held in life.models.items() if held.state in states}
+        await turns(self._draws.of("index"))
+        if life.over.is_set():
+            raise BackendUnavailable("Socket closed", delivered=True)
+        return found
+
+    # -- inferences -------------------------------------------------------------------------
+
+    async def warm_up(self, name: str, model_id: str, seconds: float) -> str | None:
+        await asyncio.shield(self._go(self._infer(name, model_id, is_ours=True)))
+        return None
+
+    async def infer(self, name: str, model_id: str) -> Spec:
+        """Return what has answered. Goes on when its caller leaves."""
+        return await asyncio.shield(self._go(self._infer(name, model_id)))
+
+    async def _infer(self, name: str, model_id: str, *, is_ours: bool = False) -> Spec:
+        life = await self._asked("infer", name)
+        held = life.models.get(name)
+        if held is None or held.state != "READY":
+            raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+        random = self._draws.of("infer", name)
+        held.in_flight += 1
+        held.of_callers += not is_ours
+        try:
+            await self._either(life.over, random.choice((0.0, 0.01, 0.01, 0.1, 0.5, 6.0)))
+            if life.over.is_set():
+                raise BackendUnavailable("Socket closed", delivered=True)
+            if held.process.is_real and held.process.over.is_set():
+                await self._either(life.over, 1.0)
+                raise StubDied(f"Stub process '{name}_0_0' is not healthy.", model_id=model_id)
+            self._grow(held, random)
+            if not is_ours and (fault := self._fault("infer", held.spec.model_id)) is not None:
+                raise self._said(fault, model_id)
+            return held.spec
+        finally:
+            held.in_flight -= 1
+            held.of_callers -= not is_ours
+            if not held.in_flight:
+                held.idle.set()
+
+    def _said(self, fault: str, model_id: str) -> AdapterError:
+        if fault == "echo":
+            text = "input 'CUDA out of memory. Tried to allocate 1 bytes' is unknown"
+            figures = MemoryFigures(needed_bytes=1)
+            return OutOfMemory(text, model_id=model_id, figures=figures, matched="out of memory")
+        return InferenceFailed("division by zero", model_id=model_id)
+
+    def _grow(self, held: Held, random: Random) -> None:
+        grown = self.truth.held.get(held.process.key, 0) - held.spec.takes
+        if grown >= held.spec.grows or random.random() < 0.5:
+            return
+        count = min(held.spec.grows - grown, held.spec.grows // 2 + 1)
+        if self.truth.used + count <= self.truth.device_bytes:
+            self.truth.add(held.process.key, count)
+            return
+        self._note("out of memory in an inference", name=held.name)
+        raise OutOfMemory(
+            f"CUDA out of memory. Tried to allocate {count} bytes",
+            model_id=held.spec.model_id,
+            figures=MemoryFigures(needed_bytes=count),
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

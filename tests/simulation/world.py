@@ -1,0 +1,487 @@
+"""One run: a machine with a Triton, adapters one after the other, their callers, and the faults."""
+
+import asyncio
+import gc
+import inspect
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adapter.control.models import ModelControl
+from adapter.control.ports import TimeLimits
+from adapter.core.ledger import Ledger
+from adapter.core.registry import Registry
+from adapter.core.sizing import Sizes
+from adapter.errors import AdapterError
+from adapter.runtime import background, clock
+from adapter.telemetry.metrics import Metrics
+from tests.simulation.callers import Callers
+from tests.simulation.disk import SimDisk
+from tests.simulation.loop import Draws, virtual
+from tests.simulation.memory import Reader, Truth
+from tests.simulation.models import Spec
+from tests.simulation.oracle import Oracle, Violated
+from tests.simulation.plan import Entry, Plan, Settings
+from tests.simulation.processes import SimServer
+from tests.simulation.story import ADAPTER, Adapter, Story
+from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
+
+_FACTOR = 1.25  # of the size on disk, as oracle.py has it
+_START_SECONDS = (0.5, 2.0)
+_ROUNDS = 100  # of cancelling, until the last has given up
+_QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
+
+
+class Killed(BaseException):
+    """Raised to an adapter that was killed: it has no effect on the world any more."""
+
+
+class Guarded:
+    """A port of one adapter, which does nothing once that was killed."""
+
+    def __init__(self, target: object, adapter: Adapter) -> None:
+        self._target, self._adapter = target, adapter
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._target, name)
+        if not callable(found):
+            return found
+        call = self._awaited(found) if inspect.iscoroutinefunction(found) else self._called(found)
+        setattr(self, name, call)
+        return call
+
+    def _check(self) -> None:
+        if not self._adapter.is_alive:
+            raise Killed
+
+    def _awaited(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: object, **kwargs: object) -> object:
+            self._check()
+            try:
+                return await act(*args, **kwargs)
+            finally:
+                self._check()
+
+        return call
+
+    def _called(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: object, **kwargs: object) -> object:
+            self._check()
+            return act(*args, **kwargs)
+
+        return call
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run has ended. `violation` is None when all went well."""
+
+    plan: Plan
+    story: Story
+    violation: Violated | None
+    operations: int
+    faults: Counter[str]
+
+
+class World:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.draws = Draws(plan.seed)
+        self._loop = asyncio.get_running_loop()
+        self.story = Story(self._loop.time)
+        self.truth = Truth(plan.device_bytes, plan.baseline)
+        self.specs = {spec.url: spec for spec in plan.models.values()}
+        self.newest = dict(plan.models)
+        self._set_faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        self.faults: Counter[str] = Counter()
+        self.disk = SimDisk(self.specs, self.draws, self.take_fault)
+        self.triton = SimTriton(
+            self.truth,
+            self.draws,
+            spec_at=self.disk.spec_at,
+            fault=self.take_fault,
+            note=self._noted,
+            unload_begins=self._unload_begins,
+        )
+        processes = self.triton.processes
+        self.reader = Reader(plan.reader, self.truth, processes.bytes_apart, self.draws)
+        self.triton.is_gpu = plan.reader != "host"
+        self.is_embedded = plan.is_embedded
+        self.oracle = Oracle(self)
+        self.violation: Violated | None = None
+        self._violated = asyncio.Event()
+        self.control: ModelControl | None = None
+        self._begun: list[tuple[Adapter, asyncio.Task[Any]]] = []
+        self._carried: dict[str, Spec] = {}
+        self._served_by: Life | None = None
+        self._loop.set_exception_handler(self._unseen)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # -- what the oracle asks ---------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @property
+    def is_up(self) -> bool:
+        return self.triton.life is not None and self.triton.live
+
+    def all_held(self) -> list[Held]:
+        return [*self.triton.life.models.values()] if self.triton.life else []
+
+    def held_of(self, model_id: str) -> list[Held]:
+        return [held for held in self.all_held() if held.spec.model_id == model_id]
+
+    def arriving(self) -> list[Held]:
+        return [held for held in self.all_held() if held.state == "LOADING"]
+
+    def bytes_of(self, held: Held) -> int:
+        return self.truth.held.get(held.process.key, 0)
+
+    def processes_of(self, model_id: str) -> list[object]:
+        names = {n for n, folder in self.disk.folders.items() if folder.model_id == model_id}
+        return self.triton.processes.of(*names, model_id)
+
+    def new_version(self, name: str) -> None:
+        """Somebody puts other files in place of the model's."""
+        old = self.newest[name]
+        new = replace(old, version=old.version + 1, takes=int(old.takes * 0.9))
+        self.newest[name] = self.specs[new.url] = new
+
+    # -- faults -----------------------------------------------------------------------------
+
+    def take_fault(self, verb: str, model_id: str) -> str | None:
+        """Return the fault that is set for the next such act, which happens now."""
+        if verb == "place":
+            self._admitted(self.newest[model_id])
+        waiting = self._set_faults.get((verb, model_id))
+        if not waiting:
+            return None
+        fault = waiting.pop(0)
+        self._noted(f"{verb} of {model_id}: {fault}")
+        self.oracle.happened(verb, model_id)
+        self.faults[f"{verb}: {fault}"] += 1
+        return fault
+
+    def _noted(self, event: str, **fields: object) -> None:
+        self.story.note(event, **fields)
+        if event.startswith("out of memory"):
+            held = self.triton.held(str(fields["name"]))
+            self.oracle.happened("out of memory", held.spec.model_id if held else "")
+
+    def _admitted(self, spec: Spec) -> None:
+        try:
+            self.oracle.admitted(spec)
+        except Violated as found:
+            self.violate(found)
+
+    def _unload_begins(self, held: Held) -> None:
+        try:
+            self.oracle.unload_begins(held)
+        except Violated as found:
+            self.violate(found)
+
+    async def _keep_triton(self) -> None:
+        """What starts Triton again when it has ended, and tells the adapter."""
+        random = self.draws.of("supervisor")
+        while True:
+            self.triton.start()
+            life = self.triton.life
+            await asyncio.sleep(random.uniform(*_START_SECONDS))
+            if self.triton.life is life:
+                self.triton.answers()
+                self._tell_back()
+            await life.over.wait()
+            self.oracle.happened("end")
+            self.story.note("triton ended")
+            await asyncio.sleep(random.choice((0.3, 1.0, 5.0)))
+
+    def _tell_back(self) -> None:
+        if self.control is not None:
+            self.begin_of_adapter(self._told_back(self.control))
+
+    async def _told_back(self, control: ModelControl) -> None:
+        if control.is_open:
+            with suppress(AdapterError):
+                await control.triton_restarted()
+
+    async def _hang(self, seconds: float) -> None:
+        """Triton answers nothing for a while, and has all its models afterwards."""
+        if (life := self.triton.life) is None:
+            return
+        self.triton.hung_until = max(self.triton.hung_until, self.now + seconds)
+        await asyncio.sleep(min(1.0, seconds))
+        if self.triton.life is not life or seconds < 1.0:
+            return
+        self.triton.live = False
+        await asyncio.sleep(max(0.0, self.triton.hung_until - self.now))
+        if self.triton.life is life and not self.triton.live:
+            self.oracle.happened("hang")
+            self.triton.answers()
+            self._tell_back()
+
+    def play_fault(self, entry: Entry) -> None:
+        verb, words = entry.verb, entry.words
+        self.oracle.happened(verb)
+        self.story.note(f"fault: {verb}", words=words)
+        if verb != "fault":
+            self.faults[verb] += 1
+        plays: dict[str, Callable[..., object]] = {
+            "fault": self._set_fault,
+            "crash": self.triton.end,
+            "hang": lambda seconds: self.begin(self._hang(seconds)),
+            "stub": self._end_stub,
+            "strangers": self._strangers_come,
+            "unread": self._unread,
+        }
+        plays[verb](*words)
+
+    def _set_fault(self, verb: str, model_id: str, fault: str) -> None:
+        self._set_faults[verb, model_id].append(fault)
+
+    def _end_stub(self, model_id: str) -> None:
+        for each in self.processes_of(model_id):
+            self.triton.processes.end(each)
+        self.oracle.happened("stub ended", model_id)
+
+    def _strangers_come(self, count: int, seconds: float) -> None:
+        self.truth.add("strangers", count)
+        self._loop.call_later(seconds, self._strangers_leave, count)
+
+    def _unread(self, seconds: float) -> None:
+        self.reader.unread_until = self.now + seconds
+
+    def _strangers_leave(self, count: int) -> None:
+        self.oracle.happened("strangers")
+        self.truth.add("strangers", -count)
+
+    def stop_faults(self) -> None:
+        self._set_faults.clear()
+        self.reader.unread_until = self.triton.hung_until = 0.0
+
+    # -- tasks ------------------------------------------------------------------------------
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Of the world, or of a caller; what it raises ends the run."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def begin_call(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """What a caller awaits of the adapter."""
+        return self._adapters.run(asyncio.ensure_future, work)
+
+    def begin_of_adapter(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self._adapters.run(self.begin, work)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or isinstance(error, Killed):
+            return
+        found = error if isinstance(error, Violated) else Violated("0 simulator", repr(error))
+        if not isinstance(error, Violated):
+            found.__cause__ = error
+        self.violate(found)
+
+    def _unseen(self, _: asyncio.AbstractEventLoop, about: dict[str, Any]) -> None:
+        error = about.get("exception")
+        if not isinstance(error, Killed | AdapterError):
+            self.story.bugs.append(f"{about['message']}: {error!r}")
+
+    def violate(self, found: Violated) -> None:
+        if self.violation is None:
+            self.violation = found
+            self.story.note(f"oracle: {found}")
+            self._violated.set()
+
+    # -- a shift ----------------------------------------------------------------------------
+
+    def _new_adapter(self, settings: Settings) -> tuple[Adapter, ModelControl]:
+        adapter = Adapter()
+        self._adapters = copy_context()
+        self._adapters.run(ADAPTER.set, adapter)
+        self.triton.load_seconds = settings.load_seconds
+        sizes = Sizes(_FACTOR, 0)
+        sizes.restore(self.disk.sizes)
+        server = None
+        if self.is_embedded:
+            server = SimServer(self.triton, self.draws, self._restart, LOAD_THREADS)
+        guarded = [
+            Guarded(each, adapter) if each is not None else None
+            for each in (self.triton, self.disk, self.reader, server)
+        ]
+        control = self._adapters.run(
+            ModelControl,
+            registry=Registry(clock.now),
+            ledger=Ledger(settings.memory_limit, lambda _: settings.reserve),
+            sizes=sizes,
+            triton=guarded[0],
+            packages=guarded[1],
+            memory=guarded[2],
+            metrics=Metrics(),
+            limits=TimeLimits(
+                load=settings.load_seconds,
+                unload=settings.unload_seconds,
+                warm_up=60.0 if settings.warms_up else None,
+            ),
+            server=guarded[3],
+            store=guarded[1],
+            loads_again=settings.loads_again,
+            load_threads=LOAD_THREADS,
+        )
+        return adapter, control
+
+    def _restart(self, reason: str) -> None:
+        self.story.note("the adapter restarts triton", reason=reason)
+        self.oracle.happened("restart")
+        self.triton.end()
+
+    async def _shift(self, number: int, settings: Settings) -> None:
+        self.story.note(f"adapter {number} starts")
+        adapter, control = self._new_adapter(settings)
+        self.oracle.new_adapter(settings)
+        await self.triton.up.wait()
+        await self._opened(control)
+        self.control = control
+        if self.triton.life is self._served_by:
+            self.oracle.serving.update(self._carried)
+        work = control.run_housekeeping()
+        keeping = self._adapters.run(background.begin, "control-watch", work)
+        self._begun.append((adapter, keeping))
+        callers = Callers(self, control)
+        begun = self.now
+        for entry in (each for each in self.plan.entries if each.shift == number):
+            await self._until(begun + entry.at)
+            if not callers.play(entry):
+                self.play_fault(entry)
+        if settings.is_killed and self.draws.of("kill", number).random() < 0.5:
+            self._kill(adapter)
+        else:
+            await self._quiet(control, callers)
+            await self._stop(adapter, control, settings)
+        background.end(keeping)
+        callers.leave()
+
+    async def _opened(self, control: ModelControl) -> None:
+        """As the adapter does: the start is tried until Triton answers."""
+        while True:
+            try:
+                await self.begin_call(control.open())
+            except AdapterError:
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+    def _carry(self) -> None:
+        """Remember what the next adapter has to adopt, if Triton goes on meanwhile."""
+        self._carried, self._served_by = dict(self.oracle.serving), self.triton.life
+
+    async def _until(self, moment: float) -> None:
+        if moment > self.now:
+            await asyncio.sleep(moment - self.now)
+
+    async def _quiet(self, control: ModelControl, callers: Callers) -> None:
+        """Let the faults stop, wait until all has come to rest, and look at everything."""
+        self.stop_faults()
+        self.story.note("faults stop")
+        end = self.now + _QUIET_SECONDS
+        while self.now < end:
+            await asyncio.sleep(5.0)
+            if self.is_up and self._is_at_rest(control, callers):
+                break
+        if self.violation is None and callers.count:
+            raise Violated("2 in time", f"{callers.count} calls are never answered")
+        await asyncio.sleep(5.0)
+        self.oracle.rest(control)
+
+    def _is_at_rest(self, control: ModelControl, callers: Callers) -> bool:
+        if callers.count or control.operations.in_flight or control.memory.is_busy:
+            return False
+        stuck = [self.triton.held(name) for name in control.registry.stuck]
+        if any(held is None or held.state != "LOADING" for held in stuck):
+            return False
+        states = {record.state.value for record in control.registry.records()}
+        return states <= {"READY", "DEAD"} and self.truth.held.get("strangers", 0) == 0
+
+    async def _stop(self, adapter: Adapter, control: ModelControl, settings: Settings) -> None:
+        self._carry()
+        self.oracle.happened("stop")
+        if settings.is_killed:
+            self._kill(adapter)
+            return
+        self.story.note("adapter stops")
+        self.control = None
+        await self.begin_call(control.drain(5.0))
+        await self.begin_call(control.undone())
+        adapter.is_alive = False
+        if self.is_embedded:
+            self.triton.end()
+
+    def _kill(self, adapter: Adapter) -> None:
+        self._carry()
+        self.story.note("adapter killed")
+        adapter.is_alive, self.control = False, None
+        if self.is_embedded:  # which ends with it
+            self.triton.end()
+
+    async def play(self) -> None:
+        keeping = self.begin(self._keep_triton())
+        ended = asyncio.ensure_future(self._violated.wait())
+        work = self.begin(self._shifts())
+        await asyncio.wait([work, ended], return_when=asyncio.FIRST_COMPLETED)
+        for task in (keeping, ended, work):
+            task.cancel()
+
+    async def close(self) -> None:
+        """End all that still goes on, adapters too; whatever they do has no effect any more."""
+        for adapter, keeping in self._begun:
+            adapter.is_alive = False
+            background.end(keeping)
+        for _ in range(_ROUNDS):
+            if not (others := asyncio.all_tasks() - {asyncio.current_task()}):
+                return
+            for task in others:
+                task.cancel()
+            await asyncio.sleep(1.0)
+
+    async def _shifts(self) -> None:
+        for number, settings in enumerate(self.plan.shifts):
+            await self._shift(number, settings)
+            await asyncio.sleep(self.draws.of("night").choice((1.0, 3600.0)))
+
+
+def played(plan: Plan) -> Outcome:
+    """Play the run in virtual time."""
+    gc.collect()
+    gc.disable()
+    try:
+        with virtual(Draws(plan.seed)) as run:
+            return run(_played(plan))
+    finally:
+        gc.enable()
+
+
+async def _played(plan: Plan) -> Outcome:
+    world = World(plan)
+    log = logging.getLogger("adapter")
+    log.addHandler(world.story)
+    before = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        await world.play()
+    finally:
+        await world.close()
+        log.removeHandler(world.story)
+        log.level, log.propagate = before
+    operations = sum(n for event, n in world.story.counts.items() if event in _OPERATIONS)
+    return Outcome(plan, world.story, world.violation, operations, world.faults)
+
+
+_OPERATIONS = ("model.loading", "model.unloading", "call")
