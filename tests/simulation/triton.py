@@ -76,7 +76,7 @@ class SimTriton:
         self._unload_begins = unload_begins
         self.processes = Processes(truth, draws)
         self.load_seconds, self.is_gpu = 60.0, False
-        self.live, self.lives = False, 0
+        self.live, self.lives, self.version = False, 0, "2.51.0"
         self.life: Life | None = None
         self.up = asyncio.Event()
         self.hung_until = 0.0
