@@ -18,7 +18,8 @@ from adapter.runtime import clock
 
 # What a paused holder is resumed for: one read of its connection.
 _READ_BYTES = 2**18
-# Frames and answers that are kept until their receivers take them may be this much of the sum.
+# Frames, answers, and requests behind another one, all of which are kept until somebody takes them,
+# may be this much of the sum.
 _BUFFERED_BYTES = 2**26
 # A body of unknown length is judged as if this much of it were still to come.
 _UNKNOWN_BYTES = 2**26
