@@ -383,7 +383,7 @@ class ArtifactCache:
         """
         room, limits, asked = self._room, self._limits, _question(store, version)
         work, published = self._folder.new_work(), list[Kept]()
-        claim.needed_bytes, claim.needed_inodes = self._needs.of(asked)
+        claim.needed_bytes, claim.needed_inodes, claim.told_bytes = self._needs.of(asked)
         try:
             await CACHE.run_to_end(self._folder.make, work)
             fetch = Fetch(
@@ -404,7 +404,8 @@ class ArtifactCache:
             if isinstance(error, InvalidArtifact):
                 self._unfit.remember(asked, error)
             elif isinstance(error, NoRoom | BeginsAgain):
-                self._needs.learn(asked, claim.needed_bytes, claim.needed_inodes)
+                needed = (claim.needed_bytes, claim.needed_inodes, claim.told_bytes)
+                self._needs.learn(asked, *needed)
             for kept in published:  # and then it was cancelled
                 self._disk.release(kept.note.id)
             await asyncio.shield(self._in_background(self._dropped(work, claim)))

@@ -51,8 +51,8 @@ def _refuse(_: int, lack: NoRoom) -> None:
 class Claim:
     """The room of one fetch; `what` names it in messages. Of `size_bytes` are `ahead_bytes` not
     yet asked for by what writes. `needed_bytes` and `needed_inodes`: the most that it has ever
-    asked for in all, of files `inodes` with success. `staying_bytes` of the cache are known never
-    to leave for it.
+    asked for in all, of files `inodes` with success; `told_bytes` is what the archive says of
+    that, for messages alone. `staying_bytes` of the cache are known never to leave for it.
 
     `unloads`: idle models may be unloaded for it. `wait` is called in a thread where so many bytes
     lack, with the error, and returns for another try or raises; `waited_seconds` is for it, and
@@ -69,6 +69,7 @@ class Claim:
     inodes: int = 0
     needed_bytes: int = 0
     needed_inodes: int = 0
+    told_bytes: int = 0
     waited_seconds: float = 0.0
     staying_bytes: int = 0
     lacked_at: int = 0
@@ -116,8 +117,12 @@ class Claim:
 
     def lack(self) -> str:
         """Return how a message begins that says what is needed."""
-        needed = format_size(self.needed_bytes)
-        return f"{self.what}: no room on disk: it needs {needed} or more"
+        return f"{self.what}: no room on disk: it needs {format_size(self.all_bytes)} or more"
+
+    @property
+    def all_bytes(self) -> int:
+        """What it needs in all, as far as that is known."""
+        return max(self.needed_bytes, self.told_bytes)
 
 
 class Disk:
@@ -310,7 +315,7 @@ class Disk:
                     return Evicted(kept, "limit" if lacks_limit else "disk")
                 if not self._leaving:
                     claim.lacked_at = self.freed_count
-                    raise NoRoom(self._why_none(claim, count, inodes, lacks_limit=lacks_limit))
+                    raise NoRoom(self._why_none(claim, inodes, lacks_limit=lacks_limit))
                 self._changed.wait()
 
     def _give(self, claim: Claim, count: int, *, is_ahead: bool) -> None:
@@ -356,13 +361,14 @@ class Disk:
         if not versions:
             del self._by_key[kept.note.store, kept.note.path]
 
-    def _why_none(self, claim: Claim, count: int, inodes: int, *, lacks_limit: bool) -> str:
-        still = f", {format_size(count)} of that still" if count < claim.needed_bytes else ""
+    def _why_none(self, claim: Claim, inodes: int, *, lacks_limit: bool) -> str:
+        left = claim.all_bytes - claim.written_bytes
+        still = f", {format_size(left)} of that still" if left < claim.all_bytes else ""
         needed = f"{claim.lack()} in all{still}"
         if lacks_limit:
             return (
                 f"{needed}, and of cache_limit, {format_size(self.limit_bytes)},"
-                f" {format_size(self.used_bytes)} are loaded or being fetched"
+                f" {format_size(self.used_bytes)} are taken, of which too little can leave"
             )
         free = self._free()
         if _lacks_inodes(free, inodes):

@@ -16,7 +16,7 @@ from adapter.errors import (
     NoRoom,
     StoreUnavailable,
 )
-from adapter.packages.source.archives import is_archive, least_bytes
+from adapter.packages.source.archives import is_archive, least_bytes, told_bytes
 from adapter.packages.source.confined import Inside
 from adapter.packages.source.contents import MAX_DEPTH, MAX_ENTRIES
 from adapter.packages.source.space import disk_bytes
@@ -269,6 +269,7 @@ class Fetch:
     def _refuse_what_never_fits(self) -> None:
         """Raise NoRoom before anything leaves the disk for it."""
         claim = self._claim
+        claim.told_bytes = claim.written_bytes + told_bytes(self._part)
         beyond = claim.disk.limit_bytes - claim.written_bytes
         claim.refuse_more_than_all(least_bytes(self._part, beyond))
 

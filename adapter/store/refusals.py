@@ -57,18 +57,19 @@ class Refusals:
 
 
 class Needs:
-    """The room on disk that versions were seen to need at least, as bytes and inodes: what a fetch
-    lacked while it unpacked, the next one asks for before it downloads anything.
+    """The room on disk that versions were seen to need at least, as bytes and inodes, and bytes by
+    an archive's own word: what a fetch lacked while it unpacked, the next one asks for before it
+    downloads anything.
     """
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[Question, tuple[int, int]] = OrderedDict()
+        self._seen: OrderedDict[Question, tuple[int, int, int]] = OrderedDict()
 
-    def of(self, version: Question) -> tuple[int, int]:
-        return self._seen.get(version, (0, 0))
+    def of(self, version: Question) -> tuple[int, int, int]:
+        return self._seen.get(version, (0, 0, 0))
 
-    def learn(self, version: Question, size_bytes: int, inodes: int) -> None:
-        self._seen[version] = (size_bytes, inodes)
+    def learn(self, version: Question, size_bytes: int, inodes: int, told_bytes: int) -> None:
+        self._seen[version] = (size_bytes, inodes, told_bytes)
         self._seen.move_to_end(version)
         if len(self._seen) > MAX_REMEMBERED:
             self._seen.popitem(last=False)

@@ -109,12 +109,10 @@ def least_bytes(archive: Path, beyond: int) -> int:
     Its last four bytes say how long it is, or its last part, modulo 2**32: where that is enough, it
     is read so far, and nothing written. Half is left to headers, which become nothing on disk.
     """
+    if _kind_by_bytes(archive) != "tar.gz":
+        return 0
+    length = told_bytes(archive)
     with archive.open("rb", buffering=0) as file:
-        if file.seek(0, os.SEEK_END) < _GZIP_LENGTH_BYTES or _kind_by_bytes(archive) != "tar.gz":
-            return 0
-        file.seek(-_GZIP_LENGTH_BYTES, os.SEEK_END)
-        (length,) = struct.unpack("<I", file.read(_GZIP_LENGTH_BYTES))
-        file.seek(0)
         stream, seen = Gunzip(file), 0
         try:
             while seen // 2 <= beyond < length // 2 and (chunk := stream.read(CHUNK)):
@@ -122,6 +120,18 @@ def least_bytes(archive: Path, beyond: int) -> int:
         except (zlib.error, EOFError):
             return 0  # which is told when it is unpacked
     return seen // 2 if seen // 2 > beyond else 0
+
+
+def told_bytes(archive: Path) -> int:
+    """Return how many bytes come out of a tar by its own word, which may be wrong; 0 of a zip."""
+    kind = _kind_by_bytes(archive)
+    with archive.open("rb", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if kind != "tar.gz" or size < _GZIP_LENGTH_BYTES:
+            return size if kind == "tar" else 0
+        file.seek(-_GZIP_LENGTH_BYTES, os.SEEK_END)
+        (length,) = struct.unpack("<I", file.read(_GZIP_LENGTH_BYTES))
+        return int(length)
 
 
 def _kind(archive: Path, content: Path) -> str:
