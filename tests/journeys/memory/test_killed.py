@@ -18,7 +18,7 @@ import pytest
 from tests.asking import Gate, background, model_names
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import beside, stubs, tritonserver
-from tests.running import Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -32,7 +32,8 @@ _EXPECTED = {200, 404, 409, 503}
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     root = tmp_path_factory.mktemp("models")
-    with embedded_adapter(f"--model-roots={root}", "--on-triton-restart=forget") as adapter:
+    flags = (f"--model-roots={root}", "--on-triton-restart=forget", COMPLETE)
+    with embedded_adapter(*flags) as adapter:
         yield adapter, root
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.asking import model_names
 from tests.processes import tritonserver
-from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -55,7 +55,7 @@ def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp
     for name in _NAMES:
         write_python_model(tmp_path / name)
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
-    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
         for name in _NAMES:
             assert client.load(name, tmp_path / name).status == 200
 
@@ -72,7 +72,7 @@ def test_wanted_models_are_back_before_it_is_ready_when_triton_ends_twice(tmp_pa
         *(f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*"),
         "--on-triton-restart=reload",
     )
-    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
         adapter.wait_for("adapter.models_loaded")
         kill_twice(adapter)
         with closing(Client(adapter.admin)) as admin:
@@ -93,7 +93,7 @@ def test_the_model_whose_load_ends_triton_is_given_up_and_the_others_come_back(t
         write_python_model(tmp_path / name)
     write_python_model(tmp_path / "deadly", initialize=_DEADLY.format(mark=str(mark)))
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
-    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
         for name in ("deadly", *others):
             assert client.load(name, tmp_path / name).status == 200
         mark.touch()
@@ -138,7 +138,7 @@ def test_a_model_that_ends_triton_each_time_is_given_up_and_the_others_stay(
     flags = [f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/good/*"]
     if how == "load_at_start":
         flags.append(f"--load-at-start={tmp_path}/deadly")
-    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
         if how == "load":
             wait_until(lambda: served(client, ["healthy"]), 60, "it is loaded")
             assert client.load("deadly", tmp_path / "deadly").status == 200

@@ -14,6 +14,7 @@ import pytest
 from tests.asking import Gate, background, refusal, triton_index
 from tests.processes import beside, descendants, is_alive
 from tests.running import (
+    COMPLETE,
     EMBEDDED,
     EXAMPLES,
     Client,
@@ -40,7 +41,7 @@ def run_to_its_end(*flags: str) -> tuple[int, str]:
 
 def test_sigterm_lets_an_inference_end_and_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "model", answer=gate.statements)
-    with embedded_adapter(f"--model-roots={tmp_path}") as adapter:
+    with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
         with closing(adapter.client()) as client:
             assert client.load("slow", folder).status == 200
         family = descendants(adapter.process.pid)
@@ -61,7 +62,7 @@ def test_sigterm_lets_an_inference_end_and_leaves_nothing(tmp_path: Path, gate: 
 
 def test_sigterm_while_a_model_loads_waits_for_it(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "model", initialize=gate.statements)
-    with embedded_adapter(f"--model-roots={tmp_path}") as adapter:
+    with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
         family = descendants(adapter.process.pid)
         with background(adapter) as others:
             loading = others.ask(lambda c: c.load("slow", folder))

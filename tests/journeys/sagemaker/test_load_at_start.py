@@ -12,7 +12,7 @@ import pytest
 
 from tests.asking import Gate
 from tests.processes import tritonserver
-from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -43,7 +43,7 @@ def counted(admin: Client) -> dict[str, float]:
 @contextmanager
 def starting(*flags: str) -> Iterator[tuple[RunningAdapter, Client]]:
     """From the moment on when Triton is there."""
-    with embedded_adapter(*flags) as adapter, closing(Client(adapter.admin)) as admin:
+    with embedded_adapter(*flags, COMPLETE) as adapter, closing(Client(adapter.admin)) as admin:
         yield adapter, admin
 
 
