@@ -202,9 +202,10 @@ def failed_loads(open_listener: Callable[[], Listener], packages: Sequence[Path]
 @pytest.mark.parametrize(
     ("open_listener", "failure", "each"),
     [
-        ("http", raised, 1),
+        ("http", raised, 6),
         ("grpc", raised, 6),
         ("http", raised_long, 20),
+        pytest.param("http", raised, 1, marks=pytest.mark.nightly),
         pytest.param("grpc", raised, 1, marks=pytest.mark.nightly),
         pytest.param("http", raised_long, 1, marks=pytest.mark.nightly),
     ],
@@ -217,7 +218,7 @@ def test_a_load_that_fails_is_507_as_its_text_is_labelled(
     failure: Callable[[Label], tuple[str, str]],
     each: int,
 ) -> None:
-    """All at one listener; at the other, and of the long ones, some of both labels."""
+    """Some of both labels; all in the nightly run."""
     cases = sorted(labels("load"), key=lambda label: label.is_oom)[::each]
     texts = [failure(label) for label in cases]
     root = adapter[1] / tmp_path.name
