@@ -122,7 +122,7 @@ class Housekeeping:
         if now - self._reconciled_at >= pause:
             self._reconciled_at = now
             await self._reconciler.reconcile()
-            await self._reconciler.free_stuck(restarted=False)
+            await self._reconciler.free_stuck()
 
     async def _poll_leftovers(self) -> None:
         """End abandoned processes, and report leftovers even while nothing is being measured."""

@@ -232,7 +232,7 @@ class Reconciler:
             del self._suspects[record]
 
     async def triton_restarted(self) -> None:
-        await self.free_stuck(restarted=True)
+        await self.free_stuck()
         await self.reconcile()
         self._presence.is_restarting = False
 
@@ -250,12 +250,13 @@ class Reconciler:
             self._presence.is_restarting = True
             await self._server.restart(reason)
 
-    async def free_stuck(self, *, restarted: bool) -> None:
-        """Clear away models that were given up, once Triton has finished with them."""
+    async def free_stuck(self) -> None:
+        """Clear away models that were given up, once Triton has finished with them. One that answers
+        again may have ended, or only have been slow: then it has loaded them meanwhile.
+        """
         if not self._registry.stuck:
             return
-        present = set() if restarted else await self._triton.present()
-        ready = set() if restarted else await self._triton.ready()
+        present, ready = await self._triton.present(), await self._triton.ready()
         for record in [*self._registry.stuck.values()]:
             names, lock = set(record.placement.names), self._lock_of(record.id)
             if names & (present - ready):

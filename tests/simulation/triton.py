@@ -41,6 +41,7 @@ class Held:
     in_flight: int = 0
     of_callers: int = 0  # of those in flight
     unloading_since: float = 0.0
+    never_ends: bool = False  # its load
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -207,6 +208,7 @@ class SimTriton:
             self._note("triton ends in a load", name=name)
             self.end()
             return BackendUnavailable("Socket closed", delivered=True)
+        held.never_ends = fault in {"hang", "stub dies"}
         if fault == "hang":
             await self._any(life.over, held.process.over)
             if not life.over.is_set():

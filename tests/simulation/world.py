@@ -403,6 +403,8 @@ class World:
     def _is_at_rest(self, control: ModelControl, callers: Callers) -> bool:
         if callers.count or control.operations.in_flight or control.memory.is_busy:
             return False
+        if not all(held.never_ends for held in self.arriving()):
+            return False
         stuck = [self.triton.held(name) for name in control.registry.stuck]
         if any(held is None or held.state != "LOADING" for held in stuck):
             return False

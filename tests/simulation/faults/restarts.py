@@ -58,6 +58,14 @@ RESTARTS = [
         "pass",
     ),
     Fault(
+        "a Triton that has only been slow counts as another one",
+        "what it has loaded meanwhile, and was given up, stays loaded, and its bytes count as free",
+        Reconciler,
+        "free_stuck",
+        "present, ready = await self._triton.present(), await self._triton.ready()",
+        "present, ready = set(), set()",
+    ),
+    Fault(
         "Triton is not restarted when all its threads hang",
         "no model can be loaded any more",
         Reconciler,

@@ -93,7 +93,7 @@ UNLOADS = [
         "what Triton has loaded in the end stays there, and no model is it",
         Housekeeping,
         "_poll_triton",
-        "await self._reconciler.free_stuck(restarted=False)",
+        "await self._reconciler.free_stuck()",
         "pass",
     ),
 ]
