@@ -384,9 +384,8 @@ class Inference:
 
     def resume(self) -> None:
         holding = self._holding
-        if holding is None or holding.since is not None or self._is_blocked:
-            return
-        if self._stage is _SENDING or self._stage is _GATHERING:
+        is_held = self._is_blocked or (holding is not None and holding.since is not None)
+        if not is_held and self._stage in {_SENDING, _GATHERING, _SKIPPING}:
             self._front.transport.resume_reading()
 
     def cut(self, error: AdapterError) -> None:

@@ -1,6 +1,7 @@
 """How connections at the http listener end: callers hang up, dawdle or never stop; the drain."""
 
 import asyncio
+import itertools
 import socket
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 
 from adapter.core.calls import NOT_STARTED
 from adapter.frontends.http.connection import Limits
+from adapter.runtime import clock
 from tests.fakes.http_triton import OK, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 
@@ -149,6 +151,21 @@ async def test_what_is_left_of_a_small_body_is_skipped(path):
             assert found.status in {200, 404}
             assert "connection" not in found.headers
             await caller.send(bytes(19_900))
+        assert (await caller.ask(request(FAST))).status == 200
+
+
+async def test_a_small_body_is_skipped_to_its_end_when_the_machine_is_slow(monkeypatch):
+    """Each look at the clock takes longer than a connection may work in one turn."""
+    looks = itertools.count()
+    monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
+    async with opened(limits=LONG) as listener, asyncio.timeout(10):
+        caller = await listener.connect()
+        found = await caller.ask(head("/models/other/invoke", "Content-Length: 3") + b"x")
+        assert found.status == 404
+        (connection,) = listener.server._connections
+        await caller.send(b"x")
+        await until(lambda: connection.left == 1)
+        await caller.send(b"x")
         assert (await caller.ask(request(FAST))).status == 200
 
 
