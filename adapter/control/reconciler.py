@@ -251,8 +251,8 @@ class Reconciler:
             await self._server.restart(reason)
 
     async def free_stuck(self) -> None:
-        """Clear away models that were given up, once Triton has finished with them. One that answers
-        again may have ended, or only have been slow: then it has loaded them meanwhile.
+        """Clear away models that were given up, once Triton has finished with them. A Triton that
+        answers again may have ended, or only have been slow: then it has loaded them meanwhile.
         """
         if not self._registry.stuck:
             return

@@ -32,8 +32,8 @@ def test_a_model_that_is_known_is_not_charged_with_one_that_warms_up_beside_it()
 
 def test_a_triton_that_answers_again_keeps_no_model_that_was_given_up():
     """11.5 s: the load of c; 26.2 s: Triton answers nothing for 15 s; 26.5 s: c is to be unloaded,
-    and counts as stuck at 38.0 s. 41.2 s: Triton answers again, which was taken for a restart: c was
-    forgotten, and its folder removed, while Triton went on to load it, and had it for good.
+    and counts as stuck at 38.0 s. 41.2 s: Triton answers again, which was taken for a restart: c
+    was forgotten, and its folder removed, while Triton went on to load it, and had it for good.
     """
     assert played(drawn(1005)).violation is None
 
