@@ -310,9 +310,11 @@ class Connection(asyncio.Protocol):
             self.left = left - len(piece)
             self._arrived(len(piece))
             if self.state is _FAST:
-                begun = clock.monotonic()
-                self._inference.feed(piece, is_last=not self.left)
-                if self.left and clock.monotonic() - begun > _TURN_SECONDS:
+                begun, is_last = clock.monotonic(), not self.left
+                self._inference.feed(piece, is_last=is_last)
+                if is_last or self.state is not _FAST:
+                    return
+                if clock.monotonic() - begun > _TURN_SECONDS:
                     self.transport.pause_reading()
                     self._server.turns.wait(self._inference.resume)
             else:

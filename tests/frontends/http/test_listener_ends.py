@@ -169,6 +169,20 @@ async def test_a_small_body_is_skipped_to_its_end_when_the_machine_is_slow(monke
         assert (await caller.ask(request(FAST))).status == 200
 
 
+async def test_a_body_behind_one_that_was_skipped_is_read_when_the_machine_is_slow(monkeypatch):
+    looks = itertools.count()
+    monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
+    async with opened(limits=LONG) as listener, asyncio.timeout(10):
+        caller = await listener.connect()
+        found = await caller.ask(head("/models/other/invoke", "Content-Length: 1"))
+        assert found.status == 404
+        await caller.send(b"x" + head(APP, "Content-Length: 2"))
+        (connection,) = listener.server._connections
+        await until(lambda: connection.left == 2)
+        await caller.send(b"{}")
+        assert (await caller.answer()).status == 200
+
+
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
 @pytest.mark.parametrize("field", ["Content-Length: 33554432", "Transfer-Encoding: chunked"])
 async def test_a_large_body_that_nobody_wants_ends_the_connection_behind_the_answer(path, field):
