@@ -18,6 +18,7 @@ from adapter.store.cache_folder import CacheFolder, Note
 
 # of what is free, and of what artifacts have already
 _DEFAULT_SHARE = 0.9
+_ADVICE = "free some, or name another disk by cache_dir"
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class Claim:
             self.give_back(self.size_bytes - count)
 
     def refuse_more_than_all(self, count: int) -> None:
-        """Raise NoRoom if so many more bytes than are written can never fit."""
+        """Raise NoRoom if so many more bytes than are written are above the limit."""
         needed = self.written_bytes + count
         self.needed_bytes = max(self.needed_bytes, needed)
         if needed > self.disk.limit_bytes:
@@ -172,8 +173,10 @@ class Disk:
 
     def about_limit(self) -> str:
         """Return what the limit is, and where it is from."""
-        limit = f"cache_limit is {format_size(self.limit_bytes)}"
-        return limit if self._is_limit_given else f"{limit}, as {_about(self._free())}"
+        if self._is_limit_given:
+            return f"cache_limit is {format_size(self.limit_bytes)}"
+        share = f"the cache has {_DEFAULT_SHARE:.0%} of the rest unless cache_limit is set"
+        return f"{_about(self._free())}; {share}; {_ADVICE}"
 
     # -- artifacts --------------------------------------------------------------------------
 
@@ -315,7 +318,7 @@ class Disk:
                     return Evicted(kept, "limit" if lacks_limit else "disk")
                 if not self._leaving:
                     claim.lacked_at = self.freed_count
-                    raise NoRoom(self._why_none(claim, inodes, lacks_limit=lacks_limit))
+                    raise NoRoom(self.why_none(claim, inodes, lacks_limit=lacks_limit))
                 self._changed.wait()
 
     def _give(self, claim: Claim, count: int, *, is_ahead: bool) -> None:
@@ -351,8 +354,16 @@ class Disk:
     def missing(self, count: int) -> int:
         """Return how many bytes must leave before `count` more have room; below 1 for none."""
         of_limit = self.used_bytes + count - self.limit_bytes
-        free_bytes = self._free().bytes - RESERVE_BYTES - self._ahead_bytes
-        return max(of_limit, count - free_bytes if count else 0)
+        return max(of_limit, count - self._spare_bytes() if count else 0)
+
+    def most_for(self, claim: Claim) -> int:
+        """Return how many bytes can still be written, once all has left that ever may."""
+        may_leave = self.used_bytes - claim.size_bytes - claim.staying_bytes
+        spare = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
+        return may_leave + spare + claim.ahead_bytes
+
+    def _spare_bytes(self) -> int:
+        return self._free().bytes - RESERVE_BYTES - self._ahead_bytes
 
     def _remove(self, kept: Kept) -> None:
         del self._kept[kept.note.id]
@@ -361,7 +372,8 @@ class Disk:
         if not versions:
             del self._by_key[kept.note.store, kept.note.path]
 
-    def _why_none(self, claim: Claim, inodes: int, *, lacks_limit: bool) -> str:
+    def why_none(self, claim: Claim, inodes: int = 0, *, lacks_limit: bool = False) -> str:
+        """Return why the claim gets nothing more."""
         left = claim.all_bytes - claim.written_bytes
         still = f", {format_size(left)} of that still" if left < claim.all_bytes else ""
         needed = f"{claim.lack()} in all{still}"
@@ -373,16 +385,20 @@ class Disk:
         free = self._free()
         if _lacks_inodes(free, inodes):
             needed = f"{claim.lack()} in {claim.needed_inodes} files, {inodes} of them still"
-        return f"{needed}, and {_about(free, inodes)}; too little can leave the cache"
+        is_empty = self.used_bytes == claim.size_bytes
+        kept = "the cache is empty" if is_empty else "too little can leave the cache"
+        return f"{needed}, and {_about(free, inodes)}; {kept}: {_ADVICE}"
 
 
 def _about(free: Free, inodes: int = 0) -> str:
     """Return what a disk has free: inodes, where it lacks so many, else bytes."""
     if _lacks_inodes(free, inodes):
-        has, kept = f"{free.inodes} inodes", str(RESERVE_INODES)
+        has, kept, left = f"{free.inodes} inodes", str(RESERVE_INODES), ""
     else:
         has, kept = format_size(free.bytes), format_size(RESERVE_BYTES)
-    return f"the disk of cache_dir has {has} free, and {kept} are kept for others"
+        spare = free.bytes - RESERVE_BYTES
+        left = f", which leaves {format_size(spare)}" if spare > 0 else ""
+    return f"the disk of cache_dir has {has} free, and {kept} are kept for others{left}"
 
 
 def _lacks_inodes(free: Free, count: int) -> bool:

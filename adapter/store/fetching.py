@@ -255,6 +255,7 @@ class Fetch:
     async def _unpack(self) -> None:
         """Unpack the archive, and remove it. After cancellation nothing is written."""
         unpacking = UnpackingProcess()
+        self._claim.staying_bytes = self._room.staying_bytes()
         work = asyncio.ensure_future(FETCHED.run_to_end(self._unpack_by, unpacking))
         try:
             await asyncio.shield(work)
@@ -268,10 +269,12 @@ class Fetch:
 
     def _refuse_what_never_fits(self) -> None:
         """Raise NoRoom before anything leaves the disk for it."""
-        claim = self._claim
-        claim.told_bytes = claim.written_bytes + told_bytes(self._part)
-        beyond = claim.disk.limit_bytes - claim.written_bytes
-        claim.refuse_more_than_all(least_bytes(self._part, beyond))
+        claim, part = self._claim, self._part
+        claim.told_bytes = claim.written_bytes + told_bytes(part)
+        beyond = min(claim.disk.limit_bytes - claim.written_bytes, claim.disk.most_for(claim))
+        if least := least_bytes(part, max(0, beyond)):
+            claim.refuse_more_than_all(least)
+            raise NoRoom(claim.disk.why_none(claim))
 
     def _unpack_by(self, unpacking: UnpackingProcess) -> None:
         place, part = self._store.location.place(self._version.path), str(self._part)

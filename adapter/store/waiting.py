@@ -64,7 +64,7 @@ class RoomForFetches:
         """Reserve `count` bytes ahead of what will be written, in so many files. Raises NoRoom and
         InvalidArtifact as the claim does.
         """
-        claim.staying_bytes = self._staying_bytes()
+        claim.staying_bytes = self.staying_bytes()
         while True:
             try:
                 return await CACHE.run_to_end(self._disk.take, claim, count, inodes, is_ahead=True)
@@ -80,8 +80,8 @@ class RoomForFetches:
 
     async def _wait(self, claim: Claim, count: int, lack: NoRoom) -> None:
         """Return when another try is worth it; raise `lack` when none is, or BeginsAgain."""
-        known, claim.staying_bytes = claim.staying_bytes, self._staying_bytes()
-        if claim.is_given_up or not self._may_fit(claim, count):
+        known, claim.staying_bytes = claim.staying_bytes, self.staying_bytes()
+        if claim.is_given_up or count > self._disk.most_for(claim):
             raise lack
         if claim.staying_bytes < known or claim.lacked_at < self._disk.freed_count:
             return
@@ -93,12 +93,8 @@ class RoomForFetches:
             raise lack
         await self._pause(claim, lack)
 
-    def _may_fit(self, claim: Claim, count: int) -> bool:
-        """Return whether it would fit if all went that ever may."""
-        disk = self._disk
-        return disk.missing(count) <= disk.used_bytes - claim.size_bytes - claim.staying_bytes
-
-    def _staying_bytes(self) -> int:
+    def staying_bytes(self) -> int:
+        """Return the bytes on disk of models that nothing unloads for room."""
         return self.models.bytes_that_stay() if self.models else 0
 
     async def _has_unloaded(self, count: int) -> bool:

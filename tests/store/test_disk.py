@@ -379,7 +379,7 @@ async def test_for_a_disk_that_others_have_filled_no_model_is_evicted_or_unloade
         may_unload = True
         unloaded = 0
 
-        async def unload_least_used(self) -> bool:
+        async def unload_one(self, missing_bytes: int) -> bool:
             self.unloaded += 1
             return False
 
@@ -396,6 +396,62 @@ async def test_for_a_disk_that_others_have_filled_no_model_is_evicted_or_unloade
     ):
         await cache.fetch("4")
     assert (on_disk(cache), idle.unloaded) == ({"0", "2"}, 0)
+
+
+async def test_an_archive_that_will_not_fit_beside_what_others_fill_empties_no_cache(
+    folder, open_cache, free
+):
+    # packs 100 to 1: what the store announces has room, what comes out has not
+    (folder / "large.tar.gz").write_bytes(archive({"model.bin": bytes(60 * _MIB)}))
+    for key in "ab":
+        (folder / key).mkdir()
+        (folder / key / "model.bin").write_bytes(bytes(5 * _MIB))
+
+    class Idle:
+        may_unload = True
+        unloaded = 0
+
+        async def unload_one(self, missing_bytes: int) -> bool:
+            self.unloaded += 1
+            return False
+
+        def bytes_that_stay(self) -> int:
+            return 0
+
+    cache, idle = await open_cache(folder, limit_bytes=500 * _MIB), Idle()
+    cache.cache.ask_for_room(idle)
+    await cache.fetch("a")
+    await cache.fetch_and_release("b")
+    disk = cache.cache._disk
+
+    def left() -> Free:
+        files = [path for path in cache.cache.root.rglob("*") if path.is_file()]
+        blocks = sum(path.stat().st_size // 4096 + 1 for path in files)
+        return Free(RESERVE_BYTES + 13 * _MIB - blocks * 4096, None)
+
+    disk._free = left
+    for progress in FetchProgress(), FetchProgress():
+        with pytest.raises(
+            NoRoom, match=r"which leaves \d\.\d MiB; too little can leave the cache"
+        ):
+            await cache.fetch("large.tar.gz", progress)
+    assert (on_disk(cache), idle.unloaded, cache.evicted) == ({"a", "b"}, 0, [])
+    assert progress.done_bytes == 0, "what it needs is known by then"
+    assert disk.used_bytes == sum(each.note.size_bytes for each in disk._kept.values())
+
+
+async def test_a_disk_without_room_for_an_empty_cache_says_so_and_what_helps(
+    models, open_cache, free
+):
+    free[:] = [Free(900 * _MIB, None)]
+    for at, limit_bytes in enumerate((None, 500 * _MIB)):
+        cache = await open_cache(models, limit_bytes=limit_bytes, at=models.parent / str(at))
+        with pytest.raises(NoRoom) as refused:
+            await cache.fetch("1")
+        said = str(refused.value)
+        assert "has 900.0 MiB free, and 1.0 GiB are kept for others" in said
+        assert said.endswith("free some, or name another disk by cache_dir")
+        assert ("leave" in said, "0 bytes" in said) == (False, False)
 
 
 async def test_a_disk_that_fills_up_amid_an_archive_costs_one_download(folder, open_cache, free):

@@ -51,8 +51,8 @@ def test_a_machine_that_can_keep_no_model_is_not_ready_and_leaves_its_calls_to_o
     assert told(reply) == (503, "ServiceUnavailable", "1")
     message = reply.json()["Message"]
     assert "a.tar.gz" in message
-    assert "or more in all, and cache_limit is 0 bytes" in message
-    assert LACK in message
+    assert f"it needs 2.0 MiB or more in all, and {LACK}" in message
+    assert "free some, or name another disk by cache_dir" in message
     assert told(v2_infer(caller, "a.tar.gz")) == (503, "NoRoom", "1")
     with calls_to(adapter.grpc) as calls:
         code, trailers = code_and_trailers(calls, "a.tar.gz")
