@@ -88,6 +88,8 @@ class Window:
         if not was_open or opening is None or reading is None or not _alike(opening, reading):
             return []
         taken = _only(opening.devices, plus(minus(reading.used, opening.used), self._released))
+        # what has left may have had less than the ledger says, as a model that has died
+        taken = {device: min(count, reading.used[device]) for device, count in taken.items()}
         if len(loads) == 1 and not self._is_disturbed:
             [(model_id, load)] = loads.items()
             return [Measured(model_id, load.package_key, at_least_zero(taken), exact=True)]

@@ -237,6 +237,7 @@ class Oracle:
         return found is not None and found(call, spec)
 
     def _was_unloaded(self, call: Call, _: Spec) -> bool:
+        self.happened("load ended", call.model_id)
         begun = call.begun - self.settings.load_seconds
         return self.since(begun, "unload asked", model_id=call.model_id)
 
@@ -329,11 +330,18 @@ class Oracle:
             return False
         going = [held for held in self._world.all_held() if held.state == "UNLOADING"]
         return any(
-            self.unloading[held.spec.model_id]
-            and not self.since(self._load_bound_ago(), "caller left", model_id=held.spec.model_id)
+            self._is_unload(held.spec.model_id)
             and self._now() - held.unloading_since > _NOTICED_SECONDS
             and not held.process.over.is_set()
             for held in going
+        )
+
+    def _is_unload(self, model_id: str) -> bool:
+        upset = ("caller left", "load ended")
+        return (
+            self.unloading[model_id] > 0
+            and not self.loading[model_id]
+            and not self.since(self._load_bound_ago(), *upset, model_id=model_id)
         )
 
     def _at_work(self, model_id: str) -> bool:
@@ -361,7 +369,11 @@ class Oracle:
             return
         if self.since(self._now() - 2.0, "strangers", "unread", "infer done", "end"):
             return
-        coming = [each for each in world.arriving() if each.spec.declared and each.spec != spec]
+        coming = [
+            each
+            for each in world.arriving()
+            if each.spec.declared and each.spec != spec and not self.unloading[each.spec.model_id]
+        ]
         to_come = sum(
             max(0, min(each.spec.declared, each.spec.takes) - world.bytes_of(each))
             for each in coming
@@ -461,8 +473,8 @@ class Oracle:
 
     def _near_the_truth(self, control: ModelControl) -> None:
         """What the ledger has of models in processes of their own is what they took at most."""
-        if self._world.reader.kind != "host":
-            return
+        if self._world.reader.kind != "host" or self.since(self._shift_begun, "unread"):
+            return  # without a reading at its load a model is not told apart for good
         for record in control.registry.records():
             held = self._world.triton.held(record.name)
             if held is None or not held.spec.is_python or held.process.over.is_set():

@@ -5,6 +5,7 @@ from adapter.control.memory import Memory
 from adapter.core.accounts import Accounts
 from adapter.core.evidence import Doubt
 from adapter.core.ledger import DeviceBook, Ledger
+from adapter.core.measuring import Window
 from tests.simulation.faults.fault import Fault
 
 MEMORY = [
@@ -55,6 +56,14 @@ MEMORY = [
         "close",
         "if is_shared and",
         "if False and",
+    ),
+    Fault(
+        "a load is charged with what a dead model had",
+        "a model is learned to take more than there was in all, and refused for good",
+        Window,
+        "close",
+        "taken = {device: min(count, reading.used[device]) for device, count in taken.items()}",
+        "pass",
     ),
     Fault(
         "an adopted model has no bytes",
