@@ -244,16 +244,16 @@ class Accounts:
         if requests != self._requests_before:
             self._window.disturbed()
         self._settle()
-        is_shared = False
-        for account in self.loads:  # they stand still; what they took before is in the window
-            if not account.is_passed:
-                account.is_passed = True
-                is_shared |= account.still_since is not None
+        for account in self.loads:
+            if account.is_passed:
+                continue
+            account.is_passed = True
+            if account.still_since is None:
                 self._window.disturbed()
+            else:  # what it took before it stood still is in the window
+                self._window.loaded_beside(account.model_id, account.estimate.needs)
         found = []
         for part in self._window.close(reading and reading.shared):
-            if is_shared and self.models[part.model_id].estimate.basis in KNOWN:
-                continue  # it would be charged with what the others have taken
             own = self.in_processes(part.model_id, reading)
             taken = plus(part.bytes, {HOST: own}) if own else part.bytes
             found.append(self._measured(part.model_id, taken, exact=part.exact))

@@ -42,6 +42,11 @@ class Truth:
     def changed(self) -> None:
         self._history.append((_now(), self.used))
 
+    def restarted(self) -> None:
+        """Forget what was: no metrics are of another Triton."""
+        self._history.clear()
+        self.changed()
+
     def used_at(self, moment: float) -> int:
         """Return what was used then, or when the history begins."""
         found = [used for at, used in reversed(self._history) if at <= moment][:1]

@@ -1,4 +1,4 @@
-"""The models of a run: what their files are, and what they really take."""
+"""The models of a run: what their files are, what they really take, and calls for them."""
 
 from dataclasses import dataclass
 from random import Random
@@ -25,6 +25,15 @@ class Spec:
     @property
     def url(self) -> str:
         return f"/models/{self.model_id}@{self.version}"
+
+
+@dataclass(slots=True)
+class Call:
+    """A caller's load, unload or inference, since `begun`."""
+
+    verb: str
+    model_id: str
+    begun: float
 
 
 def drawn_models(random: Random, room: int) -> dict[str, Spec]:

@@ -5,7 +5,6 @@ without a cause among them is a violation.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from adapter.control.models import ModelControl
 from adapter.core.memory import total
@@ -31,7 +30,7 @@ from adapter.errors import (
     UnloadedMeanwhile,
 )
 from tests.simulation.memory import MIB
-from tests.simulation.models import Spec
+from tests.simulation.models import Call, Spec
 from tests.simulation.plan import Settings
 from tests.simulation.triton import LOAD_THREADS, Held
 
@@ -57,15 +56,6 @@ class Violated(Exception):
         self.rule, self.said = rule, said
 
 
-@dataclass(slots=True)
-class Call:
-    """A caller's load, unload or inference, since `begun`."""
-
-    verb: str
-    model_id: str
-    begun: float
-
-
 class Oracle:
     """`serving`: the models that must answer, with the files that they were loaded from. `present`:
     those that may have bytes in the ledger.
@@ -80,6 +70,8 @@ class Oracle:
         self._believed: set[str] = set()
         self._lost: dict[str, Spec] = {}
         self._measured: set[str] = set()  # urls
+        # what others took whose loads ran beside one that readings do not tell apart, by url
+        self._shared: dict[str, int] = {}
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
         self._shift_begun = 0.0
@@ -297,7 +289,8 @@ class Oracle:
     def most(self, spec: Spec) -> int:
         """Return the most that the adapter may suppose the model to take."""
         disk = int(spec.takes * 0.75 * _FACTOR) + 1
-        return max(spec.declared or 0, spec.takes + spec.grows, disk, _LEAST_BYTES) + SLACK_BYTES
+        least = max(spec.declared or 0, spec.takes + spec.grows, disk, _LEAST_BYTES)
+        return least + self._shared.get(spec.url, 0) + SLACK_BYTES
 
     @property
     def limit(self) -> int:
@@ -363,6 +356,7 @@ class Oracle:
 
     def admitted(self, spec: Spec) -> None:
         """A load has got its reservation: others must leave it the room that it declares."""
+        self._loads_beside(spec)
         reading, world = self._world.reader.last, self._world
         self._runs_alone(spec)
         if reading is None or reading.lag_seconds or spec.declared is None or not self.serving:
@@ -384,12 +378,28 @@ class Oracle:
             said = f"{spec.model_id} was admitted with {(self.limit - used - to_come) // MIB} MiB"
             raise Violated("3 admission", f"{said} left, of {least // MIB}")
 
+    def _loads_beside(self, spec: Spec) -> None:
+        """A size that is learned by a reader that lags may be of what else was loaded then."""
+        if self._world.reader.kind != "triton":
+            return
+        specs = self._world.specs.values()
+        beside = {each for each in specs if self._is_recent(each)} | {spec}
+        beside |= {held.spec for held in self._world.arriving()}
+        for each in beside:
+            others = sum(o.takes + o.grows for o in beside if o != each)
+            self._shared[each.url] = max(self._shared.get(each.url, 0), others)
+
+    def _is_recent(self, spec: Spec) -> bool:
+        """Whether the model was let in so lately that it may not be measured yet."""
+        return self.since(self._now() - _RECENT_SECONDS, "admitted", model_id=spec.model_id)
+
     def _runs_alone(self, spec: Spec) -> None:
         """Where growth is measured a load of unknown size waits for others, for 20 s."""
         is_known = spec.declared is not None or spec.url in self._measured
         model_id = spec.model_id
         others = [h for h in self._world.arriving() if h.spec.model_id != model_id]
-        self._at["admitted", model_id] = now = self._now()
+        now = self._now()
+        self.happened("admitted", model_id)
         if is_known or self._world.reader.last is None or not others:
             return
         asked = self._at.get(("load asked", model_id), -1.0)

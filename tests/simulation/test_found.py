@@ -10,7 +10,6 @@ from tests.simulation.world import played
 FOUND = {
     122: "what stood still is charged to others",
     1005: "a Triton that has only been slow counts as another one",
-    1178: "a load is charged with what a dead model had",
     106: "what stands still is charged to others",
 }
 
@@ -37,14 +36,6 @@ def test_a_triton_that_answers_again_keeps_no_model_that_was_given_up():
     forgotten, and its folder removed, while Triton went on to load it, and kept it.
     """
     assert played(drawn(1005)).violation is None
-
-
-def test_a_load_is_not_charged_with_what_a_dead_model_had_before():
-    """14.1 s: the process of a dies, which took 1.7 GiB; 25.1 s: another adapter adopts a with its
-    noted bytes. 76.5 s: c is loaded while a is unloaded: c is learned to take its own 788 MiB and
-    the 2.3 GiB that a was noted with. 180.9 s: the load of b is refused, with 3 GiB free.
-    """
-    assert played(drawn(1178)).violation is None
 
 
 @pytest.mark.parametrize("seed", FOUND)

@@ -106,6 +106,7 @@ class SimTriton:
                 held.ended.set()
             for holder in [h for h in self.truth.held if h not in {"baseline", "strangers"}]:
                 self.truth.set(holder, 0)
+            self.truth.restarted()
             life.over.set()
 
     def held(self, name: str) -> Held | None:

@@ -5,7 +5,6 @@ from adapter.control.memory import Memory
 from adapter.core.accounts import Accounts
 from adapter.core.evidence import Doubt
 from adapter.core.ledger import DeviceBook, Ledger
-from adapter.core.measuring import Window
 from tests.simulation.faults.fault import Fault
 
 MEMORY = [
@@ -54,16 +53,8 @@ MEMORY = [
         "a model whose size was known seems as large as another that was warming up beside it",
         Accounts,
         "close",
-        "if is_shared and",
-        "if False and",
-    ),
-    Fault(
-        "a load is charged with what a dead model had",
-        "a model is learned to take more than there was in all, and refused for good",
-        Window,
-        "close",
-        "taken = {device: min(count, reading.used[device]) for device, count in taken.items()}",
-        "pass",
+        "self._window.loaded_beside(account.model_id, account.estimate.needs)",
+        "self._window.disturbed()",
     ),
     Fault(
         "an adopted model has no bytes",

@@ -54,6 +54,21 @@ def test_several_loads_share_in_proportion_to_what_was_expected():
     assert shares(window.close(seen(1800))) == {A: 200, B: 600}
 
 
+def test_loads_are_not_charged_with_what_another_took_that_had_begun_before():
+    window = opened()
+    load(window, A, expected=100)
+    window.loaded_beside(B, {ONE: 300})
+    assert shares(window.close(seen(1800))) == {A: 200}
+
+
+def test_a_load_takes_no_more_than_is_used_in_all():
+    """What has left had died before, and had less than the ledger said."""
+    window = opened(60)
+    load(window, A)
+    window.released(B, {ONE: 2000})
+    assert shares(window.close(seen(850))) == {A: 850}
+
+
 def test_shares_are_by_device():
     window = opened()
     window.loaded(A, "a", {ONE: 7}, known=False)
