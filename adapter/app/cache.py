@@ -34,6 +34,7 @@ def build_cache(settings: Settings, metrics: Metrics) -> ArtifactCache | None:
         limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
         room_seconds=room_seconds(settings.model_wait_seconds),
         on_evicted=lambda reason: metrics.endpoint_evictions.labels("disk", reason).inc(),
+        on_room=metrics.history.disk_has_room,
     )
     metrics.endpoint_cache_bytes.set_function(lambda: cache.used_bytes)
     metrics.endpoint_cache_limit_bytes.set_function(lambda: cache.limit_bytes)

@@ -42,8 +42,10 @@ class OnDemand:
         return self._why_full("no model can be fetched") if is_empty else None
 
     def notes(self) -> list[str]:
-        """Return what is amiss with cache and stores."""
-        full = self._why_full("no model can be fetched before another leaves the disk")
+        """Return what is amiss with cache and stores, beside the reason for not being ready."""
+        full = None
+        if self.why_not_ready() is None:
+            full = self._why_full("no model can be fetched before another leaves the disk")
         found = (self._cache.why_lost, self._cache.why_unreachable(), full)
         return [why for why in found if why is not None]
 

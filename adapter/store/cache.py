@@ -47,7 +47,7 @@ class ArtifactCache:
     ones and what is being fetched together; None for nine tenths of what is free, and rising with
     it. A fetch waits `room_seconds` at most for room; stores that could not be used are asked again
     every `check_seconds`. `on_evicted` is called in a thread, with the reason: limit or
-    disk, whatever there was too little of.
+    disk, whatever there was too little of; `on_room` when a full disk has room again.
 
     `open` comes first, `close` last.
     """
@@ -63,10 +63,11 @@ class ArtifactCache:
         room_seconds: float = 10.0,
         check_seconds: float = 10.0,
         on_evicted: Callable[[str], None] = lambda _: None,
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._stores = stores
         self._folder = folder
-        self._on_evicted = on_evicted
+        self._on_evicted, self._on_room = on_evicted, on_room
         self._limits = limits
         self._check_seconds = check_seconds
         self._disk = Disk(folder, limit_bytes, self._evicted)
@@ -164,6 +165,8 @@ class ArtifactCache:
         await CACHE.run(self._disk.look)
         if (why := self._disk.why_full) is not None and known is None:
             log.warning("artifact.disk_full", extra={"folder": str(self.root), "reason": why})
+        if why is None and known is not None:
+            self._on_room()
 
     @property
     def why_full(self) -> str | None:

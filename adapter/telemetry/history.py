@@ -7,7 +7,14 @@ from enum import Enum
 from heapq import merge
 
 from adapter.core.model import ModelId
-from adapter.errors import AboutMemory, AdapterError, CallerError, MemoryFigures, was_refused
+from adapter.errors import (
+    AboutMemory,
+    AdapterError,
+    CallerError,
+    MemoryFigures,
+    NoRoom,
+    was_refused,
+)
 from adapter.runtime import clock
 
 _MOST = 40  # of what went well, and as many of what did not
@@ -80,6 +87,8 @@ class History:
         if it was.
         """
         self._mend(model_id, _MENDS[operation])
+        if operation == "fetch":
+            self.disk_has_room()
         one = Occurrence(operation, Outcome.DONE, clock.wall(), model_id, seconds, size_bytes, why)
         self._done.append(one)
 
@@ -88,6 +97,12 @@ class History:
             for at, known in enumerate(noted):
                 if known.model_id == model_id and known.operation in operations:
                     noted[at] = replace(known, is_mended=True)
+
+    def disk_has_room(self) -> None:
+        """Mend all refusals for want of room on disk; one that lacks room again is noted anew."""
+        for at, known in enumerate(self._failed):
+            if known.operation == "fetch" and known.kind is NoRoom:
+                self._failed[at] = replace(known, is_mended=True)
 
     def worst(
         self, *, are_lost: bool, answered_at: Callable[[ModelId], float]
@@ -115,16 +130,17 @@ class History:
         self, operation: str, model_id: ModelId, error: AdapterError, seconds: float = 0.0
     ) -> None:
         """Note a failure or a refusal; the same one of the same model again is counted, and so is
-        one for lack of memory whose figures differ.
+        one for lack of memory or of room on disk whose figures differ.
         """
         is_about_memory = isinstance(error, AboutMemory)
+        has_figures = is_about_memory or isinstance(error, NoRoom)
         is_mistake = isinstance(error, CallerError) and was_refused(error) and not is_about_memory
         noted = self._mistaken if is_mistake else self._failed
         same, earlier = (operation, model_id, type(error)), 0
         reason = str(error)[:_REASON_CHARACTERS]
         for known in noted:
             is_same = (known.operation, known.model_id, known.kind) == same
-            if is_same and (is_about_memory or known.reason == reason):
+            if is_same and (has_figures or known.reason == reason):
                 earlier = known.count
                 noted.remove(known)
                 break

@@ -12,6 +12,7 @@ from adapter.errors import (
     BackendError,
     InsufficientMemory,
     InvalidModel,
+    NoRoom,
     OutOfMemory,
     StoreUnavailable,
 )
@@ -72,6 +73,21 @@ async def test_the_same_refusal_again_is_counted_and_not_listed_again(house):
             await house.load("n")
     refusal, load = await events_of(house)
     assert (refusal["count"], load["count"]) == (3, 1)
+
+
+async def test_want_of_room_on_disk_is_counted_and_is_over_once_anything_was_fetched():
+    history = History()
+    for left in 3, 2:
+        history.failed("fetch", ModelId("large"), NoRoom(f"{left} MiB are left"))
+    history.failed("fetch", ModelId("away"), StoreUnavailable("no route"))
+    history.done("fetch", ModelId("other"), 0.1, 5, None)
+    away, large = history.failures({"fetch"})
+    assert (large.count, large.is_mended, away.is_mended) == (2, True, False)
+    history.failed("fetch", ModelId("large"), NoRoom("1 MiB is left"))
+    worst = history.worst(are_lost=False, answered_at=lambda _: 0.0)
+    assert (worst.reason, worst.count) == ("1 MiB is left", 3)
+    history.disk_has_room()
+    assert history.worst(are_lost=False, answered_at=lambda _: 0.0).model_id == "away"
 
 
 async def test_a_refusal_for_another_reason_is_listed_by_itself():

@@ -22,6 +22,7 @@ class FakeArtifacts:
         self.on_disk: dict[str, str] = {}
         self.pins: Counter[str] = Counter()
         self.asked: list[str] = []
+        self.limit_bytes = 1000
         self._turns = defaultdict[ArtifactKey, asyncio.Lock](asyncio.Lock)
         self._steps = steps
 
@@ -58,7 +59,8 @@ class FakeArtifacts:
 
     def disk(self) -> DiskUse:
         size = 10 * len(self.on_disk)
-        return DiskUse(len(self.on_disk), size, 0, 1000 - size, 1000)
+        limit = self.limit_bytes
+        return DiskUse(len(self.on_disk), size, 0, limit - size, limit)
 
     def unused(self) -> tuple[int, int]:
         held = {folder.strip("/") for folder in +self.pins}

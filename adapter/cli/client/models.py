@@ -219,8 +219,9 @@ def _aside(on_demand: Mapping[str, Any] | None) -> list[str]:
         return []
     lines, kept, disk = [], on_demand["on_disk"], on_demand.get("disk")
     if disk is not None:  # an adapter of an earlier release does not tell it
-        size, limit = format_size(disk["bytes"]), format_size(disk["limit_bytes"])
-        lines.append(f"on disk: {disk['models']}, {size} of {limit}")
+        size, limit = format_size(disk["bytes"]), disk["limit_bytes"]
+        of = f"{size} of {format_size(limit)}" if limit else "the disk has no room for any"
+        lines.append(f"on disk: {disk['models']}, {of}")
     if kept["models"]:
         lines.append(f"on disk alone: {kept['models']}, {format_size(kept['bytes'])}")
     if evictions := on_demand["evictions"]:

@@ -54,6 +54,11 @@ async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
     await call
 
 
+async def test_ps_says_that_a_disk_has_no_room(residence):
+    residence.artifacts.limit_bytes = 0
+    assert (await ps(residence))[-1] == "on disk: 0, the disk has no room for any"
+
+
 async def test_ps_goes_on_watching_while_a_model_is_fetched(residence):
     await residence.call("a")
     gate = residence.steps.hold("fetch b")

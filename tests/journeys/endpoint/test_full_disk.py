@@ -45,21 +45,27 @@ def test_a_machine_that_can_keep_no_model_is_not_ready_and_leaves_its_calls_to_o
     assert caller.http.get("/ping").status == 503
     unready = caller.admin.get("/readyz")
     assert (unready.status, LACK in unready.json()["reason"]) == (503, True)
+    health = caller.admin.get("/debug/state").json()["health"]
+    assert (LACK in health["reasons"][0], health["notes"]) == (True, [])
     assert LACK in adapter.wait_for("artifact.disk_full", level="warning")["reason"]
 
     reply = invoke(caller, "a.tar.gz")
     assert told(reply) == (503, "ServiceUnavailable", "1")
     message = reply.json()["Message"]
     assert "a.tar.gz" in message
-    assert f"it needs 2.0 MiB or more in all, and {LACK}" in message
+    assert f"or more in all, and {LACK}" in message
     assert "free some, or name another disk by cache_dir" in message
     assert told(v2_infer(caller, "a.tar.gz")) == (503, "NoRoom", "1")
     with calls_to(adapter.grpc) as calls:
         code, trailers = code_and_trailers(calls, "a.tar.gz")
     assert (code, trailers[RPC_NOT_STARTED]) == ("RESOURCE_EXHAUSTED", "1")
 
+    worst = caller.admin.get("/debug/state").json()["worst"]
+    assert (worst["code"], worst["model_id"]) == ("NoRoom", "a.tar.gz")
+
     resize(adapter, str(cache), "2g")
     wait_until(lambda: caller.admin.get("/readyz").status == 200, 30, "it is ready")
+    assert caller.admin.get("/debug/state").json()["worst"] is None
     assert caller.invoke("a.tar.gz") == (1, "miss")
 
 
