@@ -1,8 +1,9 @@
-"""Whatever comes at once, in any order, and whatever fails meanwhile: an operation ends well or by
-one of our errors, and in the end no book has anything left of it.
+"""Whatever comes at once, in any order, and whatever bug there is in a port: in the end no book has
+anything left of an operation. What ports fail with by their contract is played by tests/simulation.
 """
 
 import asyncio
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -13,7 +14,6 @@ from adapter.control.ports import TimeLimits
 from adapter.core.model import ModelId, Placement, TritonName
 from adapter.core.state import ModelState
 from adapter.errors import (
-    AdapterError,
     BackendError,
     BackendTimeout,
     BackendUnavailable,
@@ -72,18 +72,17 @@ BUGS = [lambda: OSError("bug"), lambda: RuntimeError("bug"), lambda: KeyError("b
 class AnySteps(Steps):
     """Each step takes some turns of the loop, and fails now and then."""
 
-    def __init__(self, random: Random, *, bugs: bool) -> None:
+    def __init__(self, random: Random) -> None:
         super().__init__()
         self.is_calm = True
         self._random = random
-        self._bugs = bugs
 
     async def take(self, verb: str, name: str = "") -> None:
         if self.is_calm:
             return
         for _ in range(self._random.choice([0, 1, 1, 2, 5, 20])):
             await asyncio.sleep(0)
-        faults = FAULTS.get(verb, []) + (BUGS if self._bugs else [])
+        faults = FAULTS.get(verb, []) + BUGS
         if faults and self._random.random() < 0.12:
             fault = self._random.choice(faults)
             raise fault()
@@ -92,10 +91,9 @@ class AnySteps(Steps):
 class Crowd:
     """Callers, Triton, and what looks after both, all at once."""
 
-    def __init__(self, random: Random, monkeypatch: pytest.MonkeyPatch, *, bugs: bool) -> None:
+    def __init__(self, random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random
-        self.steps = AnySteps(random, bugs=bugs)
-        self.unforeseen: list[BaseException] = []
+        self.steps = AnySteps(random)
         with monkeypatch.context() as patched:
             patched.setattr("tests.fakes.house.Steps", lambda: self.steps)
             self.house = House(
@@ -172,12 +170,8 @@ class Crowd:
             *(self.look_at_memory, self.reconcile, self.restart, self.lose_or_find_memory),
         ]
         (act,) = self.random.choices(acts, weights=[6, 6, 6, 6, 6, 6, 2, 1, 1, 1])
-        try:
+        with suppress(Exception):
             await act()
-        except AdapterError:
-            pass
-        except Exception as error:  # noqa: BLE001 - this is what is looked for
-            self.unforeseen.append(error)
 
     async def play(self) -> None:
         await self.house.open()
@@ -231,9 +225,9 @@ class Crowd:
         await self.house.close()
 
 
-def play_all(monkeypatch: pytest.MonkeyPatch, random: Random, *, bugs: bool) -> Crowd:
+def play_all(monkeypatch: pytest.MonkeyPatch, random: Random) -> Crowd:
     async def whole() -> Crowd:
-        crowd = Crowd(random, monkeypatch, bugs=bugs)
+        crowd = Crowd(random, monkeypatch)
         await crowd.play()
         crowd.check_rest()
         await crowd.check_all_goes_on()
@@ -253,11 +247,5 @@ any_order = settings(
 
 @any_order
 @given(seed=st.integers(0, 2**32))
-def test_an_operation_ends_with_no_error_but_our_own(monkeypatch, seed):
-    assert play_all(monkeypatch, Random(seed), bugs=False).unforeseen == []
-
-
-@any_order
-@given(seed=st.integers(0, 2**32))
 def test_after_a_bug_at_any_step_nothing_is_left_behind(monkeypatch, seed):
-    play_all(monkeypatch, Random(seed), bugs=True)
+    play_all(monkeypatch, Random(seed))

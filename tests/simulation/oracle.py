@@ -366,7 +366,10 @@ class Oracle:
         coming = [
             each
             for each in world.arriving()
-            if each.spec.declared and each.spec != spec and not self.unloading[each.spec.model_id]
+            if each.spec.declared
+            and each.spec != spec
+            and not each.never_ends
+            and not self.unloading[each.spec.model_id]
         ]
         to_come = sum(
             max(0, min(each.spec.declared, each.spec.takes) - world.bytes_of(each))
