@@ -1,6 +1,10 @@
 """What a key of the endpoint may ask for, and what is open to who has none."""
 
+from fnmatch import fnmatchcase
+
 import pytest
+import hypothesis
+from hypothesis import strategies as st
 
 from adapter.errors import Forbidden, Unauthenticated
 from adapter.frontends.access import Access
@@ -24,10 +28,28 @@ RIGHT = ["Bearer a-token-of-the-adapter"]
         ("[a-z]", "b", False),
         ("[a-z]", "[a-z]", True),
         ("*", "any\nthing", True),
+        ("a*b*c", "abbc", True),
+        ("a*b*c", "acb", False),
+        ("*ab*ab", "ab", False),
+        ("*ab**ab", "abab", True),
+        ("*a?*b", "acb", True),
     ],
 )
 def test_a_pattern_is_of_the_whole_key(pattern: str, path: str, may: bool) -> None:
     assert Caller(["other", pattern]).may_ask_for(path) is may
+
+
+@hypothesis.given(st.text("ab*?", max_size=8), st.text("ab", max_size=10))
+def test_a_pattern_means_what_it_means_to_a_shell(pattern: str, path: str) -> None:
+    assert Caller([pattern]).may_ask_for(path) is fnmatchcase(path, pattern)
+
+
+@pytest.mark.timeout(20)
+def test_a_key_of_a_pattern_with_many_stars_is_judged_without_trying_each_length() -> None:
+    """It is done on the event loop; eight stars held that for more than ten minutes."""
+    caller = Caller(["-".join(["team/*"] + ["*"] * 7) + ".zip"])
+    assert not caller.may_ask_for("team/" + "-" * 1000)
+    assert caller.may_ask_for("team/" + "-" * 1000 + ".zip")
 
 
 @pytest.mark.parametrize(

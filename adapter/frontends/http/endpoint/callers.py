@@ -96,4 +96,11 @@ def _hashed(body: bytes) -> str:
 
 
 def _expression(pattern: str) -> str:
-    return re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    """Return the pattern as a regular expression whose time is linear in each `*`: an atomic group
+    takes what comes before the next part, and no later part makes it try another length.
+    """
+    first, *parts = [re.escape(part).replace(r"\?", ".") for part in pattern.split("*")]
+    if not parts:
+        return first
+    *middle, last = parts
+    return first + "".join(f"(?>.*?{part})" for part in middle) + ".*" + last
