@@ -2,8 +2,8 @@
 
 from fnmatch import fnmatchcase
 
-import pytest
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 
 from adapter.errors import Forbidden, Unauthenticated
