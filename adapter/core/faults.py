@@ -80,6 +80,10 @@ _STREAMS = (
 )
 
 ENVIRONMENTS = "docs/packages.md#python-environments"
+# The package may be fine: Triton's own installation lacks what runs it.
+_NO_BACKEND = re.compile(
+    r"unable to find backend library for backend|triton_python_backend_stub is not found"
+)
 _NO_MODULE = re.compile(r"\bModuleNotFoundError: No module named '[^']*'")
 
 # gRPC code of a load failure -> what Triton's HTTP port would have said
@@ -146,7 +150,7 @@ class Faults:
         if verdict.strength is Strength.STRONG:
             return _out_of_memory(said, verdict, model_id)
         suspected, of_shm = verdict.matched, verdict.of_shm
-        said = _with_environments(said)
+        said = _with_backends(_with_environments(said))
         return LoadFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
     def of_inference(
@@ -238,6 +242,15 @@ def _of_execution(
         said = _with_environments(said)
         return InferenceFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
     return InvalidRequest(said, model_id=model_id)
+
+
+def _with_backends(said: str) -> str:
+    if not _NO_BACKEND.search(said):
+        return said
+    return (
+        f"{said}\nTriton itself lacks this backend: see its --backend-directory; or the config"
+        " names another backend than is meant"
+    )
 
 
 def _with_environments(said: str) -> str:

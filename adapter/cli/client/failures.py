@@ -35,6 +35,9 @@ _HINTS_BY_WORDS = {
     "models are for signed calls of the endpoint": (
         f"{TOKEN_HINT}; where the adapter has none, a unix socket or a signed call is the way"
     ),
+    "Triton itself lacks this backend": (
+        "Triton's log tells where it looked; nothing need be wrong with the package"
+    ),
     'name it as "entry"': f"`{PROG} load NAME SOURCE --entry=MODEL` names it",
 }
 _ADMIN_SECONDS = 2.0
