@@ -50,13 +50,13 @@ class StoreLocation:
         return self.kind is StoreKind.FOLDER
 
     def place(self, path: str) -> str:
-        """Name a key for callers, as in `bucket: models, key: team-a/digits.tar.gz`. They are told
-        no path of this machine.
+        """Name a key for callers, as in `bucket: models, key: team-a/digits.tar.gz`; without a
+        path the store. They are told no path of this machine.
         """
         if self.is_folder:
-            return f"key: {path}"
-        key = f"{self.prefix}/{path}" if self.prefix else path
-        return f"{_CALLED[self.kind]}: {self.base}, key: {key}"
+            return f"key: {path}" if path else "the folder itself"
+        key = "/".join(filter(None, (self.prefix, path)))
+        return f"{_CALLED[self.kind]}: {self.base}" + (f", key: {key}" if key else "")
 
     def __str__(self) -> str:
         if self.kind in {StoreKind.HTTP, StoreKind.FOLDER}:

@@ -239,6 +239,19 @@ alone("lone_7z", "x.7z")
 alone("lone_h5", "model.h5")
 alone("lone_pickle", "model.pkl", "model.pkl: add a model.py that loads it, for the python backend")
 alone("lone_json", "config.json")
+
+
+def pickle_of_a_version(folder: Path) -> None:
+    (folder / "1").mkdir()
+    (folder / "1" / "model.pkl").write_text("x")
+
+
+case(
+    "pickle_of_a_version",
+    Known.NO_FORMAT,
+    pickle_of_a_version,
+    "1/model.pkl: add a model.py that loads it, for the python backend",
+)
 case(
     "model_three_folders_down",
     Known.NO_FORMAT,

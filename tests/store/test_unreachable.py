@@ -43,6 +43,18 @@ async def opened(tmp_path: Path):
     await cache.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("/models", "the folder itself"),
+        ("s3://models", "bucket: models"),
+        ("s3://models/team", "bucket: models, key: team"),
+    ],
+)
+def test_what_is_said_of_a_whole_store_names_no_empty_key(url, place):
+    assert parse_location(url).place("") == place
+
+
 async def test_a_store_that_cannot_be_used_is_asked_again_and_its_reason_clears_by_itself(
     opened, caplog
 ):

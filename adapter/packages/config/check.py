@@ -92,8 +92,8 @@ def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
     line, start = _place(token)
     # only a known message may be a list without a colon
     before = [each for each in _unknown(tokens) if each[0].position == number - 2]
-    why = "".join(f" {_not_known(*each)}" for each in before)
-    return f"{shown(path)}:{line}:{start + column - 1}: {reason[:_MAX_QUOTED]}{why}"
+    why = "; ".join(_not_known(*each) for each in before)
+    return f"{shown(path)}:{line}:{start + column - 1}: {why or reason[:_MAX_QUOTED]}"
 
 
 def _refuse_stray(tokens: Tokens, path: Path) -> None:

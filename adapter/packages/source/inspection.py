@@ -298,7 +298,11 @@ def _unknown(path: Path, tree: formats.Tree | None) -> str:
 
 def _hint(path: Path, tree: formats.Tree | None) -> str:
     entries = {path.name: None} if tree is None else tree
-    for name in sorted(name for name, below in entries.items() if below is None):
+    files = [name for name, below in entries.items() if below is None]
+    for version, below in entries.items():
+        if below and version.isdecimal():
+            files += [f"{version}/{name}" for name, inner in below.items() if inner is None]
+    for name in sorted(files):
         if tree is not None and is_packed(name):
             return f"; {shown(name)} is not unpacked: give its content itself"
         if name.endswith(_PICKLED):

@@ -82,17 +82,11 @@ def test_an_ensemble_is_a_model_like_any_other():
         ("backend { }", ':1:9: Expected ":".'),
         (
             "outputs [ { name: 'a' } ]",
-            (
-                ":1:9: Expected \"{\". field 'outputs' is not known to this version's schema;"
-                " did you mean output?"
-            ),
+            (":1:9: field 'outputs' is not known to this version's schema; did you mean output?"),
         ),
         (
             "input [ { dim [ 1 ] } ]",
-            (
-                ":1:15: Expected \"{\". field 'dim' is not known to this version's schema;"
-                " did you mean dims?"
-            ),
+            (":1:15: field 'dim' is not known to this version's schema; did you mean dims?"),
         ),
         ("input {\n", ':1:7: Expected "}".'),
         ("backend: 'b' }", ":1:14: Expected identifier or number, got }."),
