@@ -72,6 +72,9 @@ class Oracle:
         self._measured: set[str] = set()  # urls
         # what others took whose loads ran beside one that readings do not tell apart, by url
         self._shared: dict[str, int] = {}
+        self._taken_for_ours = (
+            0  # what strangers took, which a load beside them may be charged with
+        )
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
         self._shift_begun = 0.0
@@ -82,7 +85,10 @@ class Oracle:
     def happened(self, what: str, model_id: str = "") -> None:
         self._at[what, model_id] = self._now()
         self._at[what, ""] = self._now()
-        self._strangers = max(self._strangers, self._world.truth.held.get("strangers", 0))
+        now_there = self._world.truth.held.get("strangers", 0)
+        self._strangers = max(self._strangers, now_there)
+        if self._world.reader.kind != "host":
+            self._taken_for_ours = max(self._taken_for_ours, now_there)
         if what == "end":
             self._ends += 1
             self._lost |= self.serving
@@ -188,23 +194,18 @@ class Oracle:
         if not isinstance(error, AdapterError):
             raise Violated("2 documented errors", f"{call.verb} of {call.model_id}: {error!r}")
         goes_on = isinstance(error, _GO_ON)
-        if call.verb == "load" and not goes_on and not self.loading[call.model_id]:
-            self._gone_after(call)
-        limit = self.settings.unload_seconds if call.verb == "unload" else self._load_bound()
-        self._in_time(call, limit + _RECENT_SECONDS)
+        is_left = self._is_loading(call) or self._world.held_of(call.model_id)
+        if call.verb == "load" and not goes_on and not is_left:
+            self.present.pop(call.model_id, None)
+        self._measured.add(spec.url)  # a load that has failed may have been
+        limits = {"unload": self.settings.unload_seconds}
+        self._in_time(call, limits.get(call.verb, self.settings.load_seconds) + _RECENT_SECONDS)
         if not self._has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
             raise Violated("2 causes", said)
 
-    def _load_bound(self) -> float:
-        return self.settings.load_seconds
-
     def _load_bound_ago(self) -> float:
         return self._now() - self.settings.load_seconds - _RECENT_SECONDS
-
-    def _gone_after(self, call: Call) -> None:
-        if not self._is_loading(call) and not self._world.held_of(call.model_id):
-            self.present.pop(call.model_id, None)
 
     def _has_cause(self, call: Call, error: AdapterError, spec: Spec) -> bool:
         causes = {
@@ -253,10 +254,9 @@ class Oracle:
 
     def _was_refused_by_disk(self, call: Call, _: Spec) -> bool:
         disk = ("prepare", "place", "confirm", "remove")
-        return self.since(call.begun, *disk) or self._hung(call.begun - _RECENT_SECONDS)
-
-    def _hung(self, moment: float) -> bool:
-        return self.since(moment, "hang", "end")
+        return self.since(call.begun, *disk) or self.since(
+            call.begun - _RECENT_SECONDS, "hang", "end"
+        )
 
     def _may_be_there(self, call: Call, _: Spec) -> bool:
         """Whether somebody else may have loaded the model, or loads it, or it comes back."""
@@ -275,7 +275,7 @@ class Oracle:
 
     def _may_time_out(self, call: Call, _: Spec) -> bool:
         took = self._now() - call.begun
-        if self._hung(call.begun - _RECENT_SECONDS):
+        if self.since(call.begun - _RECENT_SECONDS, "hang", "end"):
             return True
         faults = ("load", "answer", "unload", "stub ended", "restart")
         has_fault = any(self.since(0.0, each) for each in faults)
@@ -290,7 +290,7 @@ class Oracle:
         """Return the most that the adapter may suppose the model to take."""
         disk = int(spec.takes * 0.75 * _FACTOR) + 1
         least = max(spec.declared or 0, spec.takes + spec.grows, disk, _LEAST_BYTES)
-        return least + self._shared.get(spec.url, 0) + SLACK_BYTES
+        return least + self._shared.get(spec.url, 0) + self._taken_for_ours + SLACK_BYTES
 
     @property
     def limit(self) -> int:
@@ -311,7 +311,7 @@ class Oracle:
         # strangers that were there before the first model count as the baseline until the last goes
         booked = truth.held["baseline"] + self._strangers + sum(map(self.most, others))
         moment = call.begun - _RECENT_SECONDS
-        loading = sum(self.most(each) for each in others if self._at_work(each.model_id))
+        loading = sum(self.most(each) for each in others if each.model_id not in self.serving)
         used = truth.most_since(moment) + loading
         return max(booked, used) + self.most(spec) + self.settings.reserve < self.limit
 
@@ -336,9 +336,6 @@ class Oracle:
             and not self.loading[model_id]
             and not self.since(self._load_bound_ago(), *upset, model_id=model_id)
         )
-
-    def _at_work(self, model_id: str) -> bool:
-        return model_id not in self.serving
 
     def _ran_out(self, call: Call, spec: Spec) -> bool:
         if self._was_hit(call, _OOM):
@@ -492,7 +489,9 @@ class Oracle:
             held = self._world.triton.held(record.name)
             if held is None or not held.spec.is_python or held.process.over.is_set():
                 continue
-            if not control.memory.is_measured(record.id):
+            # an unload that went on beside the next load of the model: both processes were measured
+            was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
+            if was_unloading or not control.memory.is_measured(record.id):
                 continue
             booked = total(control.memory.ledger.of(record.id))
             real, most = self._world.bytes_of(held), held.spec.takes + held.spec.grows
