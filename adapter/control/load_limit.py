@@ -19,8 +19,8 @@ T = TypeVar("T")
 _UNDO_SECONDS = 1.0  # so long a caller waits for the undo
 # How often a load that waits looks when no other load reports its end.
 _POLL_SECONDS = 0.25
-# A load that has taken no memory for so long is said to hang. One that reads, converts or compiles
-# takes some within seconds.
+# A load that has taken no more memory for so long is said to hang. One that reads, converts or
+# compiles takes some within seconds.
 _HANGS_SECONDS = 30.0
 
 
@@ -197,7 +197,7 @@ class LoadThreads:
         """
         if record.state is ModelState.STUCK:
             return record.state_since
-        since = self._memory.still_since(record.id) if self.has(record) else None
+        since = self._memory.quiet_since(record.id) if self.has(record) else None
         is_long = since is not None and clock.monotonic() - since >= _HANGS_SECONDS
         return since if is_long else None
 

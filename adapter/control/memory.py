@@ -401,12 +401,13 @@ class Memory:
                 if not self._sensor.missed(measured.bytes, self.ledger.of(measured.model_id)):
                     self._learn(measured, expected.get(measured.model_id))
 
-    def still_since(self, model_id: ModelId) -> float | None:
-        """Return since when a load has taken no memory (time.monotonic); None while it may take
-        some, and for a model that is not being loaded.
+    def quiet_since(self, model_id: ModelId) -> float | None:
+        """Return since when a load holds no more memory than before (time.monotonic); None while
+        it may take some, and for a model that is not being loaded.
         """
         account = self.accounts.models.get(model_id)
-        return account.still_since if account else None
+        is_loading = account is not None and account.stage is Stage.LOADING
+        return account.quiet_since if account and is_loading else None
 
     def _estimate_of(self, model_id: ModelId) -> Estimate | None:
         """Return the estimate of a load that is under way, or being measured; else None."""

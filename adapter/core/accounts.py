@@ -39,6 +39,24 @@ class _Level:
         return has_grown
 
 
+@dataclass(slots=True)
+class _Peaks:
+    """The most that a load's processes, and all the others, have held since it began, and since
+    when that is. What only comes back after a dip is none: the share of a process in pages of
+    files falls and rises as others map them.
+    """
+
+    own: int = 0
+    shared: int = 0
+    since: float = 0.0
+
+    def read(self, own: int, shared: int, now: float, *, is_theirs: bool) -> None:
+        if own > self.own + _STILL_BYTES:
+            self.own, self.since = own, now
+        if shared > self.shared + _STILL_BYTES:
+            self.shared, self.since = shared, now if is_theirs else self.since
+
+
 class Stage(Enum):
     """How far the memory of a model is known. docs/states.md is drawn from it."""
 
@@ -67,7 +85,8 @@ class Account:
     helpers and steps. `taken`: the last measurement, `most`: the highest since the load; None
     before the first. `is_apart`: all that the model takes is in processes of its own.
     `is_planned`: as in Terms. `still_since`: since when its load has taken nothing, None while it
-    may. `is_passed`: others are measured during its load, so that it cannot be.
+    may; `quiet_since`: since when it holds no more than before, which it may have given back
+    meanwhile. `is_passed`: others are measured during its load, so that it cannot be.
     """
 
     model_id: ModelId
@@ -83,7 +102,9 @@ class Account:
     is_planned: bool = False
     still_since: float | None = None
     is_passed: bool = False
+    quiet_since: float | None = None
     level: _Level = field(default_factory=_Level)
+    peaks: _Peaks = field(default_factory=_Peaks)
 
     def __post_init__(self) -> None:
         self.basis = self.estimate.basis
@@ -154,10 +175,18 @@ class Accounts:
         nothing else can be the reason.
         """
         moving = self.moving
-        has_grown = self._level.read(total(reading.shared.used), now)
+        shared = total(reading.shared.used)
+        has_grown = self._level.read(shared, now)
         is_theirs = has_grown and not moving and not unloads
         for account in self.loads:
-            own = account.level.read(self.in_processes(account.model_id, reading), now)
+            count = self.in_processes(account.model_id, reading)
+            may_be_its = not moving or account.still_since is None
+            if unloads:  # what they free may be taken again by the load
+                account.peaks.shared = min(account.peaks.shared, shared)
+            account.peaks.read(count, shared, now, is_theirs=may_be_its)
+            is_quiet = now - (quiet := max(account.begun, account.peaks.since)) >= seconds
+            account.quiet_since = quiet if is_quiet else None
+            own = account.level.read(count, now)
             if own or is_theirs or account.stage is not Stage.LOADING:
                 account.still_since = None
             elif account.still_since is None:

@@ -124,7 +124,8 @@ async def test_the_waits_for_loads_that_hang_do_not_add_up(house):
     gates = [house.steps.hold(f"place {name}") for name in "mnop"]
     loads = [house.begin(house.load(name)) for name in "mnop"]
     await asyncio.wait_for(asyncio.gather(*(gate.reached.wait() for gate in gates[1:])), 5)
-    still = [house.control.memory.still_since(ModelId(name)) is not None for name in "mnop"]
+    known = house.control.memory.accounts.models
+    still = [known[ModelId(name)].still_since is not None for name in "mnop"]
     assert still == [True, False, False, False]
     for gate in gates:
         gate.open()

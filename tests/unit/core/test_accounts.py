@@ -302,3 +302,46 @@ def test_all_are_apart_once_those_that_are_not_have_gone():
     assert not world.accounts.are_apart
     world.unload(A)
     assert world.accounts.are_apart
+
+
+def quiet_after(script, *, unloads=False) -> list[float | None]:
+    """Watch the loads of A and B, in processes of their own, by a reading each second: those of A
+    and of all the others hold what the script says. Return since when A was quiet.
+    """
+    accounts, load = Accounts(), account(A)
+    for each in (load, account(B)):
+        each.names = frozenset({each.model_id})
+        each.begun = 100.0
+        accounts.add(each)
+    quiet = []
+    for second, (own, shared) in enumerate(script):
+        devices = {HOST: DeviceReading(LIMIT, own + shared + MIB)}
+        reading = MemoryReading(devices, of_models={A: own, B: MIB})
+        accounts.watch(reading, 100.0 + second, 1.5, unloads=unloads)
+        quiet.append(load.quiet_since)
+    return quiet
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        [(20 * MIB + second % 2 * 600 * 1024, 90 * MIB) for second in range(60)],
+        [(20 * MIB - second % 7 * 3 * MIB, 90 * MIB) for second in range(60)],
+        [(20 * MIB, 90 * MIB - second % 5 * 9 * MIB) for second in range(60)],
+    ],
+    ids=["noise", "its pages are shared more and less", "those of the others are"],
+)
+def test_a_load_is_quiet_whatever_comes_back_after_a_dip(script):
+    assert quiet_after(script)[-1] == 100.0
+
+
+def test_a_load_that_takes_more_than_ever_is_not_quiet():
+    growing = [(min(second, 40) * 5 * MIB, 90 * MIB) for second in range(60)]
+    assert quiet_after(growing)[-1] == 140.0
+    in_triton = [(0, (90 + min(second, 40) * 5) * MIB) for second in range(60)]
+    assert quiet_after(in_triton)[-1] == 140.0
+
+
+def test_what_unloads_free_and_a_load_takes_again_is_its_growth():
+    script = [(0, 900 * MIB), *((0, (100 + second * 5) * MIB) for second in range(9))]
+    assert quiet_after(script, unloads=True)[-1] is None
