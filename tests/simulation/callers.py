@@ -6,8 +6,7 @@ from typing import Any
 from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import AdapterError, CapacityError, ModelNotFound
-from tests.simulation.models import Call, Spec
-from tests.simulation.oracle import Violated
+from tests.simulation.models import Call, Spec, Violated
 from tests.simulation.plan import Entry
 
 _TRIES = 4

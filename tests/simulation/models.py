@@ -1,4 +1,4 @@
-"""The models of a run: what their files are, what they really take, and calls for them."""
+"""The models of a run: what their files are and really take; calls for them, and what is wrong."""
 
 from dataclasses import dataclass
 from random import Random
@@ -34,6 +34,14 @@ class Call:
     verb: str
     model_id: str
     begun: float
+
+
+class Violated(Exception):
+    """`rule` is its number and name, `said` what was wrong."""
+
+    def __init__(self, rule: str, said: str) -> None:
+        super().__init__(f"{rule}: {said}")
+        self.rule, self.said = rule, said
 
 
 def drawn_models(random: Random, room: int) -> dict[str, Spec]:

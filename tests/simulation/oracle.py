@@ -30,7 +30,7 @@ from adapter.errors import (
     UnloadedMeanwhile,
 )
 from tests.simulation.memory import MIB
-from tests.simulation.models import Call, Spec
+from tests.simulation.models import Call, Spec, Violated
 from tests.simulation.plan import Settings
 from tests.simulation.triton import LOAD_THREADS, Held
 
@@ -46,14 +46,6 @@ _ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
 
 # After these what there is of a load, or another load of the model, goes on.
 _GO_ON = (AlreadyLoaded, UnloadedMeanwhile, BackendTimeout, BackendUnavailable)
-
-
-class Violated(Exception):
-    """`rule` is its number and name, `said` what was wrong."""
-
-    def __init__(self, rule: str, said: str) -> None:
-        super().__init__(f"{rule}: {said}")
-        self.rule, self.said = rule, said
 
 
 class Oracle:
@@ -277,6 +269,9 @@ class Oracle:
         took = self._now() - call.begun
         if self.since(call.begun - _RECENT_SECONDS, "hang", "end"):
             return True
+        died = self._at.get(("stub dies", call.model_id), -1.0)
+        if self._world.is_embedded and call.begun <= died < self._now() - _RECENT_SECONDS:
+            return False  # that is noticed within seconds
         faults = ("load", "answer", "unload", "stub ended", "restart")
         has_fault = any(self.since(0.0, each) for each in faults)
         # several loads of seconds in a row, and their turns, may take longer than one may

@@ -23,8 +23,8 @@ from tests.simulation.callers import Callers
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import Draws, virtual
 from tests.simulation.memory import Reader, Truth
-from tests.simulation.models import Spec
-from tests.simulation.oracle import Oracle, Violated
+from tests.simulation.models import Spec, Violated
+from tests.simulation.oracle import Oracle
 from tests.simulation.plan import Entry, Plan, Settings
 from tests.simulation.processes import SimServer
 from tests.simulation.story import ADAPTER, Adapter, Story
@@ -165,6 +165,7 @@ class World:
         fault = waiting.pop(0)
         self._noted(f"{verb} of {model_id}: {fault}")
         self.oracle.happened(verb, model_id)
+        self.oracle.happened(fault, model_id)
         self.faults[f"{verb}: {fault}"] += 1
         return fault
 

@@ -6,7 +6,7 @@ import time
 
 from tests.simulation.faults import FAULTS
 from tests.simulation.faults.fault import Fault
-from tests.simulation.oracle import Violated
+from tests.simulation.models import Violated
 from tests.simulation.plan import drawn
 from tests.simulation.world import played
 

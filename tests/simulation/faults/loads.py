@@ -46,21 +46,6 @@ LOADS = [
         "pass",
     ),
     Fault(
-        "the end of Triton during a load is not noticed",
-        "the model counts as loaded, and each call for it is not found",
-        *_ONCE,
-        "self.presence.refuse_ended(process, model_id)",
-        "pass",
-    ),
-    Fault(
-        "a load ends with its caller",
-        "who leaves takes the load of all others along",
-        LoadLimit,
-        "outcome",
-        "return await asyncio.shield(task)",
-        "return await task",
-    ),
-    Fault(
         "a load's caller waits for its undo",
         "a load that hangs keeps its caller long after the limit",
         LoadLimit,
