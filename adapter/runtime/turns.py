@@ -1,22 +1,40 @@
-"""Gives out turns of the event loop, one to each of those whose work takes long.
+"""Gives out turns of the event loop to those whose work takes long.
 
-However many they are, a turn has the work of one of them, and others are served in between.
+However many they are, a turn has some milliseconds of their work, and others are served in between.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+
+from adapter.runtime import clock
+
+# Of work that takes long, in each turn.
+_SECONDS = 0.002
 
 
 class Turns:
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
+        self._until = math.inf  # inf: no such work was done in this turn
 
     @property
     def is_busy(self) -> bool:
         """Somebody waits."""
         return bool(self._waiting)
+
+    def has_time(self) -> bool:
+        """Return whether this turn of the event loop has time left for work that takes long."""
+        now = clock.monotonic()
+        if self._until == math.inf:
+            self._until = now + _SECONDS
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        return now < self._until
+
+    def _begin_turn(self) -> None:
+        self._until = math.inf
 
     def wait(self, go_on: Callable[[], object]) -> None:
         """Call `go_on` in a later turn of the event loop, behind those that wait already."""
@@ -34,6 +52,7 @@ class Turns:
         go_on = self._waiting.popleft()
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._next)
+        self.has_time()  # what it takes counts
         go_on()
 
 

@@ -21,7 +21,7 @@ from adapter.errors import AdapterError, ArtifactNotFound
 from adapter.frontends.access import Access
 from adapter.frontends.grpc import stream
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
-from adapter.frontends.http.connection import Limits
+from adapter.frontends.http.limits import Limits
 from adapter.frontends.http.observer import Observer
 from adapter.frontends.probes import application
 from adapter.telemetry.metrics import Metrics

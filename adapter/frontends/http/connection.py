@@ -9,75 +9,25 @@ import asyncio
 import math
 import re
 import socket
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, cast
 
-from adapter.errors import AdapterError, BrokenBody, InvalidRequest, NotStarted, SlowBody
+from adapter.errors import AdapterError, BrokenBody, NotStarted
 from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
 from adapter.frontends.http.callbacks import guarded
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import END, Head, Heads
-from adapter.runtime import clock
+from adapter.frontends.http.limits import Arrival, Limits
 from adapter.runtime.turns import Turns
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
-# Where it takes longer to pass on what has come of a body, more of it has to wait for its turn.
-_TURN_SECONDS = 0.001
+# What is longer, in one read, waits for a turn of the event loop that has time left.
+_SHORT_BYTES = 16 * 2**10
 _END_BYTES = len(END)
 _CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
 # What a request, or the empty lines before it, may begin with. Anything else is refused at once.
 _METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds. `idle`: between two requests, longer than proxies keep theirs, so that they close
-    first. `head`: from its first byte to its last. `body` and `answer`: without any progress.
-    `slow`: after which a body has to come at `rate` bytes a second, averaged.
-    `gone`: how long work goes on for a caller who has ended its side, which one that only waits
-    for its answer does as well as one that has left. `linger`: for a caller who still sends what
-    nobody reads, to see its answer before the connection is reset; `hurry`: the same amid a drain.
-    """
-
-    idle: float = 3630
-    head: float = 30
-    body: float = 60
-    answer: float = 60
-    gone: float = 2
-    linger: float = 5
-    hurry: float = 0.5
-    slow: float = 10
-    rate: float = 64 * 2**10
-
-
-class Arrival:
-    """Of one body: time in which its caller is held back does not count."""
-
-    __slots__ = ("_limits", "_looked", "_quiet", "_seconds", "_seen", "received")
-
-    def __init__(self, limits: Limits, now: float) -> None:
-        self.received = 0
-        self._seen = 0
-        self._limits = limits
-        self._looked = now
-        self._seconds = self._quiet = 0.0
-
-    def look(self, now: float, *, is_reading: bool) -> InvalidRequest | None:
-        """What is wrong with it, if anything is."""
-        seconds, self._looked = now - self._looked, now
-        if not is_reading:
-            return None
-        self._seconds += seconds
-        self._quiet = 0.0 if self.received != self._seen else self._quiet + seconds
-        self._seen = self.received
-        limits = self._limits
-        if self._quiet >= limits.body:
-            return BrokenBody(f"nothing came of the body for {limits.body:g} s")
-        if self._seconds > limits.slow and self.received < self._seconds * limits.rate:
-            return SlowBody(f"the body comes at less than {limits.rate / 2**10:g} KiB/s")
-        return None
 
 
 class State(Enum):
@@ -129,6 +79,7 @@ class Connection(asyncio.Protocol):
         self.ahead = b""
         self._arrival: Arrival | None = None
         self._kept = 0  # bytes in the budget
+        self._late: bytes | None = None  # what waits for its turn
         self._is_crowded = False
         self._known = server.heads.known
         self._inference = (server.fast.make or Inference)(self, server.fast)
@@ -158,6 +109,13 @@ class Connection(asyncio.Protocol):
         self._server.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        is_late = self._late is not None
+        if not is_late and len(data) > _SHORT_BYTES:
+            is_late = not self._server.turns.has_time()
+        if not (is_late and self._is_put_off(data)):
+            self._received(data)
+
+    def _received(self, data: bytes) -> None:
         try:
             state = self.state
             if state is _LINGERING or state is _CLOSING:
@@ -177,6 +135,31 @@ class Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - as @guarded does, for less
             self.bug(error)
 
+    def _is_put_off(self, data: bytes) -> bool:
+        """Keep the data for a later turn of the event loop; return False if there is no room."""
+        late, budget = self._late, self._server.fast.budget
+        if late is None and not budget.has_buffer_for(len(data)):
+            return False
+        budget.buffer(len(data))
+        self._late = (late or b"") + data
+        if late is None:
+            self.transport.pause_reading()
+            self._server.turns.wait(self._read_late)
+        return True
+
+    @guarded
+    def _read_late(self) -> None:
+        """Read what was put off, and more unless something else holds the caller back."""
+        data, self._late = self._late, None
+        if data is None:
+            return
+        self._server.fast.budget.buffer(-len(data))
+        if self.state is _FAST and self.left:
+            self._inference.resume()
+        elif self.state is not _CLOSING:
+            self._read_on()
+        self._received(data)
+
     def _pass_on(self, data: bytes) -> None:
         """To aiohttp, whose connection it is for good."""
         if self.state is _APPLICATION:
@@ -188,6 +171,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """True: the caller may still read."""
+        self._read_late()
         self.has_ended = True
         self._gone_due = self._loop.time() + self._server.limits.gone
         is_behind = self.ahead or self._application.waiting
@@ -212,6 +196,7 @@ class Connection(asyncio.Protocol):
                 self._inference.left()
         finally:
             self.state = _CLOSING
+            self._read_late()
             self._take_ahead()
             self._application.left(exc)
             self._server.lost(self)
@@ -310,13 +295,7 @@ class Connection(asyncio.Protocol):
             self.left = left - len(piece)
             self._arrived(len(piece))
             if self.state is _FAST:
-                begun, is_last = clock.monotonic(), not self.left
-                self._inference.feed(piece, is_last=is_last)
-                if is_last or self.state is not _FAST:
-                    return
-                if clock.monotonic() - begun > _TURN_SECONDS:
-                    self.transport.pause_reading()
-                    self._server.turns.wait(self._inference.resume)
+                self._inference.feed(piece, is_last=not self.left)
             else:
                 self._application.feed(piece)
 

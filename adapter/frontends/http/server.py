@@ -14,11 +14,12 @@ from adapter.frontends.http.application import (
     application_of,
     why_misread,
 )
-from adapter.frontends.http.connection import Connection, Limits
+from adapter.frontends.http.connection import Connection
 from adapter.frontends.http.connections import Connections
 from adapter.frontends.http.endpoint.errors import Told, new_request_id, refusal_of
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
+from adapter.frontends.http.limits import Limits
 from adapter.frontends.http.middleware import Serve
 from adapter.frontends.http.observer import Observer, Refusal, own_refusal, refusal_answer
 from adapter.runtime import background, sockets

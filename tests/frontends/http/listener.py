@@ -12,12 +12,12 @@ from aiohttp import web
 
 from adapter.core.model import ModelId
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.connection import Limits
 from adapter.frontends.http.connections import Connections
 from adapter.frontends.http.endpoint.endpoint import EndpointDialect
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences, route_of
+from adapter.frontends.http.limits import Limits
 from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from adapter.control.presence import Phase
 from adapter.core.model import ModelId
-from adapter.frontends.http.connection import Limits
+from adapter.frontends.http.limits import Limits
 from adapter.frontends.http.middleware import answer, whole_body
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (

@@ -279,7 +279,7 @@ async def test_who_leaves_while_it_waits_or_whose_model_does_keeps_nobody_waitin
         await until(lambda: budget.waiting == listener.in_flight() == 0)
 
 
-async def test_of_bodies_that_take_long_to_check_one_goes_on_in_each_turn(monkeypatch):
+async def test_of_many_bodies_that_take_long_to_check_a_few_go_on_in_each_turn(monkeypatch):
     """So that a turn takes no longer where there are more of them."""
     turn, seen = 0, list[tuple[int, int]]()
 
@@ -293,7 +293,7 @@ async def test_of_bodies_that_take_long_to_check_one_goes_on_in_each_turn(monkey
     async with opened() as listener:
         fast = listener.server.fast
         monkeypatch.setattr(fast.dataplane, "checking", lambda *_: Slow())
-        callers = [await listener.connect() for _ in range(4)]
+        callers = [await listener.connect() for _ in range(12)]
         asking = [asyncio.create_task(one.ask(request(FAST, bytes(4 * MIB)))) for one in callers]
         while not all(one.done() for one in asking):
             turn += 1
@@ -301,4 +301,4 @@ async def test_of_bodies_that_take_long_to_check_one_goes_on_in_each_turn(monkey
         assert {one.result().status for one in asking} == {200}
     first = {body: at for at, body in reversed(seen)}
     later = Counter(at for at, body in seen if at != first[body])
-    assert max(later.values()) == 1
+    assert max(later.values()) <= 3

@@ -1,15 +1,13 @@
 """How connections at the http listener end: callers hang up, dawdle or never stop; the drain."""
 
 import asyncio
-import itertools
 import socket
 from dataclasses import replace
 
 import pytest
 
 from adapter.core.calls import NOT_STARTED
-from adapter.frontends.http.connection import Limits
-from adapter.runtime import clock
+from adapter.frontends.http.limits import Limits
 from tests.fakes.http_triton import OK, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 
@@ -154,33 +152,41 @@ async def test_what_is_left_of_a_small_body_is_skipped(path):
         assert (await caller.ask(request(FAST))).status == 200
 
 
-async def test_a_small_body_is_skipped_to_its_end_when_the_machine_is_slow(monkeypatch):
-    """Each look at the clock takes longer than a connection may work in one turn."""
-    looks = itertools.count()
-    monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
-    async with opened(limits=LONG) as listener, asyncio.timeout(10):
+@pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early", *PATHS])
+async def test_what_always_waits_for_its_turn_is_answered_all_the_same(path, monkeypatch):
+    """Each read of a body, also of the next request that comes with it."""
+    body = bytes(20_000)
+    asked = head(path, f"Content-Length: {3 * len(body)}")
+    pieces = [(asked + body, 2), (body, 1), (body + asked + body, 2), (body, 1)]
+    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+        monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
         caller = await listener.connect()
-        found = await caller.ask(head("/models/other/invoke", "Content-Length: 3") + b"x")
-        assert found.status == 404
-        (connection,) = listener.server._connections
-        await caller.send(b"x")
-        await until(lambda: connection.left == 1)
-        await caller.send(b"x")
+        for piece, more in pieces:
+            await caller.send(piece)
+            await until(
+                lambda more=more: (
+                    [each.left for each in listener.server._connections] == [more * len(body)]
+                )
+            )
+        await caller.send(body)
+        found = [await caller.answer() for _ in range(2)]
+        assert {one.status for one in found} <= {200, 404}
         assert (await caller.ask(request(FAST))).status == 200
+        assert listener.server.fast.budget.buffered == 0
 
 
-async def test_a_body_behind_one_that_was_skipped_is_read_when_the_machine_is_slow(monkeypatch):
-    looks = itertools.count()
-    monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
-    async with opened(limits=LONG) as listener, asyncio.timeout(10):
+async def test_who_leaves_while_its_bytes_wait_leaves_nothing(monkeypatch):
+    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+        waiting = []
+        monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
+        monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
         caller = await listener.connect()
-        found = await caller.ask(head("/models/other/invoke", "Content-Length: 1"))
-        assert found.status == 404
-        await caller.send(b"x" + head(APP, "Content-Length: 2"))
-        (connection,) = listener.server._connections
-        await until(lambda: connection.left == 2)
-        await caller.send(b"{}")
-        assert (await caller.answer()).status == 200
+        await caller.send(head(FAST, "Content-Length: 40000") + bytes(20_000))
+        await until(lambda: bool(waiting))
+        caller.reset()
+        waiting.pop()()
+        await listener.until_lost()
+        assert listener.server.fast.budget.buffered == 0
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
