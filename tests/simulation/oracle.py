@@ -161,7 +161,7 @@ class Oracle:
         told = self._at.get(("death told", call.model_id), -1.0)
         if told < 0.0 or not self._world.is_embedded or self.since(told, "end"):
             return
-        if not self.since(told, "load asked", model_id=call.model_id):
+        if not self.since(told - _RECENT_SECONDS, "load asked", model_id=call.model_id):
             raise Violated("2 dead", f"{call.model_id} has died, and is given another request")
 
     def unload_begins(self, held: Held) -> None:
@@ -478,7 +478,7 @@ class Oracle:
 
     def _near_the_truth(self, control: ModelControl) -> None:
         """What the ledger has of models in processes of their own is what they took at most."""
-        if self._world.reader.kind != "host" or self.since(self._shift_begun, "unread"):
+        if self._world.reader.kind != "host" or self.since(self._shift_begun - 60.0, "unread"):
             return  # without a reading at its load a model is not told apart for good
         for record in control.registry.records():
             held = self._world.triton.held(record.name)
