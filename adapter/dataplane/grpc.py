@@ -92,13 +92,15 @@ class GrpcDataPlane:
         begun = clock.monotonic()
         rpc = self._method(call.method)(message, metadata=_sent(call.metadata))
         answering = self._task(self._answer(rpc, record))
+        is_answered = False
         try:
             await asyncio.wait({answering}, timeout=seconds)
+            is_answered = answering.done()
         finally:
             add_waited(clock.monotonic() - begun)
-            if not answering.done():
+            if not is_answered:  # also where the caller left as the answer came
                 self._abandon(answering, hold)
-        if answering.done():
+        if is_answered:
             return answering.result()
         text = f"no answer from Triton within {seconds:g} s"
         if seconds < self._timeout:

@@ -1,6 +1,7 @@
 """What goes to Triton and comes back, against a gRPC server that says what it was asked."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -131,6 +132,25 @@ async def test_a_call_without_its_caller_lasts_until_triton_has_answered(ending)
         await asyncio.wait_for(ended.wait(), 5)
         await until(lambda: held.state is LeaseState.ENDED)
     assert outcome == ["answered"]
+
+
+async def test_a_caller_who_leaves_as_its_failure_comes_leaves_nothing_behind():
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    held = lease()
+    async with dataplane_to(failing(grpc.StatusCode.INVALID_ARGUMENT, "no inputs")) as dataplane:
+        others = asyncio.all_tasks()
+        asked = asyncio.create_task(dataplane.call(call_with(), b"", held))
+        await asyncio.sleep(0)
+        begun = asyncio.all_tasks() - others
+        last = max(begun, key=lambda task: int(task.get_name().removeprefix("Task-")))
+        last.add_done_callback(lambda _: asked.cancel())
+        del begun, last
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await until(lambda: held.state is LeaseState.ENDED)
+    gc.collect()
+    assert complaints == []
 
 
 async def test_a_triton_that_goes_ends_what_nobody_waits_for():
