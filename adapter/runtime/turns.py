@@ -16,25 +16,26 @@ _SECONDS = 0.002
 
 
 class Turns:
+    """`until` is when the time of this turn is up; inf: no work that takes long was done in it."""
+
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
-        self._until = math.inf  # inf: no such work was done in this turn
-
-    @property
-    def is_busy(self) -> bool:
-        """Somebody waits."""
-        return bool(self._waiting)
+        self.until = math.inf
+        self._next_turn: asyncio.Handle | None = None
 
     def has_time(self) -> bool:
         """Return whether this turn of the event loop has time left for work that takes long."""
         now = clock.monotonic()
-        if self._until == math.inf:
-            self._until = now + _SECONDS
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-        return now < self._until
+        if self.until == math.inf:
+            self.until = now + _SECONDS
+            self._next_turn = asyncio.get_running_loop().call_soon(self._begin_turn)
+        return now < self.until
 
     def _begin_turn(self) -> None:
-        self._until = math.inf
+        self.until = math.inf
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
 
     def wait(self, go_on: Callable[[], object]) -> None:
         """Call `go_on` in a later turn of the event loop, behind those that wait already."""
@@ -52,6 +53,7 @@ class Turns:
         go_on = self._waiting.popleft()
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._next)
+        self._begin_turn()  # whose own call comes after this one
         self.has_time()  # what it takes counts
         go_on()
 

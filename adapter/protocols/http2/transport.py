@@ -6,7 +6,6 @@ from enum import Enum, IntEnum, auto
 from typing import Protocol, TypeAlias, cast
 
 from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.runtime import clock
 from adapter.runtime.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -19,9 +18,7 @@ _MAX_UNSENT_BYTES = 2**21
 _ERROR_CLOSE_SECONDS, _CLOSE_SECONDS = 2.0, 30.0
 _SMALL_BYTES = 2**12
 _JOINED_BYTES = 2**15  # copying so much costs less than writing many chunks
-# how long one connection is served in a turn of the event loop; shorter where others wait
-_TURN_SECONDS, _SHARED_TURN_SECONDS = 0.005, 0.001
-UNTIMED_BYTES = 2**11  # what is read at once and is less takes less than a turn
+UNTIMED_BYTES = 2**11  # what is read at once and is less is handled at once
 
 
 class State(IntEnum):
@@ -122,9 +119,16 @@ class FrameTransport(asyncio.Protocol):
             self._unread += data
             return
         if len(data) > UNTIMED_BYTES:
-            seconds = _SHARED_TURN_SECONDS if self._turns.is_busy else _TURN_SECONDS
-            self.until = clock.monotonic() + seconds
-        if self._receive(data, 0) and self._transport is not None:
+            if not self._turns.has_time():
+                self._unread, self._read = data, 0
+                self._wait_for_turn()
+                return
+            self.until = self._turns.until
+        if self._receive(data, 0):
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        if self._transport is not None:
             self._transport.pause_reading()
             self._turns.wait(self._continue_reading)
 
@@ -133,7 +137,7 @@ class FrameTransport(asyncio.Protocol):
         data, self._unread = self._unread, b""
         if self.state is not _OPEN or self._transport is None:
             return
-        self.until = clock.monotonic() + _TURN_SECONDS
+        self.until = self._turns.until
         if self._receive(data, self._read):
             self._turns.wait(self._continue_reading)
         else:

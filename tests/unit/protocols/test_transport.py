@@ -7,6 +7,7 @@ import pytest
 
 from adapter.protocols.http2.frames import Code, ConnectionFault
 from adapter.protocols.http2.transport import FrameTransport, Heard, State
+from adapter.runtime import clock
 from adapter.runtime.turns import Turns
 
 
@@ -158,6 +159,40 @@ async def test_what_takes_longer_than_a_turn_goes_on_in_later_turns_in_fair_orde
         await asyncio.sleep(0)
     assert handled == ["x1", "y1", "a turn", "x2", "y2", "x3", "y3"]
     assert other.transport._transport.ends == ["pause", "resume"]
+
+
+class CostlyEnd(RecordingEnd):
+    """Takes most of a turn over whatever it reads."""
+
+    def __init__(self, name: str, turns: Turns, handled: list[str], now: list[float]) -> None:
+        super().__init__()
+        self.transport = FrameTransport(self, turns)
+        self.transport.connection_made(Wire())
+        self.name, self.handled, self.now = name, handled, now
+
+    def received(self, data: bytes, at: int) -> int:
+        self.handled.append(self.name)
+        self.now[0] += 0.0012
+        return len(data)
+
+
+async def test_all_connections_share_the_time_of_a_turn(monkeypatch):
+    handled: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    shared = Turns()
+    ends = [CostlyEnd(str(i), shared, handled, now) for i in range(5)]
+    asyncio.get_running_loop().call_soon(handled.append, "a turn")
+    for end in ends:
+        end.transport.data_received(bytes(5000))
+    ends[4].transport.data_received(b"more")
+    small = CostlyEnd("small", shared, handled, now)
+    small.transport.data_received(b"small")
+    assert handled == ["0", "1", "small"]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert handled == ["0", "1", "small", "a turn", "2", "3", "4"]
+    assert ends[4].transport._transport.ends == ["pause", "resume"]
 
 
 async def test_what_was_left_is_dropped_with_its_connection():
