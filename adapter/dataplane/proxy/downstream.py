@@ -8,7 +8,7 @@ from adapter.dataplane.proxy.context import ProxyContext
 from adapter.dataplane.proxy.exchange import Exchange
 from adapter.dataplane.proxy.routing import Call, too_large_call
 from adapter.protocols.http2 import frames
-from adapter.protocols.http2.connection import Endpoint
+from adapter.protocols.http2.connection import SMALL_BYTES, Endpoint
 from adapter.protocols.http2.flow_control import Receiver, Stream
 from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
 from adapter.protocols.http2.headers import HeaderReader, HeadersTooLarge
@@ -19,8 +19,10 @@ from adapter.protocols.http2.transport import State as Connection
 MAX_STREAMS = 1000
 # of a request: ModelMesh forwards the headers of its own clients
 _HEADER_BYTES, _BLOCK_BYTES = 2**15, 2**16
-# no message of a stream has less than 16 bytes
-_SMALL_BYTES, _TINY_BYTES, _GLITCHES_OF_TINY_DATA = 2**10, 2**4, 4
+_FEW_BYTES, _GLITCHES_OF_SMALL_DATA = 2**10, 4
+# beyond useful frames, however long they take; each stream may begin with one
+_MAX_SMALL_FRAMES, _SMALL_FRAMES_A_SECOND = MAX_STREAMS + 500, 10
+_SMALL_FRAMES_OF_A_PIECE = 4  # of an answer, which its caller may acknowledge with several
 _GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
 _KEPT_RESETS = 2**12
 _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
@@ -59,6 +61,11 @@ class Session(Protocol):
 
 
 class Downstream(Endpoint[Exchange]):
+    """`small_frames` counts frames that cost much for their few bytes, less some for useful bytes
+    either way. No second resets it: many connections slow each other down, so each handles few
+    frames in a second, and many in all.
+    """
+
     def __init__(self, session: Session, context: ProxyContext) -> None:
         super().__init__(context, HeaderReader(context.calls, _HEADER_BYTES), _BLOCK_BYTES)
         self.session = session
@@ -66,7 +73,7 @@ class Downstream(Endpoint[Exchange]):
         self._shutdown = Shutdown.NOT_BEGUN
         self._preface = frames.PREFACE
         self._shutdown_timer: asyncio.TimerHandle | None = None
-        self._last_id = self._last_accepted = 0
+        self._last_id = self._last_accepted = self.small_frames = 0
         self._reset: dict[
             int, None
         ] = {}  # streams that we closed before the peer did: the latest ones
@@ -189,9 +196,28 @@ class Downstream(Endpoint[Exchange]):
             raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:
-        if len(piece) < _SMALL_BYTES and not end:
-            self.glitch(1 if len(piece) > _TINY_BYTES else _GLITCHES_OF_TINY_DATA)
+        size = len(piece)
+        if end or size >= SMALL_BYTES:
+            self._take_off(1)
+            if size < _FEW_BYTES and not end:
+                self.glitch()
+        else:
+            self.small_frame(_GLITCHES_OF_SMALL_DATA)
         self.session.requests.data(stream.owner, piece, end=end)
+
+    def small_frame(self, glitches: int = 1) -> None:
+        super().small_frame(glitches)
+        self.small_frames += 1
+        if self.small_frames > _MAX_SMALL_FRAMES:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames of few bytes")
+
+    def _take_off(self, count: int) -> None:
+        if self.small_frames:
+            self.small_frames = max(0, self.small_frames - count)
+
+    def a_second_passed(self) -> None:
+        super().a_second_passed()
+        self._take_off(_SMALL_FRAMES_A_SECOND)
 
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
         state = self._state_of(stream_id)
@@ -232,10 +258,15 @@ class Downstream(Endpoint[Exchange]):
 
     # -- answers ----------------------------------------------------------------------------
 
+    def send(self, stream: Stream[Exchange], piece: Piece, *, end: bool = False) -> None:
+        self._take_off(_SMALL_FRAMES_OF_A_PIECE)
+        super().send(stream, piece, end=end)
+
     def sent(self, stream: Stream[Exchange], size: int) -> None:
         exchange = stream.owner
         exchange.taken_bytes += size
         self.glitches -= 1
+        self._take_off(size >> 10)
         if exchange.upstream is not None and exchange.outbound is not None:
             exchange.upstream.credit(exchange.outbound, size)
 
@@ -246,6 +277,7 @@ class Downstream(Endpoint[Exchange]):
             self._note_reset(stream.id)
         if stream.owner.call.refusal is None:
             self.glitches -= _GLITCHES_OF_AN_ANSWER
+            self._take_off(_SMALL_FRAMES_OF_A_PIECE)
         self.forget(stream)
         self._close_if_done()
 

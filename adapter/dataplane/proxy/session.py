@@ -118,7 +118,7 @@ class ProxySession:
         """Called once a second: detect dead and idle peers, and refill the budget of glitches."""
         now, downstream, transport = self._clock(), self.downstream, self.downstream.transport
         for endpoint in (downstream, *self.upstreams):
-            endpoint.glitches = 0
+            endpoint.a_second_passed()
         if downstream.streams:
             self._busy_at = now
         if transport.heard is Heard.SOMETHING:

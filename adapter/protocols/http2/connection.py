@@ -37,6 +37,7 @@ _DATA, _HEAD_BYTES, _FRAME_BYTES = frames.DATA, frames.HEAD_BYTES, frames.FRAME_
 _read_head = frames.read_head
 _GLITCHES_A_SECOND, _GLITCHES_OF_A_RESET, _GLITCHES_OF_SETTINGS = 20_000, 10, 10
 _MORE_THAN_A_BLOCK = frames.PADDED | frames.HAS_PRIORITY
+SMALL_BYTES = 24  # of DATA: the shortest message of an inference has 25
 _STREAMS_A_GLITCH = 8  # of those whose window SETTINGS changes
 _MAX_SETTINGS_BYTES = 64 * frames.SETTING_BYTES
 _MAX_GATHERED = 2**16  # of a frame that is no DATA; what RFC 9113 has is shorter, HEADERS aside
@@ -287,6 +288,13 @@ class Endpoint(FlowControl[Owner]):
         if self.glitches > _GLITCHES_A_SECOND or (self.is_paused and self.transport.is_flooded):
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that move nothing")
 
+    def a_second_passed(self) -> None:
+        self.glitches = 0
+
+    def small_frame(self, glitches: int = 1) -> None:
+        """Count a frame that costs much for its few bytes."""
+        self.glitch(glitches)
+
     # -- frames -----------------------------------------------------------------------------
 
     def _on_data(self, flags: int, stream_id: int, payload: Piece) -> None:
@@ -294,6 +302,8 @@ class Endpoint(FlowControl[Owner]):
         self.count_data(size)
         stream = self.streams.get(stream_id)
         if stream is None:
+            if size < SMALL_BYTES:
+                self.small_frame()
             self.frame_without_stream(stream_id, frames.DATA)
             return
         stream.receive_window -= size
@@ -309,8 +319,6 @@ class Endpoint(FlowControl[Owner]):
         end = bool(flags & frames.END_STREAM)
         if end:
             stream.state = AFTER_PEERS_END[stream.state]
-        elif not payload:
-            self.glitch()
         self.data(stream, payload, end=end)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -327,7 +335,7 @@ class Endpoint(FlowControl[Owner]):
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is None:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        self.glitch()
+        self.small_frame()
         self._continuations += 1
         _, first_flags, block = self._block
         block += payload
@@ -340,7 +348,7 @@ class Endpoint(FlowControl[Owner]):
     def _on_priority(self, _: int, stream_id: int, payload: bytes) -> None:
         if stream_id == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of no stream")
-        self.glitch()
+        self.small_frame()
         if len(payload) != 5:  # noqa: PLR2004 - section 6.3; the connection may go, section 5.4.2
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PRIORITY of an odd length")
 
@@ -358,7 +366,7 @@ class Endpoint(FlowControl[Owner]):
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
-        self.glitch(_GLITCHES_OF_SETTINGS)
+        self.small_frame(_GLITCHES_OF_SETTINGS)
         if len(payload) > _MAX_SETTINGS_BYTES:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many settings at once")
         if not flags & frames.ACK:
@@ -386,7 +394,7 @@ class Endpoint(FlowControl[Owner]):
             self.widen_streams(difference)
 
     def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
-        self.glitch()
+        self.small_frame()
 
     def _on_push(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE was not asked for")
@@ -396,7 +404,7 @@ class Endpoint(FlowControl[Owner]):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "PING of a stream")
         if len(payload) != 8:  # noqa: PLR2004 - section 6.7
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING of an odd length")
-        self.glitch()
+        self.small_frame()
         if flags & frames.ACK:
             self.ping_acknowledged(payload)
         else:
@@ -406,13 +414,13 @@ class Endpoint(FlowControl[Owner]):
         if stream_id or len(payload) < 8:  # noqa: PLR2004 - section 6.8
             code = Code.PROTOCOL_ERROR if stream_id else Code.FRAME_SIZE_ERROR
             raise ConnectionFault(code, "an odd GOAWAY")
-        self.glitch()
+        self.small_frame()
         self.goaway_received(frames.read_number(payload)[0] & frames.MAX_STREAM)
 
     def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004 - section 6.9
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of an odd length")
-        self.glitch()
+        self.small_frame()
         increment = frames.read_number(payload)[0] & frames.MAX_WINDOW
         if stream_id == 0:
             if not increment:

@@ -7,8 +7,9 @@ from struct import pack
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.protocols.http2 import frames, transport
+from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code
+from adapter.runtime import turns
 from tests.fakes.http2_triton import answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
@@ -25,7 +26,7 @@ from tests.frontends.grpc.proxy_listener import (
 from tests.frontends.grpc.test_proxy import echo
 from tests.frontends.grpc.test_proxy_flow_control import MIB, big_request, request
 
-STREAMS, FLOOD_BYTES = 900, 120_000
+STREAMS, FLOOD_BYTES = 900, 12_000
 PRIORITY = frame(frames.PRIORITY, 0, 1, bytes(5))
 PRIORITIES = PRIORITY * (FLOOD_BYTES // len(PRIORITY))
 
@@ -46,7 +47,7 @@ async def blocked_answers(monkeypatch):
     """A caller who has no window for any of its answers, all of which are here. What it sends is
     handled in one turn of the event loop.
     """
-    monkeypatch.setattr(transport, "_TURN_SECONDS", SECONDS)
+    monkeypatch.setattr(turns, "_SECONDS", SECONDS)
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxy_before(echo))
         behind = await stack.enter_async_context(scripted_triton(proxy))
@@ -65,7 +66,7 @@ async def blocked_answers(monkeypatch):
 
 async def cost_of(wire, caller, flood: bytes) -> float:
     """CPU seconds that the adapter alone takes to read that, or until it closes."""
-    caller.glitches, spent, own = 0, [], caller.transport
+    caller.glitches, caller.small_frames, spent, own = 0, 0, [], caller.transport
     receive = type(own).data_received
 
     def timed(data: bytes) -> None:
@@ -163,6 +164,70 @@ def known_heads(i: int) -> bytes:
     return frames.header_block(2 * i + 1, head_of() + fields, end=False) + frames.reset(
         2 * i + 1, 8
     )
+
+
+SMALL_FRAMES = {
+    "DATA": frame(frames.DATA, 0, 1, b"\0"),
+    "empty DATA": frame(frames.DATA, 0, 1),
+    "DATA of a stream that is reset": frame(frames.DATA, 0, 3, b"\0"),
+    "WINDOW_UPDATE": frames.window_update(0, 1),
+    "PING": frames.ping(bytes(8)),
+    "SETTINGS": settings(),
+    "PRIORITY": PRIORITY,
+    "unknown": frame(0x77, 0, 1),
+}
+
+
+@pytest.mark.parametrize("one", SMALL_FRAMES.values(), ids=SMALL_FRAMES)
+async def test_small_frames_end_their_connection_however_slowly_they_come(one):
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        wire.send(frame(frames.DATA, 0, 1, prefixed(bytes(500_000))[:5]))
+        twice = frames.header_block(3, head_of(STREAM), end=False)
+        wire.send(twice, twice)
+        await wire.until(frames.RST_STREAM, 3)
+        (session,) = proxy.server._sessions
+        for _ in range(20):
+            session.check_connection()  # as each second
+            wire.send(one * 100, frames.ping(b"all here"))
+            while (found := await wire.next()) is not None and found[3] != b"all here":
+                pass
+            if found is None:
+                break
+        kind, _, _, payload = wire.got[-1]
+        assert (kind, payload[7]) == (frames.GOAWAY, Code.ENHANCE_YOUR_CALM)
+        assert proxy.shed == ["flood"]
+
+
+async def test_acknowledgements_of_answers_are_no_small_frames_however_many():
+    """Each piece of an answer is acknowledged as the busiest of clients do: with its windows and a
+    PING.
+    """
+    count = 1000
+
+    async def act(requests, _):
+        async for message in requests:
+            yield pb.ModelStreamInferResponse(error_message=str(len(message))).SerializeToString()
+
+    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        for _ in range(count):
+            wire.send(frame(frames.DATA, 0, 1, prefixed(request_of())))
+            size = len((await wire.until(frames.DATA, 1))[2])
+            windows = (frames.window_update(one, size) for one in (0, 1))
+            wire.send(*windows, frames.ping(bytes(8)))
+
+
+async def test_an_idle_client_may_ping_for_ever():
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        for _ in range(2000):
+            wire.send(frames.ping(bytes(8)))
+            await wire.until(frames.PING)
+            (session,) = proxy.server._sessions
+            session.check_connection()
 
 
 def tiny_data(i: int) -> bytes:

@@ -125,6 +125,7 @@ async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
         async with asyncio.timeout(10):
             while not session.ended.is_set():
                 wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
-                session.downstream.glitches = 0  # that limit is not what this is about
+                # those limits are not what this is about
+                session.downstream.glitches = session.downstream.small_frames = 0
                 await asyncio.sleep(0)
         assert held(proxy) < 4 * MIB
