@@ -142,8 +142,8 @@ class Connection(asyncio.Protocol):
             return False
         budget.buffer(len(data))
         self._late = (late or b"") + data
+        self.transport.pause_reading()
         if late is None:
-            self.transport.pause_reading()
             self._server.turns.wait(self._read_late)
         return True
 
@@ -357,8 +357,8 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def hold_back(self) -> None:
-        """Read no more while much waits behind the request in hand."""
-        if self._is_crowded or len(self.ahead) > _AHEAD_BYTES:
+        """Read no more while much waits behind the request in hand, or a read for its turn."""
+        if self._is_crowded or self._late is not None or len(self.ahead) > _AHEAD_BYTES:
             self.transport.pause_reading()
 
     def _read_on(self) -> None:
