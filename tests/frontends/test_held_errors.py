@@ -75,6 +75,9 @@ class Kept:
 @pytest.fixture
 def no_gc() -> Iterator[None]:
     gc.collect()
+    for left in gc.get_objects():
+        if isinstance(left, Exception):  # of another test
+            left.__traceback__ = None
     gc.disable()
     yield
     gc.enable()
