@@ -15,7 +15,7 @@ from adapter.core.names import exchange
 
 # Stands for all memory there is when nobody reads any and only a limit was set.
 UNSEEN = Device("memory")
-# What operators are told of a book without any device.
+# Shown to operators while the ledger has no device.
 NOT_MEASURED = "memory is not measured: set memory_limit"
 
 
@@ -134,7 +134,7 @@ class Ledger:
 
     @property
     def has_devices(self) -> bool:
-        """Whether there is a limit to hold anything to."""
+        """Return whether any device has a limit."""
         return bool(self._empty)
 
     def rebase(self, reading: MemoryReading | None) -> None:
