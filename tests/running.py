@@ -152,6 +152,22 @@ class RunningAdapter:
         assert found, f"no {event} {fields}; last lines: {self.lines[-5:]}"
         return found[0]
 
+    def line_of(
+        self, ask: Callable[[], object], event: str, seconds: float = 10, **fields: object
+    ) -> dict[str, Any]:
+        """Call `ask` until the adapter logs the event with these fields, and return its line.
+
+        The log admits 20 refusals of a kind each second, and other tests of a shared server may
+        have used them up.
+        """
+
+        def found() -> bool:
+            ask()
+            return any(fields.items() <= line.items() for line in self.events(event))
+
+        wait_until(found, seconds, f"{event} {fields}", pause=0.2)
+        return self.wait_for(event, **fields)
+
     def events(self, event: str) -> list[dict[str, Any]]:
         """Those that were read so far; all of them once the process has ended."""
         if self.process.poll() is not None:
@@ -265,13 +281,15 @@ def _is_gone(client: Client, path: str) -> bool:
     return status != 503
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_until(
+    condition: Callable[[], bool], seconds: float, what: str, pause: float = 0.02
+) -> None:
     """Bounded poll, for what no event tells. It looks once more when the time is up: a process
     that was stopped meanwhile has not looked at all.
     """
-    pause, end = threading.Event(), time.monotonic() + seconds
+    pausing, end = threading.Event(), time.monotonic() + seconds
     is_over = False
     while not condition():
         assert not is_over, f"not within {seconds} s: {what}"
-        pause.wait(0.02)
+        pausing.wait(pause)
         is_over = time.monotonic() > end

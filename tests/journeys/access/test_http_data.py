@@ -117,8 +117,10 @@ def test_the_extensions_that_are_told_are_those_that_are_served(data):
 
 
 def test_its_refusals_and_connections_bear_its_name(running, data):
-    assert data.delete("/models/of-the-log").status == 403
-    line = running.wait_for("request.failed", 5, model_id="of-the-log")
+    def refused() -> None:
+        assert data.delete("/models/of-the-log").status == 403
+
+    line = running.line_of(refused, "request.failed", model_id="of-the-log")
     assert (line["listener"], line["status"]) == ("http_data", 403)
     with closing(Client(running.admin)) as admin:
         page = admin.get("/metrics").body.decode()

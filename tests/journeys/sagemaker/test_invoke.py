@@ -307,9 +307,11 @@ def test_a_failed_inference_is_logged_with_what_the_platform_said(
     served: RunningAdapter, caller: Client
 ) -> None:
     target = {"X-Amzn-SageMaker-Target-Model": "team/b.tar.gz"}
-    caller.post("/models/nobody/invoke", infer_body(1.0), _IDS | target)
 
-    line = served.wait_for("request.failed", target_model="team/b.tar.gz")
+    def refused() -> None:
+        caller.post("/models/nobody/invoke", infer_body(1.0), _IDS | target)
+
+    line = served.line_of(refused, "request.failed", target_model="team/b.tar.gz")
     assert (line["inference_id"], line["custom_attributes"]) == ("id-8", "trace=1;x=y z")
     assert line["error"] == "ModelNotFound"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.asking import JSON, RawConnection, refusal
-from tests.running import Client, RunningAdapter, wait_until
+from tests.running import Client, RunningAdapter
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -44,15 +44,13 @@ def test_what_is_refused_is_logged_with_the_model_that_the_path_names(
     ):
         name = path.removeprefix("/v2").split("/")[2]
 
-        def is_logged(method: str = method, path: str = path, name: str = name) -> bool:
+        def refused(method: str = method, path: str = path) -> None:
             assert caller.request(method, path).status in {404, 405}
-            return any(line.get("model_id") == name for line in served.lines)
 
-        wait_until(is_logged, 10, f"a line of {path}, beyond the 20 a second of other tests")
-        line = served.wait_for("request.failed", model_id=name)
+        line = served.line_of(refused, "request.failed", model_id=name)
         assert (line["error"], line["level"], line["path"]) == (error, "info", path)
-    assert caller.request("DELETE", "/ping").status == 405
-    assert "model_id" not in served.wait_for("request.failed", path="/ping")
+    line = served.line_of(lambda: caller.request("DELETE", "/ping"), "request.failed", path="/ping")
+    assert (line["status"], "model_id" in line) == (405, False)
 
 
 @pytest.mark.parametrize(
