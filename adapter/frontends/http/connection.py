@@ -22,7 +22,8 @@ from adapter.runtime.turns import Turns
 
 # Bytes behind the request in hand from which on the caller is held back.
 _AHEAD_BYTES = 64 * 2**10
-# What is longer, in one read, waits for a turn of the event loop that has time left.
+# A longer read waits for a turn of the event loop that has time left. aiohttp gets so many bytes
+# in one turn: in chunks of one byte they take it 7 ms.
 _SHORT_BYTES = 16 * 2**10
 _END_BYTES = len(END)
 _CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
@@ -111,7 +112,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         is_late = self._late is not None
         if not is_late and len(data) > _SHORT_BYTES:
-            is_late = not self._server.turns.has_time()
+            is_late = self._application.is_for_good or not self._server.turns.has_time()
         if not (is_late and self._is_put_off(data)):
             self._received(data)
 
@@ -153,8 +154,12 @@ class Connection(asyncio.Protocol):
         data, self._late = self._late, None
         if data is None:
             return
+        if self._application.is_for_good and self.state is not _CLOSING:
+            data, self._late = data[:_SHORT_BYTES], data[_SHORT_BYTES:] or None
         self._server.fast.budget.buffer(-len(data))
-        if self.state is _FAST and self.left:
+        if self._late is not None:
+            self._server.turns.wait(self._read_late)
+        elif self.state is _FAST and self.left:
             self._inference.resume()
         elif self.state is not _CLOSING:
             self._read_on()
@@ -171,7 +176,8 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """True: the caller may still read."""
-        self._read_late()
+        while self._late is not None:
+            self._read_late()
         self.has_ended = True
         self._gone_due = self._loop.time() + self._server.limits.gone
         is_behind = self.ahead or self._application.waiting
@@ -254,8 +260,11 @@ class Connection(asyncio.Protocol):
         self.ahead = b""
         self._enter(_HEAD)
         self._application.is_for_good = True
-        self._application.serve(data)
-        self._count_behind(data)
+        first, behind = data[:_SHORT_BYTES], data[_SHORT_BYTES:]
+        self._application.serve(first)
+        self._count_behind(first)
+        if behind and not self._is_put_off(behind):
+            self._received(behind)
 
     def _count_behind(self, data: bytes) -> None:
         """Of what aiohttp was given: it alone knows where the next request begins."""

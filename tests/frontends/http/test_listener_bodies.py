@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -10,9 +11,10 @@ import pytest
 
 from adapter.core.model import ModelId
 from adapter.frontends.bodies import HeldBody
+from adapter.frontends.http.application import Application
 from adapter.protocols.content_types import ContentTypes, Tensor
 from adapter.runtime import byte_budget
-from tests.frontends.http.listener import FAST, MIB, PATHS, head, opened, request, until
+from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 from tests.frontends.http.test_listener_ends import LONG
 
 NOT_STARTED = "x-triton-adapter-not-started"
@@ -302,3 +304,35 @@ async def test_of_many_bodies_that_take_long_to_check_a_few_go_on_in_each_turn(m
     first = {body: at for at, body in reversed(seen)}
     later = Counter(at for at, body in seen if at != first[body])
     assert max(later.values()) <= 3
+
+
+async def test_a_body_of_tiny_chunks_is_parsed_in_pieces_with_turns_for_others_in_between(
+    monkeypatch,
+):
+    """A read of 256 KiB in chunks of one byte takes a tenth of a second to parse."""
+    turn, parsed = 0, list[tuple[int, int]]()
+
+    def counted(act: Callable[[Application, bytes], None]) -> Callable[..., None]:
+        def call(application: Application, piece: bytes) -> None:
+            parsed.append((turn, len(piece)))
+            act(application, piece)
+
+        return call
+
+    for name in ("serve", "feed"):
+        monkeypatch.setattr(Application, name, counted(getattr(Application, name)))
+    body = b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n"
+    async with opened() as listener:
+        callers = [await listener.connect() for _ in range(3)]
+        for one in callers:
+            await one.send(head(APP, "Transfer-Encoding: chunked") + body)
+        answers = [asyncio.create_task(one.answer()) for one in callers]
+        while not all(one.done() for one in answers):
+            turn += 1
+            await asyncio.sleep(0)
+        assert {one.result().status for one in answers} == {200}
+    of_a_turn = Counter[int]()
+    for at, size in parsed:
+        of_a_turn[at] += size
+    assert max(of_a_turn.values()) <= 64 * 1024
+    assert listener.server.fast.budget.buffered == 0
