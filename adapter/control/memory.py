@@ -273,11 +273,12 @@ class Memory:
     # -- in between -------------------------------------------------------------------------
 
     async def tick(self, active: Collection[ModelId]) -> None:
-        """Measure growth under traffic. `active`: models with requests since the last call."""
-        operations, reading = (
-            self._operations,
-            await self.read() if self.is_busy or active else None,
-        )
+        """Measure growth under traffic, and loads during which nothing could be read. `active`: models
+        with requests since the last call.
+        """
+        is_due = bool(active) or self.is_busy or self.accounts.are_unread
+        operations = self._operations
+        reading = await self.read() if is_due else None
         if reading is not None and operations == self._operations:
             settled = None if self.is_busy else self._sensor.settled(reading)
             baseline = self.ledger.snapshot().baseline

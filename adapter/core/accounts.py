@@ -121,6 +121,7 @@ class Accounts:
         # those of `models` that are not SETTLED: a few, whatever the number of models
         self._unsettled: dict[Account, None] = {}
         self._together: set[Account] = set()  # those that are not apart
+        self._unread: dict[Account, None] = {}  # no reading has shown yet which of both they are
         self._window, self._growth = Window(), Growth()
         self._requests_before = 0
         self._level = _Level()  # of what readings do not tell apart
@@ -139,6 +140,7 @@ class Accounts:
         account = self.models.pop(model_id, None)
         if account is not None:
             self._together.discard(account)
+            self._unread.pop(account, None)
             self._to(account, Stage.GONE)
         return account
 
@@ -236,11 +238,10 @@ class Accounts:
         """
         model_id = account.model_id
         self._to(account, Stage.LOADED)
-        if account.names and reading is not None and account.names <= _told_apart(reading):
-            account.is_apart = True
-            self._together.discard(account)
-            own = self.in_processes(model_id, reading)
-            return self._measured(model_id, {HOST: own}, exact=True)
+        if reading is None:
+            self._unread[account] = None
+        elif (measured := self._told_apart(account, reading)) is not None:
+            return measured
         needs = account.estimate.needs
         if account.is_passed:
             self._window.loaded_beside(model_id, needs)
@@ -281,7 +282,7 @@ class Accounts:
                 self._window.disturbed()
             else:  # what it took before it stood still is in the window
                 self._window.loaded_beside(account.model_id, account.estimate.needs)
-        found = []
+        found = self._read_late(reading)
         for part in self._window.close(reading and reading.shared):
             own = self.in_processes(part.model_id, reading)
             taken = plus(part.bytes, {HOST: own}) if own else part.bytes
@@ -291,6 +292,11 @@ class Accounts:
 
     # -- in between -------------------------------------------------------------------------
 
+    @property
+    def are_unread(self) -> bool:
+        """Whether the next reading measures models, during whose loads there was none."""
+        return bool(self._unread)
+
     def tick(
         self,
         reading: MemoryReading | None,
@@ -298,13 +304,13 @@ class Accounts:
         active: Collection[ModelId],
         baseline: Bytes,
     ) -> list[Measured]:
-        """Return the models that have grown under traffic.
+        """Return the models that have grown under traffic, and those that are read late.
 
         `settled` is `reading` if it shows only what traffic did, else None. `active`: the models
         with requests since the last tick. `baseline`: what no model takes. Growth of host memory
         outside the models' processes is attributed to none: Triton needs it for large requests.
         """
-        found = []
+        found = self._read_late(reading)
         for model_id, account in self.models.items():
             own = self.in_processes(model_id, reading) if account.is_apart else 0
             if own:
@@ -316,6 +322,25 @@ class Accounts:
                 model_id, taken = grown
                 found += self._grown(model_id, self.models[model_id], taken)
         return found
+
+    def _read_late(self, reading: MemoryReading | None) -> list[Measured]:
+        """Measure the models whose loads were not read, if they are in processes of their own."""
+        if reading is None:
+            return []
+        unread, self._unread = self._unread, {}
+        found = [each for account in unread if (each := self._told_apart(account, reading))]
+        for each in found:
+            self._window.forget(each.model_id)
+        return found
+
+    def _told_apart(self, account: Account, reading: MemoryReading) -> Measured | None:
+        """Measure a model all of which the reading shows in processes of its own."""
+        if not account.names or not account.names <= (reading.of_models or {}).keys():
+            return None
+        account.is_apart = True
+        self._together.discard(account)
+        own = self.in_processes(account.model_id, reading)
+        return self._measured(account.model_id, {HOST: own}, exact=True)
 
     def _settle(self) -> None:
         for account in [*self._unsettled]:
@@ -343,7 +368,3 @@ class Accounts:
             if not account.is_apart:
                 self._growth.measured(model_id, taken)
         return Measured(model_id, account.package_key, taken, exact)
-
-
-def _told_apart(reading: MemoryReading) -> frozenset[str]:
-    return frozenset(reading.of_models or ())

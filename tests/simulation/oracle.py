@@ -478,8 +478,8 @@ class Oracle:
 
     def _near_the_truth(self, control: ModelControl) -> None:
         """What the ledger has of models in processes of their own is what they took at most."""
-        if self._world.reader.kind != "host" or self.since(self._shift_begun - 60.0, "unread"):
-            return  # without a reading at its load a model is not told apart for good
+        if self._world.reader.kind != "host":
+            return
         for record in control.registry.records():
             held = self._world.triton.held(record.name)
             if held is None or not held.spec.is_python or held.process.over.is_set():

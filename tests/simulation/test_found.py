@@ -11,6 +11,7 @@ FOUND = {
     122: "what stood still is charged to others",
     1005: "a Triton that has only been slow counts as another one",
     106: "what stands still is charged to others",
+    1743: "a load that was not read is never measured",
 }
 
 
@@ -36,6 +37,13 @@ def test_a_triton_that_answers_again_keeps_no_model_that_was_given_up():
     forgotten, and its folder removed, while Triton went on to load it, and kept it.
     """
     assert played(drawn(1005)).violation is None
+
+
+def test_a_model_that_was_loaded_while_nothing_was_read_is_measured_later():
+    """3626.3 s: memory cannot be read for a second, in which c is loaded. 3647.5 s: the ledger has
+    nothing of c, and c takes 360 MiB.
+    """
+    assert played(drawn(1743)).violation is None
 
 
 @pytest.mark.parametrize("seed", FOUND)

@@ -41,6 +41,14 @@ MEMORY = [
         "if False:",
     ),
     Fault(
+        "a load that was not read is never measured",
+        "a model has no bytes in the ledger, for as long as it is loaded",
+        Accounts,
+        "_read_late",
+        "if reading is None:",
+        "if True:",
+    ),
+    Fault(
         "what stood still is charged to others",
         "a load that took its memory late makes another seem as large as both",
         Accounts,

@@ -295,6 +295,26 @@ def test_only_a_model_in_processes_of_its_own_is_known_by_their_names(is_apart):
     assert world.accounts.apart(B) == set()
 
 
+@pytest.mark.parametrize("reads_next", ["a tick", "the next measurement"])
+def test_a_model_that_was_loaded_while_nothing_was_read_is_measured_by_the_next_reading(reads_next):
+    world = World(is_apart=True)
+    accounts, load = world.accounts, account(A)
+    load.names = frozenset({A})
+    accounts.add(load)
+    accounts.open(world.read(), 0)
+    world.holds[A] = 20 * MIB
+    assert accounts.loaded(load, None, known=False) is None
+    assert accounts.are_unread
+    assert accounts.tick(None, None, (), {}) == []
+    if reads_next == "a tick":
+        world.look()
+    else:
+        world.learn(accounts.close(world.read(), 0))
+    assert not accounts.are_unread
+    assert world.learned(A) == 20 * MIB
+    assert accounts.apart(A) == {A}
+
+
 def test_all_are_apart_once_those_that_are_not_have_gone():
     world = World(is_apart=False)
     assert world.accounts.are_apart
