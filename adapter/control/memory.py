@@ -273,8 +273,8 @@ class Memory:
     # -- in between -------------------------------------------------------------------------
 
     async def tick(self, active: Collection[ModelId]) -> None:
-        """Measure growth under traffic, and loads during which nothing could be read. `active`: models
-        with requests since the last call.
+        """Measure growth under traffic, and loads during which nothing could be read. `active`:
+        models with requests since the last call.
         """
         is_due = bool(active) or self.is_busy or self.accounts.are_unread
         operations = self._operations
