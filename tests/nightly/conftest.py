@@ -6,9 +6,13 @@ and the same seed plays the same part again as far as the machine does.
 
 import os
 import random
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 SECONDS = float(os.environ.get("NIGHTLY_SECONDS", "60"))
 SEED = int(os.environ.get("NIGHTLY_SEED") or random.randrange(1, 10**6))
@@ -37,3 +41,15 @@ def seconds() -> float:
 @pytest.fixture(scope="session")
 def seed() -> int:
     return SEED
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files of this checkout, as they are now."""
+    place = tmp_path_factory.mktemp("copy") / "repository"
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    return place
