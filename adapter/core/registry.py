@@ -27,8 +27,8 @@ def _latest() -> deque[float]:
 
 @dataclass(slots=True, eq=False)
 class ModelRecord:
-    """One model. Only the registry changes `state` and, of a model in it, `placement`; only control
-    changes the rest.
+    """One model. The registry sets `id`, `state`, `state_since` and, of a model in it, `placement`,
+    and clears `waits_for` and `awaits` with each change of `state`; control sets the rest.
 
     `in_flight`: inferences that Triton works on; `abandoned`: those of them that nobody waits for.
     `lost`: requests that no unload waits for, since they can never be answered; not in flight.

@@ -44,7 +44,7 @@ _IGNORED = {
     f"{_TRITON}PING_MODE": _PING,
     f"{_TRITON}DISABLE_MODEL_NAMESPACING": "packages never share names here",
     "SAGEMAKER_NUM_MODEL_WORKERS": "how many instances a model has is for its config.pbtxt to say",
-    "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "Accept is not read",
+    "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "calls without Accept get the answer of V2",
 }
 _OTHER_SERVERS = ("SAGEMAKER_GUNICORN_", "SAGEMAKER_TFS_")
 _CHOICES = {

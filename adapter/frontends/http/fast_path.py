@@ -1,8 +1,9 @@
 """Plain inferences, from the caller's connection to Triton's and back, by callbacks alone.
 
 A small body is gathered before anything else is taken; a larger one goes on as it comes. What
-cannot be begun here goes to aiohttp; what is refused without a wait is answered here. Nothing is
-parsed but the head of the answer.
+cannot be begun here goes to aiohttp; what is refused without a wait is answered here. The JSON of a
+request is scanned for what would end Triton (adapter/dataplane/json_limits.py), and of the answer
+only the head is parsed.
 """
 
 import asyncio
