@@ -275,13 +275,11 @@ class Accounts:
             self._window.disturbed()
         self._settle()
         for account in self.loads:
-            if account.is_passed:
-                continue
-            account.is_passed = True
-            if account.still_since is None:
-                self._window.disturbed()
-            else:  # what it took before it stood still is in the window
+            self._window.disturbed()  # it may have gone on
+            if account.still_since is not None and not account.is_passed:
+                # what it took before it stood still is in the window
                 self._window.loaded_beside(account.model_id, account.estimate.needs)
+            account.is_passed = True
         found = self._read_late(reading)
         for part in self._window.close(reading and reading.shared):
             own = self.in_processes(part.model_id, reading)

@@ -11,6 +11,7 @@ FOUND = {
     122: "what stood still is charged to others",
     1005: "a Triton that has only been slow counts as another one",
     106: "what stands still is charged to others",
+    7245: "what stood still takes nothing any more",
     1743: "a load that was not read is never measured",
 }
 
@@ -44,6 +45,13 @@ def test_a_model_that_was_loaded_while_nothing_was_read_is_measured_later():
     nothing of c, and c takes 360 MiB.
     """
     assert played(drawn(1743)).violation is None
+
+
+def test_a_known_model_is_not_charged_with_a_load_that_went_on_after_it_had_stood_still():
+    """7549.7 s: f is asked for, and takes nothing for 5 s. 7554.8 s: the load of d, whose size is
+    known. Then f takes 0.9 GiB, and at 7560.1 s d, of 82 MiB, is loaded, and learned to take both.
+    """
+    assert played(drawn(7245)).violation is None
 
 
 @pytest.mark.parametrize("seed", FOUND)

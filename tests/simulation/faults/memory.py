@@ -65,6 +65,14 @@ MEMORY = [
         "self._window.disturbed()",
     ),
     Fault(
+        "what stood still takes nothing any more",
+        "a load that goes on after seconds is taken for a part of another, exactly measured model",
+        Accounts,
+        "close",
+        "self._window.disturbed()  # it may have gone on",
+        "account.is_passed or account.still_since is not None or self._window.disturbed()",
+    ),
+    Fault(
         "an adopted model has no bytes",
         "after a restart of the adapter all memory seems free",
         Memory,
