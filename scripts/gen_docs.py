@@ -227,7 +227,7 @@ ANSWERS: dict[type[BaseException], tuple[str, str]] = {
         "load it again, if it is still wanted",
     ),
     errors.PayloadTooLarge: (
-        "a body is over `max_body_bytes`, `max_control_body_bytes` or Triton's limit; wide JSON",
+        "a body is over `max_body_bytes` (1 MiB for control calls) or Triton's limit; wide JSON",
         "send less, or raise the limit",
     ),
     errors.MessageTooLarge: (
@@ -443,7 +443,7 @@ def metric_rows() -> list[list[str]]:
             idle_seconds=lambda: 1.0,
             about=dict.fromkeys(about(""), ""),
         ),
-        ModelCollector(Registry(), lambda _: {}, most=0),
+        ModelCollector(Registry(), lambda _: {}),
     )
     rows = []
     for family in metrics.registry.collect():

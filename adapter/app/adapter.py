@@ -190,8 +190,7 @@ class Adapter:
         return self._on_demand.residency if self._on_demand else None
 
     async def _open_listeners(self) -> None:
-        ledger, most = self._control.memory.ledger, self._settings.metrics_models
-        models = ModelCollector(self._control.registry, ledger.of, most)
+        models = ModelCollector(self._control.registry, self._control.memory.ledger.of)
         self._metrics.bind(self._state(), models)
         settings, listeners = self._settings, self._listeners
         await self._open_pages()

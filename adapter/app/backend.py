@@ -136,7 +136,6 @@ def _build_triton(
     return TritonControl(
         faults,
         load_timeout_seconds=settings.load_timeout_seconds,
-        call_timeout_seconds=settings.control_timeout_seconds,
         on_retry=lambda call: metrics.retries.labels(call).inc(),
         on_live=tell,
         payload=(lambda name: payload(repository / name, real)) if is_upload else None,

@@ -99,16 +99,9 @@ def _count_connections(shared: Shared, name: str) -> Connections:
 def _build_routes(
     shared: Shared, plane: HttpDataPlane, repository: Repository, observer: Observer, access: Access
 ) -> Serve:
-    settings, control = shared.settings, shared.control
     dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
     inferences = _build_inferences(shared, dataplane)
-    sagemaker = SageMaker(
-        control,
-        inferences,
-        access=access,
-        is_ready=shared.is_ready,
-        max_control_body_bytes=settings.max_control_body_bytes,
-    )
+    sagemaker = SageMaker(shared.control, inferences, access=access, is_ready=shared.is_ready)
     endpoint = build_endpoint(shared, dataplane, inferences, observer)
     v2 = _build_v2(shared, dataplane, inferences, repository, access)
     vertex = _build_vertex(shared, v2, inferences, access)
@@ -174,7 +167,6 @@ def _build_v2(
         load_wait_seconds=settings.load_wait_seconds,
         budget=shared.budget,
         max_body_bytes=settings.gathered_bytes,
-        max_control_body_bytes=settings.max_control_body_bytes,
         passthrough=frozenset(() if access.infers_only else settings.passthrough),
         serving=shared.serving,
     )

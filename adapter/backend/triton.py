@@ -45,6 +45,7 @@ _READY, _LOADING = frozenset({"READY"}), frozenset({"LOADING"})
 _PRESENT = _READY | {"LOADING", "UNLOADING"}
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _PROBE_SECONDS, _PROBE_TIMEOUT = 0.5, 2.0
+_CALL_SECONDS = 10.0  # of a control call that loads and unloads nothing, such as an index
 _LAST_SECONDS = 4.0  # for unloading uploaded models at the stop
 _INDEX_ATTEMPTS = 8
 _WAITING_LINE_SECONDS = 5.0
@@ -69,7 +70,7 @@ class TritonControl:
         faults: Faults,
         *,
         load_timeout_seconds: float,
-        call_timeout_seconds: float,
+        call_timeout_seconds: float = _CALL_SECONDS,
         on_retry: Callable[[str], None] = lambda _: None,
         on_live: Callable[[bool], None] = lambda _: None,
         payload: Callable[[TritonName], Payload] | None = None,

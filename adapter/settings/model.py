@@ -240,16 +240,8 @@ class Settings(Rules):
         "requests of one model whose callers have left or had no answer in time, and that Triton "
         "still works on; above that new requests of the model are refused until some have ended",
     )
-    metrics_models: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
-        100,
-        "while at most so many models are loaded, each has metrics of its own, with its name as a "
-        "label; 0: none ever has",
-    )
     load_wait_seconds: Seconds = _setting(
         5.0, "how long a V2 call waits for its model when that is being loaded"
-    )
-    control_timeout_seconds: Seconds = _setting(
-        10.0, "how long Triton may take over a short control call, such as an index"
     )
     drain_timeout_seconds: Seconds = _setting(
         18.0,
@@ -274,9 +266,6 @@ class Settings(Rules):
         2**31 - 1,
         "largest body of an inference over HTTP; at most 64 MiB of a load that brings files (/v2), "
         "and of what a compressed body becomes",
-    )
-    max_control_body_bytes: Size = _setting(
-        "1MiB", "largest body of a load or another control call"
     )
     max_inflight_body_bytes: Size | None = _setting(
         None,

@@ -15,21 +15,22 @@ from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelState
 from adapter.runtime import clock
 
+MOST_MODELS = 100
 _NOT_LOADED_YET = {ModelState.LOADING, ModelState.RETURNING}
 
 
 class ModelCollector(Collector):
     """Reads registry and ledger at each scrape; an inference pays nothing for it.
 
-    `bytes_of`: what the ledger has of a model, reserved or held. `most`: the setting
-    metrics_models.
+    `bytes_of`: what the ledger has of a model, reserved or held. With more than `most` models
+    loaded, none has series.
     """
 
     def __init__(
         self,
         registry: Registry,
         bytes_of: Callable[[ModelId], Bytes],
-        most: int,
+        most: int = MOST_MODELS,
         clock: Callable[[], float] = clock.now,
     ) -> None:
         self._registry = registry
@@ -45,8 +46,8 @@ class ModelCollector(Collector):
         is_left_out = count > self._most
         yield GaugeMetricFamily(
             "triton_adapter_models_without_series",
-            "Models that have no triton_adapter_model_... series, as there are more of them than"
-            " metrics_models; 0 while each model has its own.",
+            "Models that have no triton_adapter_model_... series, as there are more than"
+            f" {MOST_MODELS} of them; 0 while each model has its own.",
             value=count if is_left_out else 0,
         )
         records = [] if is_left_out else self._registry.records()

@@ -27,7 +27,6 @@ expected-statuses = ["2xx", "4xx", "503", "504"]
 """
 REFUSED = ("--exclude-checks=positive_data_acceptance,negative_data_rejection",)
 HASTY = (
-    "--control-timeout-seconds=1",
     "--load-wait-seconds=1",
     "--model-wait-seconds=1",
     "--unload-timeout-seconds=2",

@@ -32,13 +32,11 @@ HELD = {
     "unload_stall_seconds": ("7.25", {"stall"}),
     "infer_timeout_seconds": ("1236.5", {"_timeout"}),
     "load_wait_seconds": ("1237.5", {"_load_wait_seconds", "_load_wait"}),
-    "control_timeout_seconds": ("1238.5", {"_timeout"}),
     "memory_recovery_seconds": ("1239.5", {"recovery"}),
     "drain_min_seconds": ("6.75", {"_min_seconds"}),
     "size_factor": ("1.875", {"_size_factor", "_factor"}),
     "default_size": ("123457", {"default_bytes"}),
     "max_body_bytes": ("1234567", {"_max_body", "_max_unpacked"}),
-    "max_control_body_bytes": ("234567", {"_max_control_body"}),
     "grpc_max_unary_bytes": ("345678", {"unary", "max_bytes"}),
     "grpc_max_stream_bytes": ("3456789", {"stream", "_max_message_bytes"}),
     "max_inflight_body_bytes": ("34567891", {"limit"}),
@@ -173,9 +171,6 @@ SHOWN = {
     ),
     "store_timeout_seconds": (
         "store/test_web.py::test_a_store_that_falls_silent_is_given_up_after_the_timeout"
-    ),
-    "metrics_models": (
-        "journeys/observability/test_metrics_page.py::test_a_model_is_named_while_it_is_loaded"
     ),
     "inference_type": (
         "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"

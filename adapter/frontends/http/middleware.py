@@ -36,6 +36,9 @@ from adapter.telemetry.traffic import WAITED, Waited
 
 log = logging.getLogger(__name__)
 
+# The largest body of a load or another control call; loads that bring files may have more.
+CONTROL_BODY_BYTES = 2**20
+
 Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 

@@ -18,7 +18,14 @@ from adapter.frontends import openapi
 from adapter.frontends.access import Access
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.http.inference import Inferences, Route
-from adapter.frontends.http.middleware import Serve, answer, ids_of, method_not_allowed, whole_body
+from adapter.frontends.http.middleware import (
+    CONTROL_BODY_BYTES,
+    Serve,
+    answer,
+    ids_of,
+    method_not_allowed,
+    whole_body,
+)
 from adapter.frontends.http.observer import path_segments
 from adapter.telemetry.metrics import own_version
 
@@ -36,13 +43,11 @@ class SageMaker:
         *,
         access: Access,
         is_ready: Callable[[], bool],
-        max_control_body_bytes: int,
     ) -> None:
         self._control = control
         self._inferences = inferences
         self._access = access
         self._is_ready = is_ready
-        self._max_control_body = max_control_body_bytes
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         segments = path_segments(request.raw_path)
@@ -118,7 +123,7 @@ class SageMaker:
         return answer({"modelName": model_id})
 
     async def _control_body(self, request: web.BaseRequest) -> dict[str, Any]:
-        raw = await whole_body(request, self._max_control_body)
+        raw = await whole_body(request, CONTROL_BODY_BYTES)
         return json_object(raw, "the body")
 
 

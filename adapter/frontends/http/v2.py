@@ -24,7 +24,15 @@ from adapter.frontends.bodies import HeldBody
 from adapter.frontends.callers_json import json_object
 from adapter.frontends.extensions import Extensions
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import Route, Serve, answer, held_body, ids_of, whole_body
+from adapter.frontends.http.middleware import (
+    CONTROL_BODY_BYTES,
+    Route,
+    Serve,
+    answer,
+    held_body,
+    ids_of,
+    whole_body,
+)
 from adapter.frontends.http.observer import call_headers, path_segments
 from adapter.frontends.http.v2_models import V2Models, relay
 from adapter.frontends.model_repository import Repository
@@ -48,7 +56,6 @@ class V2:
         load_wait_seconds: float,
         budget: ByteBudget,
         max_body_bytes: int,
-        max_control_body_bytes: int,
         passthrough: frozenset[str] = frozenset(),
         serving: Serving | None = None,
     ) -> None:
@@ -57,13 +64,11 @@ class V2:
         self._passthrough = passthrough
         self._access = access
         self._extensions = Extensions(passthrough, has_repository=not access.infers_only)
-        self._max_control_body = max_control_body_bytes
         self._models = V2Models(
             control,
             dataplane,
             inferences,
             load_wait_seconds=load_wait_seconds,
-            max_control_body_bytes=max_control_body_bytes,
             serving=serving,
         )
         self._repository = repository
@@ -129,7 +134,7 @@ class V2:
     async def _pass(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
         headers = call_headers(request.headers, is_rewritten=False)
         is_post = request.method == "POST"
-        body = await whole_body(request, self._max_control_body) if is_post else None
+        body = await whole_body(request, CONTROL_BODY_BYTES) if is_post else None
         method = "POST" if is_post else "GET"
         call = V2Call(method, path, headers, body)
         async with self._dataplane.forward(call, None) as found:
@@ -138,7 +143,7 @@ class V2:
     # -- Triton's model repository extension: frontends/model_repository.py in JSON -----------
 
     async def _index(self, request: web.BaseRequest) -> web.Response:
-        only_ready = (await _body(request, self._max_control_body)).get("ready", False)
+        only_ready = (await _body(request, CONTROL_BODY_BYTES)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise InvalidRequest("ready must be true or false")
         entries = await self._repository.index(only_ready=only_ready)
@@ -152,7 +157,7 @@ class V2:
         return answer({})
 
     async def _unload(self, request: web.BaseRequest) -> web.Response:
-        given = _parameters(await _body(request, self._max_control_body))
+        given = _parameters(await _body(request, CONTROL_BODY_BYTES))
         await self._repository.unload(request["model_id"], given, **ids_of(request))
         return answer({})
 

@@ -14,7 +14,7 @@ from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.inference import Route as Inference
-from adapter.frontends.http.middleware import Route, answer, whole_body
+from adapter.frontends.http.middleware import CONTROL_BODY_BYTES, Route, answer, whole_body
 from adapter.frontends.http.observer import call_headers, passed_on
 
 Rename = Callable[[dict[str, Any], ModelRecord], dict[str, Any]]
@@ -32,7 +32,6 @@ class V2Models:
         inferences: Inferences,
         *,
         load_wait_seconds: float,
-        max_control_body_bytes: int,
         serving: Serving | None = None,
     ) -> None:
         self._control = control
@@ -40,7 +39,6 @@ class V2Models:
         self._dataplane = dataplane
         self._inferences = inferences
         self._load_wait = load_wait_seconds
-        self._max_control_body = max_control_body_bytes
 
     def route(self, request: web.BaseRequest, path: Sequence[str]) -> Route | None:
         """`path` is what stands behind /v2/models; None when that is nothing of ours."""
@@ -99,7 +97,7 @@ class V2Models:
     async def _trace(self, path: str, request: web.BaseRequest) -> web.StreamResponse:
         method = request.method
         headers = call_headers(request.headers, is_rewritten=False)
-        body = await whole_body(request, self._max_control_body) if method == "POST" else None
+        body = await whole_body(request, CONTROL_BODY_BYTES) if method == "POST" else None
         lease = await self._serving(request)
         with lease as record:
             call = V2Call(method, f"/models/{record.name}{path}", headers, body)

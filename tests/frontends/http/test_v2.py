@@ -100,7 +100,6 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         load_wait_seconds=0.01,
         budget=budget,
         max_body_bytes=2 * MIB,
-        max_control_body_bytes=100,
         passthrough=frozenset(passthrough),
     )
     observer = Observer(house.metrics)
@@ -171,14 +170,14 @@ async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, m
 
 
 async def test_a_control_body_has_its_own_limit(wide):
-    async with wide.caller.post("/v2/logging", data=b"x" * 101) as reply:
+    async with wide.caller.post("/v2/logging", data=BytesIO(b"x" * (MIB + 1))) as reply:
         assert reply.status == 413
     assert wide.upstream.seen == []
 
 
 async def test_a_control_body_of_unknown_length_has_the_same_limit(wide):
     async def pieces():
-        yield b"x" * 100
+        yield b"x" * MIB
         yield b"x"
 
     async with wide.caller.post("/v2/logging", data=pieces()) as reply:
