@@ -74,7 +74,7 @@ class Adapter:
         self._background: list[asyncio.Task[NoReturn]] = []
         self._metrics = Metrics(tracing.trace_id if tracing else None)
         self._metrics.load_timeout.set(settings.load_timeout_seconds)
-        self._limits = MessageLimits(settings.grpc_unary_bytes, settings.grpc_stream_bytes)
+        self._limits = MessageLimits.of(settings.grpc_max_message_bytes)
         self._listeners = self._build_listeners()
         self.addresses = self._listeners.addresses
         cache = build_cache(settings, self._metrics)

@@ -10,6 +10,8 @@ from adapter.settings import Settings
 from adapter.store.cache import ArtifactCache
 from adapter.telemetry.metrics import Metrics
 
+_LOADS = 2  # at once, unless load_concurrency says otherwise
+
 
 class OnDemand:
     """Residency with its stores."""
@@ -27,7 +29,7 @@ class OnDemand:
             pin=settings.pin,
             idle_unload_seconds=settings.idle_unload_seconds,
             model_wait_seconds=settings.model_wait_seconds,
-            on_demand_load_concurrency=settings.on_demand_load_concurrency,
+            load_concurrency=settings.load_concurrency or _LOADS,
             revalidate_seconds=settings.revalidate_seconds,
         )
         self.residency = Residency(control, cache, metrics, options, stores=cache.stores)

@@ -19,6 +19,9 @@ from adapter.frontends.grpc.v2 import SERVICE, V2Service
 from adapter.frontends.listeners import GrpcService
 from adapter.frontends.model_repository import Repository
 
+# The default of the adapter that ModelMesh brings along for Triton.
+_MESH_LOADS = 1
+
 
 class Rpc:
     """The gRPC listeners. `plane` goes to Triton for what does not go to it directly."""
@@ -83,7 +86,7 @@ class Rpc:
             load_seconds=settings.load_timeout_seconds,
             unload_seconds=settings.unload_timeout_seconds,
             promised_seconds=settings.modelmesh_load_timeout_seconds,
-            load_concurrency=settings.load_concurrency,
+            load_concurrency=settings.load_concurrency or _MESH_LOADS,
             model_concurrency=settings.modelmesh_model_concurrency,
             version=settings.modelmesh_runtime_version,
         )
@@ -117,7 +120,7 @@ class Rpc:
             connect_to(triton),
             connect_to(lambda: server),
             timeout_seconds=shared.settings.infer_timeout_seconds,
-            max_message_bytes=shared.settings.grpc_max_message_bytes,
+            max_message_bytes=self._limits.direct,
             budget=shared.budget,
             on_shed=metrics.shedding(name, "refused", "flood", "streams"),
         )

@@ -55,7 +55,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "preload",
         "idle_unload_seconds",
         "model_wait_seconds",
-        "on_demand_load_concurrency",
         "revalidate_seconds",
     ),
     "memory": (
@@ -81,15 +80,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "other limits": (
         "max_connections",
         "max_abandoned_requests",
+        "load_concurrency",
         "max_body_bytes",
         "max_inflight_body_bytes",
         "grpc_max_message_bytes",
-        "grpc_max_unary_bytes",
-        "grpc_max_stream_bytes",
     ),
     "Vertex AI": ("vertex_predict_route", "vertex_health_route", "vertex_model"),
     "ModelMesh": (
-        "load_concurrency",
         "modelmesh_load_timeout_seconds",
         "modelmesh_default_size",
         "modelmesh_memory_buffer",
@@ -121,7 +118,6 @@ _METAVARS = {
     **dict.fromkeys(("modelmesh_memory", "modelmesh_memory_buffer"), "SIZE"),
     **dict.fromkeys(("max_connections", "max_abandoned_requests", "load_concurrency"), "N"),
     "endpoint_keys": "KEY",
-    "on_demand_load_concurrency": "N",
     "pin": "PATTERN",
     **dict.fromkeys(("vertex_predict_route", "vertex_health_route"), "PATH"),
     "vertex_model": "NAME",

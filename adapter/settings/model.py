@@ -273,18 +273,18 @@ class Settings(Rules):
         "callers are not read from, and after 10 s refused",
         "a quarter of the host's memory",
     )
-    grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] = _setting(
-        2**31 - 1, "largest message over gRPC, either way; the default is Triton's own limit"
+    load_concurrency: Annotated[int, Field(ge=1, lt=2**31)] | None = _setting(
+        None,
+        "how many loads ModelMesh may have under way at once, and how many calls of the endpoint "
+        "and of V2; further ones wait their turn; of calls' loads one that hangs is not counted",
+        "1 of ModelMesh, 2 of calls",
     )
-    grpc_max_unary_bytes: Annotated[Size, Field(lt=2**31)] = _setting(
-        "4MiB",
-        "largest request over gRPC that is no ModelInfer on its direct way to Triton, streams and "
-        "loads that bring files aside",
-    )
-    grpc_max_stream_bytes: Annotated[Size, Field(lt=2**31)] = _setting(
-        "64MiB",
-        "largest message of ModelStreamInfer, either way, of a load over gRPC that brings files, "
-        "and of Triton's answers to what did not go to it directly",
+    grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] | None = _setting(
+        None,
+        "largest message over gRPC, either way, whatever it is",
+        "2 GiB - 1 of a ModelInfer that goes straight to Triton and of its answer, Triton's own "
+        "limit; 64 MiB of a stream's messages, of loads that bring files, and of other answers; "
+        "4 MiB of other requests",
     )
     passthrough: Passthrough = _setting(
         (),
@@ -359,9 +359,6 @@ class Settings(Rules):
         "how long a call waits for its model to be fetched and loaded, which goes on after that; "
         "boto3 itself gives up after 60",
     )
-    on_demand_load_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
-        2, "how many loads for calls may be under way at once; one that hangs is not counted"
-    )
     revalidate_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _setting(
         0.0,
         "how often the store is asked whether it has another version of a model that calls have "
@@ -377,9 +374,6 @@ class Settings(Rules):
         None,
         "the model of predictions that name none in X-Vertex-Ai-Triton-Redirect",
         "that of single_model",
-    )
-    load_concurrency: Annotated[int, Field(ge=1, lt=2**31)] = _setting(
-        1, "how many loads ModelMesh may have under way at once; further ones wait their turn"
     )
     modelmesh_load_timeout_seconds: Annotated[Seconds, Field(ge=0.1)] = _setting(
         30.0,
@@ -450,11 +444,3 @@ class Settings(Rules):
     def gathered_bytes(self) -> int:
         """The limit of a body that is unpacked, or read whole as it holds a model's files."""
         return min(self.max_body_bytes, _GATHERED_BYTES)
-
-    @property
-    def grpc_unary_bytes(self) -> int:
-        return min(self.grpc_max_message_bytes, self.grpc_max_unary_bytes)
-
-    @property
-    def grpc_stream_bytes(self) -> int:
-        return min(self.grpc_max_message_bytes, self.grpc_max_stream_bytes)

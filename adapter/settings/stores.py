@@ -13,7 +13,7 @@ _NEED_A_STORE = (
 )
 _OF_NO_USE_WITHOUT = (
     *("cache_dir", "cache_limit", "fetch_concurrency", "store_timeout_seconds"),
-    *("model_wait_seconds", "on_demand_load_concurrency"),
+    "model_wait_seconds",
 )
 _OFF = frozenset({"", "0", "0.0", "false", "off", "no", "()", "[]", "none"})
 _ENDPOINTS_OF_S3 = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")

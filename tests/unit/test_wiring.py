@@ -16,6 +16,7 @@ from adapter.app.on_demand import OnDemand
 from adapter.control.models import ModelControl
 from adapter.control.residency import Options, Residency
 from adapter.control.residency.arrival import Arrivals
+from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
@@ -37,8 +38,11 @@ HELD = {
     "size_factor": ("1.875", {"_size_factor", "_factor"}),
     "default_size": ("123457", {"default_bytes"}),
     "max_body_bytes": ("1234567", {"_max_body", "_max_unpacked"}),
-    "grpc_max_unary_bytes": ("345678", {"unary", "max_bytes"}),
-    "grpc_max_stream_bytes": ("3456789", {"stream", "_max_message_bytes"}),
+    "grpc_max_message_bytes": (
+        "345678",
+        {"direct", "max_bytes", "stream", "unary", "_max_message_bytes"},
+    ),
+    "load_concurrency": ("87", {"load_concurrency"}),
     "max_inflight_body_bytes": ("34567891", {"limit"}),
     "max_unpacked_bytes": ("456789", {"max_unpacked_bytes"}),
     "memory_limit": ("98765432109", {"_memory_limit"}),
@@ -207,11 +211,10 @@ SHOWN = {
     **dict.fromkeys(
         (
             *("pin", "preload", "idle_unload_seconds", "model_wait_seconds", "on_demand"),
-            *("on_demand_load_concurrency", "revalidate_seconds"),
+            "revalidate_seconds",
         ),
         "unit/test_wiring.py::test_models_on_demand_are_as_their_settings_say",
     ),
-    "load_concurrency": "frontends/grpc/modelmesh/test_status.py::test_what_a_mesh_is_told",
     "modelmesh_load_timeout_seconds": (
         "frontends/grpc/modelmesh/test_status.py::test_no_longer_load_is_promised_than_is_allowed"
     ),
@@ -220,9 +223,6 @@ SHOWN = {
     ),
     "modelmesh_runtime_version": (
         "frontends/grpc/modelmesh/test_status.py::test_the_version_of_a_triton_that_tells_none_is_a_setting"
-    ),
-    "grpc_max_message_bytes": (
-        "unit/settings/test_modelmesh.py::test_the_limit_of_all_messages_holds_however_they_go"
     ),
     "log_level": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
     "log_format": "unit/test_wiring.py::test_the_log_is_as_its_settings_say",
@@ -265,7 +265,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
         "preload": ["b.zip"],
         "idle_unload_seconds": "71.5",
         "model_wait_seconds": "72.5",
-        "on_demand_load_concurrency": "7",
+        "load_concurrency": "7",
         "revalidate_seconds": "73.5",
     }
     adapter = Adapter(load_settings(flags, {}, None))
@@ -274,6 +274,12 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
     served = part(adapter, Inferences)._serving.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)
+
+
+def test_by_default_a_mesh_loads_one_model_at_once_and_calls_load_two(tmp_path):
+    adapter = Adapter(load_settings({"model_store": "/m", "cache_dir": str(tmp_path)}, {}, None))
+    assert part(adapter, modelmesh.Options).load_concurrency == 1
+    assert part(adapter, Options).load_concurrency == 2
 
 
 @pytest.mark.parametrize("name", SEEN)

@@ -44,7 +44,7 @@ class Options:
     pin: tuple[str, ...] = ()
     idle_unload_seconds: float = 0.0
     model_wait_seconds: float = 55.0
-    on_demand_load_concurrency: int = 2
+    load_concurrency: int = 2
     revalidate_seconds: float = 0.0
     limits: WaitLimits = field(default_factory=WaitLimits)
 
@@ -73,7 +73,7 @@ class Residency:
             self.eviction,
             metrics,
             wait_seconds=options.model_wait_seconds,
-            load_concurrency=options.on_demand_load_concurrency,
+            load_concurrency=options.load_concurrency,
         )
         self._upkeep = Upkeep(control, self.entries, self.eviction, options.idle_unload_seconds)
         self._renewal = Renewal(

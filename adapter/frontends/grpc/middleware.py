@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import grpc
 
@@ -34,12 +34,18 @@ LogFields: TypeAlias = Callable[[], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:
-    """Limits of messages that do not go to Triton directly, in bytes. `stream`: a message of a
-    stream, a load that brings files, and any answer; `unary`: every other request.
+    """The largest messages, in bytes. Of what does not go to Triton directly a gRPC server gathers
+    each message whole, so that less is accepted.
     """
 
-    unary: int
-    stream: int
+    unary: int = 2**22  # a request that is no stream and brings no files
+    stream: int = 2**26  # a message of a stream, a load that brings files, and any answer
+    direct: int = 2**31 - 1  # a ModelInfer that goes to Triton directly, and its answer
+
+    @classmethod
+    def of(cls, size: int | None) -> Self:
+        """Return the same limit for all messages, or the defaults for None."""
+        return cls() if size is None else cls(size, size, size)
 
 
 _OF_MESH = "modelmesh"  # the frontend whose calls are all a mesh's

@@ -221,7 +221,7 @@ async def first_reached(residence, gates):
 
 async def test_calls_of_other_models_do_not_wait_for_loads_that_hang(monkeypatch):
     monkeypatch.setattr(load_limit, "_HANGS_SECONDS", 0.1)
-    options = Options(model_wait_seconds=10, on_demand_load_concurrency=1)
+    options = Options(model_wait_seconds=10, load_concurrency=1)
     residence = await Residence(2, options).open("a", "b")
     hanging = residence.steps.hold("load a")
     first = residence.house.begin(residence.call("a"))

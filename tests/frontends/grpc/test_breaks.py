@@ -58,7 +58,7 @@ async def listener_to(dataplane: RpcDataPlane) -> AsyncIterator[Listener]:
             is_ready=lambda: listener.is_ready,
             load_wait_seconds=1,
             passthrough=(),
-            limits=MessageLimits(2**22, 2**26),
+            limits=MessageLimits(),
             budget=ByteBudget(2**30),
         )
         service.add_to(server)

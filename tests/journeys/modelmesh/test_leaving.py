@@ -158,7 +158,7 @@ def test_the_values_are_rendered_and_their_settings_understood():
 
     assert loaded.warnings == []
     concurrency = runtime["metadata"]["annotations"]["maxLoadingConcurrency"]
-    assert loaded.settings.on_demand_load_concurrency == int(concurrency)
+    assert loaded.settings.load_concurrency == int(concurrency)
     milliseconds = runtime["spec"]["builtInAdapter"]["modelLoadingTimeoutMillis"]
     assert loaded.settings.load_timeout_seconds == milliseconds / 1000
     assert loaded.settings.on_demand

@@ -56,24 +56,13 @@ def test_the_defaults_are_the_go_adapters():
     assert str(settings.triton_grpc) == "127.0.0.1:8001"
     assert settings.modelmesh_memory is None
     assert settings.modelmesh_memory_buffer == 256 * MIB
-    assert settings.load_concurrency == 1
+    assert settings.load_concurrency is None
     assert settings.modelmesh_load_timeout_seconds == 30
     assert settings.modelmesh_default_size == 1_000_000
     assert settings.size_factor == 1.25
     assert settings.modelmesh_runtime_version == "v1"
     assert settings.modelmesh_model_concurrency == 0
     assert settings.repository == Path("/models/_triton_models")
-
-
-def test_a_message_may_be_as_large_as_triton_takes_it():
-    assert load().settings.grpc_max_message_bytes == 2**31 - 1
-
-
-def test_the_limit_of_all_messages_holds_however_they_go():
-    default = load().settings
-    assert (default.grpc_unary_bytes, default.grpc_stream_bytes) == (4 * MIB, 64 * MIB)
-    small = load(ADAPTER_GRPC_MAX_MESSAGE_BYTES="1MiB").settings
-    assert (small.grpc_unary_bytes, small.grpc_stream_bytes) == (MIB, MIB)
 
 
 def test_the_second_grpc_listener_is_for_those_who_ask_for_it():

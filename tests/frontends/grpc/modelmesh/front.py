@@ -47,7 +47,7 @@ class Front:
                 load_seconds=given.load_timeout_seconds,
                 unload_seconds=given.unload_timeout_seconds,
                 promised_seconds=given.modelmesh_load_timeout_seconds,
-                load_concurrency=given.load_concurrency,
+                load_concurrency=given.load_concurrency or 1,
                 model_concurrency=given.modelmesh_model_concurrency,
                 version=given.modelmesh_runtime_version,
             ),
