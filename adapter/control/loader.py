@@ -105,6 +105,7 @@ class Loader:
         """Unload what a failed load has left in Triton. One that Triton has not answered is ended
         first, if it can be; else the model is stuck.
         """
+        self._memory.undoing(record.id)
         try:
             await self._unloader.unload(record, load=self._threads.call_of(record))
         finally:

@@ -61,6 +61,7 @@ class Memory:
         self.ended_unloads = 0
         # when Triton was asked for each unload under way; None while requests are waited for
         self.unloads: dict[ModelId, float | None] = {}
+        self._undone: set[ModelId] = set()  # failed loads that Triton still has
         self.relearned: set[ModelId] = set()
         self._metrics = metrics
         self._limits = limits
@@ -149,7 +150,7 @@ class Memory:
         return estimate
 
     def _awaited(self) -> tuple[ModelId, ...]:
-        return (*(each.model_id for each in self.accounts.moving), *self.unloads)
+        return (*(each.model_id for each in self.accounts.moving), *self.unloads, *self._undone)
 
     def _reserve(self, account: Account, reading: MemoryReading | None) -> None:
         self._begin(reading, unloads=0)
@@ -200,6 +201,12 @@ class Memory:
         if self.lag_seconds == 0 or self.limit.is_below_the_device(reading):
             await task
 
+    def undoing(self, model_id: ModelId) -> None:
+        """Note that a failed load is unloaded: others that do not fit wait for it until
+        `not_loaded`, for a moment.
+        """
+        self._undone.add(model_id)
+
     async def not_loaded(self, model_id: ModelId, *, stuck: TritonName | None = None) -> None:
         """Note that the load is undone. Memory that it may have left cannot be attributed. `stuck`:
         Triton still works on it under this name, and its bytes stay booked until `freed`.
@@ -210,6 +217,7 @@ class Memory:
             await self._catch_up(model_id)
         finally:
             held = self.ledger.of(model_id)
+            self._undone.discard(model_id)
             self._forget(model_id)
             if stuck is not None:
                 self.ledger.hold(_of_stuck(stuck), held)
@@ -327,7 +335,7 @@ class Memory:
             reading=self.limit.less_reserved(reading),
             loads=len(loads),
             unknown_loads=sum(each.estimate.basis not in KNOWN for each in loads),
-            unloads=len(self.unloads),
+            unloads=len(self.unloads) + len(self._undone),
             is_settling=self._sensor.is_settling(reading),
             may_wait=may_wait,
             unknown_bytes=self.sizes.default_bytes,

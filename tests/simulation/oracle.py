@@ -190,6 +190,8 @@ class Oracle:
         if call.verb == "load" and not goes_on and not is_left:
             self.present.pop(call.model_id, None)
         self._measured.add(spec.url)  # a load that has failed may have been
+        if call.verb == "unload":
+            self.happened("unload failed", call.model_id)
         limits = {"unload": self.settings.unload_seconds}
         self._in_time(call, limits.get(call.verb, self.settings.load_seconds) + _RECENT_SECONDS)
         if not self._has_cause(call, error, spec):
@@ -311,26 +313,23 @@ class Oracle:
         return max(booked, used) + self.most(spec) + self.settings.reserve < self.limit
 
     def _is_room_to_come(self, call: Call) -> bool:
-        """Whether it was refused beside an unload that is under way, without a wait for that. (The
-        undo of a load is no unload.)
+        """Whether it was refused beside an unload that is under way, be it the undo of a load,
+        without a wait for that.
         """
         if self._world.reader.kind == "off" or self._now() - call.begun > 4.0:
             return False
-        going = [held for held in self._world.all_held() if held.state == "UNLOADING"]
         return any(
-            self._is_unload(held.spec.model_id)
-            and self._now() - held.unloading_since > _NOTICED_SECONDS
+            self._now() - held.unloading_since > _NOTICED_SECONDS
             and not held.process.over.is_set()
-            for held in going
+            and not self._was_given_up(held)
+            for held in self._world.all_held()
+            if held.state == "UNLOADING"
         )
 
-    def _is_unload(self, model_id: str) -> bool:
-        upset = ("caller left", "load ended")
-        return (
-            self.unloading[model_id] > 0
-            and not self.loading[model_id]
-            and not self.since(self._load_bound_ago(), *upset, model_id=model_id)
-        )
+    def _was_given_up(self, held: Held) -> bool:
+        """Whether Triton may go on with an unload, or an undo, that has failed for the adapter."""
+        begun, model_id = held.unloading_since, held.spec.model_id
+        return self.since(begun, "unload failed", model_id=model_id) or self.since(begun, "hang")
 
     def _ran_out(self, call: Call, spec: Spec) -> bool:
         if self._was_hit(call, _OOM):
@@ -484,7 +483,8 @@ class Oracle:
             held = self._world.triton.held(record.name)
             if held is None or not held.spec.is_python or held.process.over.is_set():
                 continue
-            # an unload that went on beside the next load of the model: both processes were measured
+            # Triton went on with an unload that had failed, and with the next load of the model:
+            # the processes of both were measured
             was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
             if was_unloading or not control.memory.is_measured(record.id):
                 continue

@@ -11,6 +11,7 @@ FOUND = {
     122: "what stood still is charged to others",
     1005: "a Triton that has only been slow counts as another one",
     106: "what stands still is charged to others",
+    125: "a load is refused for room that the undo of another makes",
     7245: "what stood still takes nothing any more",
     1743: "a load that was not read is never measured",
 }
@@ -52,6 +53,13 @@ def test_a_known_model_is_not_charged_with_a_load_that_went_on_after_it_had_stoo
     known. Then f takes 0.9 GiB, and at 7560.1 s d, of 82 MiB, is loaded, and learned to take both.
     """
     assert played(drawn(7245)).violation is None
+
+
+def test_a_load_waits_for_the_memory_of_one_that_is_being_undone():
+    """3653.1 s: the caller of g, which is being loaded, leaves; 3656.8 s: the unload of g ends its
+    load, which is undone. 3657.1 s: the load of a is refused at once.
+    """
+    assert played(drawn(125)).violation is None
 
 
 @pytest.mark.parametrize("seed", FOUND)

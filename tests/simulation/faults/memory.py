@@ -33,6 +33,14 @@ MEMORY = [
         "unloads=0",
     ),
     Fault(
+        "a load is refused for room that the undo of another makes",
+        "507 while a failed load is unloaded, and the platform unloads one more",
+        Memory,
+        "undoing",
+        "self._undone.add(model_id)",
+        "pass",
+    ),
+    Fault(
         "growth under traffic is not measured",
         "the ledger has less than the models take, and lets too many in",
         Memory,
