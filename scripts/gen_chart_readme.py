@@ -28,7 +28,7 @@ TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "o
 # What the chart decides: where Triton is, and what both containers must see at one path.
 CHARTS_OWN = {
     "triton", "triton_http", "triton_grpc", "triton_metrics", "tritonserver", "triton_args",
-    "repository", "examples", "control_token", "cache_dir",
+    "repository", "control_token", "cache_dir",
 }  # fmt: skip
 LINES = {"type": ["array", "string"], "items": {"type": "string"}}
 # NAME: URL and NAME: {models: URL}, or lines of NAME=URL

@@ -122,15 +122,14 @@ def _build_routes(
 
 
 def _build_vertex(shared: Shared, v2: V2, inferences: Inferences, access: Access) -> Vertex | None:
-    settings, model = shared.settings, shared.settings.vertex_model
-    if settings.vertex_predict_route is None or settings.vertex_health_route is None:
+    routes, model = shared.vertex_routes, shared.settings.vertex_model
+    if routes is None:
         return None
     return Vertex(
         v2,
         inferences,
         access=access,
-        predict_route=settings.vertex_predict_route,
-        health_route=settings.vertex_health_route,
+        routes=routes,
         model_id=shared.single_model if model is None else ModelId(model),
         is_ready=shared.is_ready,
     )

@@ -13,6 +13,7 @@ from adapter.frontends.access import Access
 from adapter.frontends.drain import Drain
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import Address, Settings
+from adapter.settings.vertex import VertexRoutes
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
 
@@ -34,6 +35,7 @@ class Shared:
     is_ready: Callable[[], bool]
     max_connections: int
     single_model: ModelId | None
+    vertex_routes: VertexRoutes | None
     residency: Residency | None
 
     @property

@@ -22,13 +22,14 @@ from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as mesh
 from adapter.app import Adapter
+from adapter.cli.options import examples_folder
 from adapter.cli.telling import PLAIN_COLUMNS, StepFailed, check, detail, say, title
 from adapter.cli.text import DIM, GREEN, RED, coloured, printable_lines, width
 from adapter.cli.tour_endpoint import LACKING, EndpointTour, bucket, lacks_bucket
 from adapter.cli.tour_memory import State, bar, shown_meanwhile
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError
-from adapter.settings import Settings, examples_folder, load_settings, variable_of
+from adapter.settings import Settings, load_settings, variable_of
 from adapter.telemetry.log import setup_logging
 
 _LACKING = (
@@ -49,7 +50,6 @@ _SETTINGS: dict[str, object] = {
     "memory_source": "host",
     "memory_limit": "2GiB",
     "memory_reserve": "0",
-    "examples": True,
 }
 
 
@@ -243,7 +243,8 @@ def run_demo(flags: Mapping[str, object]) -> int:
         sys.stderr.write(f"triton-adapter demo: {_LACKING}\n")
         return 1
     with tempfile.TemporaryDirectory(prefix="triton-adapter-demo-") as scratch:
-        loaded = load_settings({**_SETTINGS, "model_roots": [scratch], **flags}, {}, None)
+        roots = [scratch, str(examples_folder())]
+        loaded = load_settings({**_SETTINGS, "model_roots": roots, **flags}, {}, None)
         log = Path(scratch) / "log"
         with log.open("w") as stream:
             setup_logging(loaded.settings.log_level, "text", stream)

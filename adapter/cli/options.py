@@ -15,6 +15,13 @@ TOKEN_HINT = "set ADAPTER_CONTROL_TOKEN, or name its file by --control-token-fil
 _OF_TOKEN = ("ADAPTER_CONTROL_TOKEN", "ADAPTER_CONTROL_TOKEN_FILE", "ADAPTER_CONFIG")
 
 
+def examples_folder() -> Path:
+    """Return where the example models are: in the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    installed = package / "_examples"
+    return installed if installed.is_dir() else package.parent / "examples" / "models"
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     text = "YAML file of settings (or ADAPTER_CONFIG)"
     parser.add_argument("--config", type=Path, metavar="FILE", help=text)

@@ -4,11 +4,13 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from adapter.cli.options import add_config, add_settings, flags, load
+from adapter.cli.options import add_config, add_settings, examples_folder, flags, load
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
+    text = "add the example models to model_roots, and print curl lines for them"
+    parser.add_argument("--examples", action="store_true", help=text)
     add_settings(parser)
 
 
@@ -23,6 +25,8 @@ def _quiet_grpc() -> None:
 def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     _quiet_grpc()
     loaded = load(args, environ)
+    if args.examples:
+        loaded = loaded.with_root(examples_folder())
     from adapter.settings import SECRETS, variable_of  # noqa: PLC0415 - pydantic
 
     for name in SECRETS:  # what is started from here, Triton and its models, has no use for it
@@ -30,7 +34,7 @@ def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from adapter.cli.demo import welcome  # noqa: PLC0415 - the whole adapter, as the next one
     from adapter.cli.serving import run  # noqa: PLC0415
 
-    return run(loaded, welcome if loaded.settings.examples else None)
+    return run(loaded, welcome if args.examples else None)
 
 
 def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:

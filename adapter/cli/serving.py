@@ -56,10 +56,9 @@ def _is_told(loaded: Loaded) -> bool:
     return is_text(loaded.settings.log_format, sys.stdout) and is_read
 
 
-def _of_make(error: Exception, loaded: Loaded) -> str:
-    """The end of a sentence about a port that is taken, for those who typed `make run`."""
-    is_taken = isinstance(error, OSError) and "already in use" in str(error)
-    if not (is_taken and loaded.settings.examples):
+def _of_make(error: Exception) -> str:
+    """Return the end of a sentence about a port that is taken, for those who typed `make run`."""
+    if not isinstance(error, OSError) or "already in use" not in str(error):
         return ""
     return "; make run takes others: HTTP=127.0.0.1:9080 ADMIN=127.0.0.1:9081 GRPC=127.0.0.1:9085"
 
@@ -90,7 +89,8 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
                 on_started(adapter)
         await stopping
     except (AdapterError, OSError) as error:
-        reason = f"{error}{_of_make(error, loaded)}"
+        # `serve --examples`, as `make run` calls it, has something to print when it is ready
+        reason = f"{error}{_of_make(error) if on_started else ''}"
         log.error("adapter.failed", extra={"reason": reason})  # noqa: TRY400 - no bug
         if not _is_told(loaded):
             sys.stderr.write(printable_lines(f"triton-adapter: {reason}\n"))

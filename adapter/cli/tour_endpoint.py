@@ -14,10 +14,11 @@ from typing import Any
 import aiohttp
 
 from adapter.app import Adapter
+from adapter.cli.options import examples_folder
 from adapter.cli.telling import check, say, title
 from adapter.cli.text import DIM, coloured
 from adapter.runtime.threads import Threads
-from adapter.settings import examples_folder, load_settings
+from adapter.settings import load_settings
 
 LACKING = "moto and boto3 are not installed: in a clone pip install '.[demo]'"
 
@@ -94,7 +95,6 @@ def settings_of(scratch: Path) -> dict[str, object]:
         "model_store": f"s3://{_BUCKET}/{_PREFIX}",
         "cache_dir": str(scratch / "cache"),
         "memory_limit": _DEVICE,
-        "examples": False,
     }
 
 

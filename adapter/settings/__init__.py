@@ -7,7 +7,7 @@ inherited from SageMaker and ModelMesh, and those beat the defaults. One name, t
 
 from adapter.settings.groups import GROUPS, SECRETS, metavar_of
 from adapter.settings.keys import parse_endpoint_key, secret_variables
-from adapter.settings.model import Settings, examples_folder
+from adapter.settings.model import Settings
 from adapter.settings.shown import as_text, for_people, for_programs, help_of, masked
 from adapter.settings.sources import CONFIG_VARIABLE, Loaded, load_settings
 from adapter.settings.values import Address, Reserve, flag_of, parse_address, variable_of
@@ -21,7 +21,6 @@ __all__ = [
     "Reserve",
     "Settings",
     "as_text",
-    "examples_folder",
     "flag_of",
     "for_people",
     "for_programs",

@@ -40,7 +40,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "load_at_start",
         "ready_when",
         "warm_up",
-        "examples",
     ),
     "endpoint": (
         "model_store",
@@ -85,7 +84,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "max_inflight_body_bytes",
         "grpc_max_message_bytes",
     ),
-    "Vertex AI": ("vertex_predict_route", "vertex_health_route", "vertex_model"),
+    "Vertex AI": ("vertex_model",),
     "ModelMesh": (
         "modelmesh_load_timeout_seconds",
         "modelmesh_default_size",
@@ -119,7 +118,6 @@ _METAVARS = {
     **dict.fromkeys(("max_connections", "max_abandoned_requests", "load_concurrency"), "N"),
     "endpoint_keys": "KEY",
     "pin": "PATTERN",
-    **dict.fromkeys(("vertex_predict_route", "vertex_health_route"), "PATH"),
     "vertex_model": "NAME",
     "preload": "KEY",
     "memory_reserve": "PERCENT|SIZE",

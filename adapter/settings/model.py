@@ -24,7 +24,6 @@ from adapter.settings.values import (
     Passthrough,
     Paths,
     Patterns,
-    Route,
     Seconds,
     Share,
     Size,
@@ -34,13 +33,6 @@ from adapter.settings.values import (
 )
 
 _GATHERED_BYTES = 2**26
-_PACKAGE = Path(__file__).parent.parent
-
-
-def examples_folder() -> Path:
-    """Return where the example models are: in the installed package, or beside it in a checkout."""
-    installed = _PACKAGE / "_examples"
-    return installed if installed.is_dir() else _PACKAGE.parent / "examples" / "models"
 
 
 def _setting(default: object, meaning: str, unset: str = "none") -> Any:
@@ -364,12 +356,6 @@ class Settings(Rules):
         "how often the store is asked whether it has another version of a model that calls have "
         "loaded, which then takes its place; 0: a new version is noticed at the next load",
     )
-    vertex_predict_route: Route | None = _setting(
-        None, "path at http of Vertex AI's predictions: V2 inferences", "no such route"
-    )
-    vertex_health_route: Route | None = _setting(
-        None, "path at http that Vertex AI asks for health; both routes or neither", "no such route"
-    )
     vertex_model: ModelName | None = _setting(
         None,
         "the model of predictions that name none in X-Vertex-Ai-Triton-Redirect",
@@ -399,10 +385,6 @@ class Settings(Rules):
     modelmesh_runtime_version: str = _setting(
         "v1", "what ModelMesh is told while Triton does not tell its version"
     )
-    examples: bool = _setting(
-        False,  # noqa: FBT003 - the default of the setting
-        "serve: add the example models to model_roots and print curl lines for them",
-    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "the lowest level that is logged"
     )
@@ -412,13 +394,8 @@ class Settings(Rules):
 
     @property
     def all_roots(self) -> list[Path]:
-        """The model roots, and those that examples and single_model add."""
-        roots = [*self.model_roots]
-        if self.examples:
-            roots.append(examples_folder())
-        if self.single_model:
-            roots.append(self.single_model.parent)
-        return roots
+        """The model roots, and the folder of single_model."""
+        return [*self.model_roots, *([self.single_model.parent] if self.single_model else [])]
 
     @property
     def has_metrics(self) -> bool:

@@ -31,11 +31,19 @@ _SERVICE_LINK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins` has every setting's name: `flag --http`, `environment ADAPTER_HTTP`, `default`."""
+    """`origins` has every setting's name: `flag --http`, `environment ADAPTER_HTTP`, `default`.
+    `vertex_routes` are None unless Vertex AI has started this container.
+    """
 
     settings: Settings
     origins: dict[str, str]
     warnings: list[str]
+    vertex_routes: vertex.VertexRoutes | None = None
+
+    def with_root(self, root: Path) -> "Loaded":
+        """Return the same with one more model root."""
+        roots = (*self.settings.model_roots, root)
+        return replace(self, settings=self.settings.model_copy(update={"model_roots": roots}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ def load_settings(
         f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
         for name in stores.without_a_store(written)
     ]
-    problems += stores.problems(written, environ) + vertex.problems(written, environ)
+    problems += stores.problems(written, environ) + vertex.problems(environ)
     is_embedded = "triton" in given and given["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
     inherited = _inherited(environ, is_embedded=is_embedded, given=given)
@@ -84,7 +92,8 @@ def load_settings(
         raise InvalidSettings(problems)
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
     warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
-    return Loaded(settings, origins, warnings + stores.warnings(settings, given))
+    warnings += stores.warnings(settings, given)
+    return Loaded(settings, origins, warnings, vertex.routes(environ))
 
 
 def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:

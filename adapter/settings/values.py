@@ -172,15 +172,6 @@ def _model_name(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def _route(text: str) -> str:
-    if re.fullmatch(r"/[A-Za-z0-9._~:@/-]*[A-Za-z0-9._~:@-]", text) is None:
-        raise ValueError(
-            "write a path such as /v1/predict: more than a slash, without one at its end,"
-            " of letters, digits and ._~:@-/"
-        )
-    return text
-
-
 def _token(secret: SecretStr) -> SecretStr:
     text = secret.get_secret_value()
     if len(text) < _TOKEN_CHARACTERS or re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", text) is None:
@@ -209,7 +200,6 @@ ModelKeys = Annotated[
     BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
 ]
 ModelName = Annotated[str, AfterValidator(_model_name)]
-Route = Annotated[str, AfterValidator(_route)]
 Arguments = Annotated[
     tuple[str, ...], BeforeValidator(lambda v: shlex.split(v) if isinstance(v, str) else v)
 ]

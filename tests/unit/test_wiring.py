@@ -20,7 +20,7 @@ from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
-from adapter.settings import Loaded, Settings, examples_folder, load_settings
+from adapter.settings import Loaded, Settings, load_settings
 from adapter.store.cache import ArtifactCache
 
 TESTS = Path(__file__).parents[1]
@@ -152,7 +152,6 @@ SEEN = {
     "model_roots": Look(["/a", "/b"], lambda a: a._control._packages._roots, ["/a", "/b"]),
     "single_model": Look("/models/one", lambda a: a._single, "one"),
     "ready_when": Look("started", lambda a: str(a._wanted._is_awaited), "False"),
-    "examples": Look("true", lambda a: a._control._packages._roots[-1], str(examples_folder())),
     "memory_source": Look("nvml", lambda a: a._memory._wanted, "nvml"),
     "memory_reserve": Look("123MiB", lambda a: a._control.memory.ledger._headroom(0), 123 * 2**20),
     "sizes_file": Look("/kept", lambda a: a._control._housekeeping._store._path, Path("/kept")),
@@ -178,11 +177,6 @@ SHOWN = {
     ),
     "inference_type": (
         "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"
-    ),
-    **dict.fromkeys(
-        ("vertex_predict_route", "vertex_health_route"),
-        "journeys/neighbours/test_vertex.py"
-        "::test_a_prediction_is_an_inference_of_the_default_model",
     ),
     "vertex_model": (
         "journeys/neighbours/test_vertex.py"

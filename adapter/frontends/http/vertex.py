@@ -16,6 +16,7 @@ from adapter.frontends.http.inference import Inferences, Route, route_of
 from adapter.frontends.http.middleware import method_not_allowed
 from adapter.frontends.http.observer import path_segments
 from adapter.frontends.http.v2 import V2
+from adapter.settings.vertex import VertexRoutes
 
 REDIRECT = "X-Vertex-Ai-Triton-Redirect"
 # What may be reached by a header: inferences, and what changes nothing.
@@ -31,7 +32,7 @@ _OWN = frozenset({"", "ping", "models", "invocations", "v2", "endpoints", "opena
 
 
 class Vertex:
-    """`model_id`: the model of predictions that name none. Routes are paths."""
+    """`model_id`: the model of predictions that name none."""
 
     def __init__(
         self,
@@ -39,16 +40,15 @@ class Vertex:
         inferences: Inferences,
         *,
         access: Access,
-        predict_route: str,
-        health_route: str,
+        routes: VertexRoutes,
         model_id: ModelId | None,
         is_ready: Callable[[], bool],
     ) -> None:
         self._v2 = v2
         self._inferences = inferences
         self._access = access
-        self._predict = _bare(path_segments(predict_route))
-        self._health = _bare(path_segments(health_route))
+        self._predict = _bare(path_segments(routes.predict))
+        self._health = _bare(path_segments(routes.health))
         self._model_id = model_id
         self._is_ready = is_ready
 

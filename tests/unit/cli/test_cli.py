@@ -159,7 +159,7 @@ class TestHelp:
 
 class TestCheckConfig:
     def test_every_setting_is_a_row_with_its_value_and_origin(self, run):
-        flags = ("--memory-limit=8GiB", "--model-roots=/a", "--model-roots=/b", "--no-examples")
+        flags = ("--memory-limit=8GiB", "--model-roots=/a", "--model-roots=/b", "--no-on-demand")
         code, out, err = run("check-config", *flags, environ={"ADAPTER_HTTP": "unix:/run/a.sock"})
         assert (code, err) == (0, "")
         rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
@@ -174,8 +174,8 @@ class TestCheckConfig:
             "default: a file in the repository, if that is not private"
         )
         assert rows["model_roots"].startswith("/a /b ")
-        assert rows["examples"].startswith("false ")
-        assert rows["examples"].endswith("  flag --examples")
+        assert rows["on_demand"].startswith("false ")
+        assert rows["on_demand"].endswith("  flag --on-demand")
         assert rows["repository"].startswith("/models/_triton_models ")
 
     def test_json_is_for_programs(self, run):
@@ -188,7 +188,7 @@ class TestCheckConfig:
         assert found["memory_limit"]["value"] is None
         assert found["model_roots"]["value"] == ["/opt/ml/models", "/models"]
         assert found["drain_timeout_seconds"]["value"] == 18
-        assert found["examples"]["value"] is False
+        assert found["on_demand"]["value"] is False
 
     def test_warnings_go_to_stderr(self, run):
         code, out, err = run("check-config", environ={"MAX_CONC_KERAS_CONV_PROCS": "2"})

@@ -253,25 +253,31 @@ class TestTypes:
                 "ADAPTER_OOM_PATTERNS": "no room\nfull|brim",
                 "ADAPTER_MEMORY_LIMIT": "1.5GiB",
                 "ADAPTER_INFER_TIMEOUT_SECONDS": "2.5",
-                "ADAPTER_EXAMPLES": "true",
+                "ADAPTER_MODEL_STORE": "/store",
+                "ADAPTER_ON_DEMAND": "true",
             },
         )
         file = write(
             "http: off\nmemory_source: off\ntriton: embedded\nmodel_roots: [/a, /b c]\n"
             "triton_args: [--log-verbose, 1, '--model=a b']\noom_patterns: [no room, full|brim]\n"
-            "memory_limit: 1610612736\ninfer_timeout_seconds: 2.5\nexamples: yes\n"
+            "memory_limit: 1610612736\ninfer_timeout_seconds: 2.5\n"
+            "model_store: /store\non_demand: yes\n"
         )
         assert load({}, {}, file).settings == text.settings
         assert text.settings.http == Address("off")
         assert text.settings.memory_source == "off"
         assert text.settings.triton_args == ("--log-verbose", "1", "--model=a b")
         assert text.settings.memory_limit == 1610612736
-        assert text.settings.examples is True
+        assert text.settings.on_demand is True
 
     def test_each_repeated_flag_is_one_value(self):
         settings = load({"model_roots": ["/a", "/b"], "triton_args": ["--x=1 2"]}).settings
         assert settings.model_roots == (Path("/a"), Path("/b"))
         assert settings.triton_args == ("--x=1 2",)
+
+    def test_the_examples_are_one_more_model_root(self):
+        loaded = load({"model_roots": ["/a"]}).with_root(Path("/examples"))
+        assert loaded.settings.all_roots == [Path("/a"), Path("/examples")]
 
     @pytest.mark.parametrize(
         ("text", "kept"), [("5%", 50), ("0%", 0), ("2.5 %", 25), ("0", 0), ("1KiB", 1024)]
@@ -376,7 +382,7 @@ class TestProblems:
             {"load_timeout_seconds": "0"},
             {"load_timeout_seconds": "inf"},
             {"drain_timeout_seconds": "soon"},
-            {"examples": "perhaps"},
+            {"inline_files": "perhaps"},
             {"log_level": "INFO"},
             {"allowed_hosts": "http://models.example"},
             {"allowed_hosts": "models.example:8080"},

@@ -4,6 +4,7 @@ import pytest
 
 from adapter.errors import InvalidSettings
 from adapter.settings import Loaded, load_settings
+from adapter.settings.vertex import VertexRoutes
 
 ROUTES = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
 AIP = {"AIP_MODE": "PREDICTION", **ROUTES}
@@ -19,19 +20,19 @@ def problems(flags: dict[str, object] | None = None, **environ: str) -> list[str
     return caught.value.problems
 
 
-def test_the_names_are_settings_in_the_mode_of_predictions_alone():
+def test_the_names_are_read_in_the_mode_of_predictions_alone():
     names = AIP | {"AIP_HTTP_PORT": "9000", "AIP_STORAGE_URI": "gs://bucket/models"}
-    settings = load(**names).settings
-    assert (settings.vertex_predict_route, settings.vertex_health_route) == ("/predict", "/health")
-    assert str(settings.http) == "0.0.0.0:9000"
-    assert str(settings.model_store) == "gs://bucket/models"
-    assert settings.on_demand
+    loaded = load(**names)
+    assert loaded.vertex_routes == VertexRoutes("/predict", "/health")
+    assert str(loaded.settings.http) == "0.0.0.0:9000"
+    assert str(loaded.settings.model_store) == "gs://bucket/models"
+    assert loaded.settings.on_demand
 
     for mode in ({}, {"AIP_MODE": "TRAINING"}):
         others = {name: value for name, value in names.items() if name != "AIP_MODE"}
-        settings = load(**others, **mode).settings
-        assert (settings.vertex_predict_route, settings.model_store) == (None, None)
-        assert str(settings.http) == "127.0.0.1:8080"
+        loaded = load(**others, **mode)
+        assert (loaded.vertex_routes, loaded.settings.model_store) == (None, None)
+        assert str(loaded.settings.http) == "127.0.0.1:8080"
 
 
 @pytest.mark.parametrize("missing", list(ROUTES))
@@ -41,17 +42,15 @@ def test_both_routes_must_be_there_in_that_mode(missing):
     assert len(problems(AIP_MODE="PREDICTION")) == 2
 
 
-def test_one_route_alone_and_one_for_both_are_refused():
-    [problem] = problems({"vertex_health_route": "/health"})
-    assert "go together" in problem
-    [problem] = problems({"vertex_health_route": "/a", "vertex_predict_route": "/a"})
-    assert "must differ" in problem
+def test_one_route_for_both_is_refused():
+    [problem] = problems(**AIP | {"AIP_HEALTH_ROUTE": "/predict"})
+    assert problem.endswith("'/predict': must differ from AIP_PREDICT_ROUTE")
 
 
 @pytest.mark.parametrize("route", ["predict", "/", "/a b", "/a/", "/a?b"])
 def test_a_route_is_a_path(route):
-    [problem] = problems({"vertex_health_route": "/health", "vertex_predict_route": route})
-    assert problem.startswith("flag --vertex-predict-route: ")
+    [problem] = problems(**AIP | {"AIP_PREDICT_ROUTE": route})
+    assert problem.startswith(f"environment AIP_PREDICT_ROUTE: {route!r}: ")
     assert "write a path such as /v1/predict: more than a slash, without one at its end" in problem
 
 
