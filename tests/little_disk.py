@@ -23,7 +23,7 @@ def _started(folder: str, size: str, flags: tuple[str, ...]) -> RunningAdapter:
         or libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, f"size={size}".encode()) != 0
     ):
         raise OSError(ctypes.get_errno(), f"no {folder} of our own")
-    return RunningAdapter(*EMBEDDED, *flags)
+    return RunningAdapter(*EMBEDDED, *flags, anew=True)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.forked import Forked
+
 EXAMPLES = Path(__file__).parent.parent / "examples" / "models"
 START_SECONDS = 100
 
@@ -87,25 +89,33 @@ class RunningAdapter:
         descriptors: int | None = None,
         module: str = "adapter",
         own_session: bool = False,
+        anew: bool = False,
     ) -> None:
-        """`descriptors`: its limit of open files, as of `ulimit -n`. `module`: what is started."""
-        command = [sys.executable, "-m", module, *SERVE, *flags]
-        if descriptors is not None:
-            command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
+        """`descriptors`: its limit of open files, as of `ulimit -n`. `module`: what is started.
+        `anew`: in a new interpreter, as with what is said of it above; else forked off another.
+        """
         self.lines: list[dict[str, Any]] = []
         self.listeners: dict[str, str] = {}
         self.started: dict[str, Any] = {}
         self._news = threading.Condition()
         self._may_read = threading.Event()
         self._may_read.set()
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environ or {})},
-            start_new_session=own_session,
-        )
+        given = {**os.environ, **(environ or {})}
+        is_special = descriptors is not None or module != "adapter" or own_session
+        if anew or is_special or "PYTHONPATH" in (environ or {}):
+            command = [sys.executable, "-m", module, *SERVE, *flags]
+            if descriptors is not None:
+                command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
+            self.process: subprocess.Popen[str] | Forked = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=given,
+                start_new_session=own_session,
+            )
+        else:
+            self.process = Forked([*SERVE, *flags], given)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -1,0 +1,160 @@
+"""Forks adapters off one process that has imported what `serve` imports: in a new interpreter that
+takes each of them a second of CPU. A forked adapter has the arguments, variables, folder and
+descriptors of a new one, and runs the same `main`.
+
+`tests.running` starts this process, `python -m tests.forked`; each process of tests has one.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import IO, Any
+
+_REQUEST_BYTES = 1 << 19
+# what `serve` imports in any case
+_IMPORTED = ("adapter.__main__", "adapter.cli.serving", "adapter.cli.demo")
+
+
+class Forked:
+    """A child of the process that forks; it has what the tests use of subprocess.Popen."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        (said, out), (complained, err), (self._status, status) = (os.pipe() for _ in range(3))
+        self.args = arguments
+        self.stdout: IO[Any] = os.fdopen(said)
+        self.stderr: IO[Any] = os.fdopen(complained)
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        try:
+            self.pid = _server().start(arguments, environ, (out, err, status))
+        finally:
+            for each in (out, err, status):
+                os.close(each)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = int(os.read(self._status, 16))
+                    os.close(self._status)
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Server:
+    """The process that forks, as the tests see it. It ends with its socket."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={
+                    **os.environ,
+                    "GRPC_ENABLE_FORK_SUPPORT": "0",  # as `serve` sets it before it imports gRPC
+                    "OPENBLAS_NUM_THREADS": "1",  # a process with threads is not to be forked
+                },
+            )
+        atexit.register(self._end)
+
+    def start(
+        self, arguments: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int]
+    ) -> int:
+        request = {"arguments": arguments, "environ": dict(environ), "folder": os.getcwd()}  # noqa: PTH109
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return int(self._socket.recv(16))
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+_server = cache(_Server)
+
+
+def _serve(control: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. Return the request in the child, None in the parent at its end."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    statuses: dict[int, int] = {}
+    while True:
+        if woken in select.select([control, woken], [], [])[0]:
+            os.read(woken, 512)
+            _reap(statuses)
+            continue
+        data, received, *_ = socket.recv_fds(control, _REQUEST_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return None
+        out, err, status = received
+        if (pid := os.fork()) == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            control.detach()
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            return json.loads(data)
+        statuses[pid] = status
+        os.close(out)
+        os.close(err)
+        control.send(str(pid).encode())
+
+
+def _reap(statuses: dict[int, int]) -> None:
+    while statuses:
+        pid, code = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        status = statuses.pop(pid)
+        os.write(status, str(os.waitstatus_to_exitcode(code)).encode())
+        os.close(status)
+
+
+def main() -> int:
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that a child does not copy what it only looks through
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if request is None:
+        return 0
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - those of this process
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    sys.argv[1:] = request["arguments"]
+    return importlib.import_module("adapter.__main__").main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
