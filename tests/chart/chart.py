@@ -62,7 +62,11 @@ def objects(values: Mapping[str, Any], kube_version: str = NEWEST) -> list[Objec
 def _objects(values: str, kube_version: str) -> str:
     rendered = render(json.loads(values), kube_version=kube_version)
     rendered.pop(NOTES)
-    found = (made for name in sorted(rendered) for made in yaml.safe_load_all(rendered[name]))
+    found = (
+        made
+        for name in sorted(rendered)
+        for made in yaml.load_all(rendered[name], yaml.CSafeLoader)
+    )
     return json.dumps([made for made in found if made is not None])
 
 

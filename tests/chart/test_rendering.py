@@ -7,11 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import helm_python as helm
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
-from kubernetes_validate import utils
 
 from tests.chart.chart import (
     CASES,
@@ -37,6 +34,8 @@ SAME_FILE = "the same as files/"
 @pytest.fixture(scope="module", autouse=True)
 def schemas_read_once():
     """The package reads its schemas, megabytes of them, for each object."""
+    from kubernetes_validate import utils  # here, as jsonschema costs each process of tests seconds
+
     read = utils.schema_contents
     utils.schema_contents = cache(read)
     yield
@@ -44,6 +43,9 @@ def schemas_read_once():
 
 
 def refuse(made: dict, version: str) -> None:
+    import jsonschema
+    import kubernetes_validate
+
     if made["kind"] in CRDS:
         jsonschema.validate(made, json.loads(CRDS[made["kind"]].read_text()))
     elif not made["apiVersion"].startswith("gateway."):  # those are in test_fleet.py
@@ -75,6 +77,8 @@ def test_two_plain_containers_are_for_clusters_without_native_sidecars(version):
 
 
 def test_the_schemas_find_a_misspelt_field():
+    import jsonschema
+
     broken = only("ScaledObject", values_of("keda"))
     broken["spec"]["maxReplicas"] = 3
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from scripts.simulation import plot
 from scripts.simulation.__main__ import DATA, PAGE
 from scripts.simulation.page import with_tables
 from scripts.simulation.study import PAUSE_SECONDS, Load, Run
@@ -19,6 +18,8 @@ def test_the_tables_of_the_page_are_those_of_the_data():
 
 
 def test_the_page_shows_each_plot_that_is_drawn(tmp_path):
+    from scripts.simulation import plot  # here, as it imports matplotlib
+
     plot.draw(FOUND, tmp_path)
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert len(drawn) == 3

@@ -37,7 +37,7 @@ HANDED_ON = {
 
 
 def load() -> dict[str, Any]:
-    return yaml.safe_load(SOURCE.read_text(encoding="utf-8"))
+    return yaml.load(SOURCE.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
-import jsonschema
-import openapi_spec_validator
 import pytest
 
 from adapter.frontends import openapi, status
@@ -67,6 +65,8 @@ def examples() -> Iterator[Any]:
 
 
 def test_it_is_a_valid_document_of_openapi():
+    import openapi_spec_validator  # here, as jsonschema costs each process of tests seconds
+
     openapi_spec_validator.validate(DOCUMENT)
 
 
@@ -172,6 +172,8 @@ def assert_closed(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("schema", "example"), [*examples()])
 def test_each_example_is_what_its_schema_says(schema, example):
+    import jsonschema
+
     jsonschema.Draft202012Validator(at_home(schema), registry=REGISTRY).validate(example)
 
 

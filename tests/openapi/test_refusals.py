@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.openapi.document import DOCUMENT, REGISTRY, at_home, operations, resolved
@@ -45,6 +44,8 @@ def ask(adapter: RunningAdapter, name: str, **headers: str) -> Reply:
     for header, about in answer.get("headers", {}).items():
         assert header in reply.headers or not resolved(about).get("required"), header
     media_type = reply.headers["Content-Type"].partition(";")[0]
+    import jsonschema  # here, as it costs each process of tests seconds
+
     schema = at_home(answer["content"][media_type]["schema"])
     jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(reply.json())
     return reply

@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
 
 from tests.running import wait_until
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 WIDE, PHONE = (1180, 900), (390, 844)
 SECONDS = 60
@@ -20,7 +21,7 @@ SECONDS = 60
 class Browser:
     """`driver` is selenium's own."""
 
-    def __init__(self, driver: Chrome) -> None:
+    def __init__(self, driver: "Chrome") -> None:
         self.driver = driver
         self._dark = False
 
@@ -93,6 +94,10 @@ def chromium(folder: Path) -> Iterator[Browser]:
     binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if binary is None or driver is None:
         pytest.skip("no Chromium: apt-get install chromium chromium-driver")
+    # here, as they cost each process of tests a second
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
     options = ChromeOptions()
     options.binary_location = binary
     for each in (
