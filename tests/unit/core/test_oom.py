@@ -302,7 +302,7 @@ _PIECES = [
     ],
 )
 def test_time_grows_with_the_text_and_no_faster(piece, phase, http_status):
-    small, large = (piece * (size // len(piece)) for size in (30_000, 300_000))
+    small, large = (piece * (size // len(piece)) for size in (10_000, 100_000))
     fastest = min(seconds(small, phase, http_status) for _ in range(3))
     # ten times the text: quadratic work would take a hundred times as long
-    assert min(seconds(large, phase, http_status) for _ in range(3)) < 40 * fastest + 0.02
+    assert any(seconds(large, phase, http_status) < 40 * fastest + 0.02 for _ in range(3))

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapter.core import sizing
 from adapter.core.ledger import UNSEEN
 from adapter.core.memory import HOST, Device
 from adapter.core.model import Package
 from adapter.core.sizing import (
-    MAX_REMEMBERED,
     Basis,
     Estimate,
     Sizes,
@@ -221,23 +221,25 @@ def test_the_size_at_a_url_is_unknown_until_seen_and_learned():
     assert sizes.of_url("/m") is None
 
 
-def test_the_urls_not_seen_for_longest_are_forgotten():
+def test_the_urls_not_seen_for_longest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(sizing, "MAX_REMEMBERED", 100)
     sizes = Sizes()
     sizes.learn("k", {ONE: 1}, exact=True)
     sizes.known_at("first", package())
     sizes.known_at("second", package())
     sizes.known_at("first", package())
-    for number in range(MAX_REMEMBERED - 1):
+    for number in range(99):
         sizes.known_at(str(number), package())
     assert (sizes.of_url("first"), sizes.of_url("second")) == (1, None)
 
 
-def test_the_packages_not_learned_for_longest_are_forgotten():
+def test_the_packages_not_learned_for_longest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(sizing, "MAX_REMEMBERED", 100)
     sizes = Sizes()
     sizes.learn("first", {ONE: 1}, exact=True)
     sizes.learn("second", {ONE: 1}, exact=True)
     sizes.learn("first", {ONE: 2}, exact=True)
-    for number in range(MAX_REMEMBERED - 1):
+    for number in range(99):
         sizes.learn(str(number), {ONE: 1}, exact=False)
     assert (sizes.is_exact("first"), sizes.is_exact("second")) == (True, False)
-    assert len(sizes.as_dict()["packages"]) == MAX_REMEMBERED
+    assert len(sizes.as_dict()["packages"]) == 100

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import re
+import sys
 import time
 
 import pytest
@@ -169,10 +170,11 @@ def test_a_helper_follows_what_it_refers_to_unless_that_refers_back(members):
 
 
 def test_long_chains_do_not_recurse():
-    chain = [group(f"m{number}", f"m{number + 1}") for number in range(5000)] + [model("m5000")]
-    assert len(plan(chain, None, "").steps) == 5000
-    calls = [model(f"m{number:05}", f"m{number + 1:05}") for number in range(5000)]
-    assert plan(calls, None, "").helpers[0] == "m04999"
+    count = 2 * sys.getrecursionlimit()
+    chain = [group(f"m{number}", f"m{number + 1}") for number in range(count)]
+    assert len(plan([*chain, model(f"m{count}")], None, "").steps) == count
+    calls = [model(f"m{number:05}", f"m{number + 1:05}") for number in range(count)]
+    assert plan(calls, None, "").helpers[0] == f"m{count - 1:05}"
 
 
 ENTRY = TritonName("fraud")
@@ -299,4 +301,4 @@ def test_no_source_is_an_error(source):
     "piece", ["\\'''\n", '"""\\', "'\\", "'\n", '"', "'''a", "#", "\\'''", "''' "]
 )
 def test_searching_takes_linear_time(piece):
-    assert mentioned("? " + piece * 500_000, ["net"]) == frozenset()
+    assert mentioned("? " + piece * 100_000, ["net"]) == frozenset()

@@ -11,6 +11,7 @@ from adapter.packages.source.gunzip import Gunzip
 
 MIB = 2**20
 RANDOM = os.urandom(3 * MIB)
+PACKED = gzip.compress(RANDOM, 1)
 
 
 def unpacked(packed: bytes) -> bytes:
@@ -18,23 +19,28 @@ def unpacked(packed: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"x", RANDOM, bytes(20 * MIB), RANDOM[:MIB] + bytes(MIB) + RANDOM[MIB:]]
+    "data", [b"", b"x", RANDOM, bytes(8 * MIB), RANDOM[:MIB] + bytes(MIB) + RANDOM[MIB:]]
 )
-@pytest.mark.parametrize("level", [0, 1, 9])
-def test_what_was_packed_is_read(data, level):
+def test_what_was_packed_is_read(data):
+    assert unpacked(gzip.compress(data, 1)) == data
+
+
+@pytest.mark.parametrize("level", [0, 9])
+def test_what_was_packed_at_any_level_is_read(level):
+    data = RANDOM[: MIB // 2] + bytes(MIB)
     assert unpacked(gzip.compress(data, level)) == data
 
 
 @pytest.mark.parametrize("between", [b"", bytes(1), bytes(MIB)])
 def test_members_that_are_strung_together_are_one(between):
-    members = [gzip.compress(data) for data in (b"a", b"", RANDOM, b"c")]
+    members = [gzip.compress(b"a"), gzip.compress(b""), PACKED, gzip.compress(b"c")]
     assert unpacked(between.join([*members, b""])) == b"a" + RANDOM + b"c"
 
 
 @pytest.mark.parametrize("end", [1, 9, 10, 17, 2 * MIB, -1, -8])
 def test_one_that_breaks_off_is_an_error(end):
     with pytest.raises(EOFError):
-        unpacked(gzip.compress(RANDOM)[:end])
+        unpacked(PACKED[:end])
 
 
 @pytest.mark.parametrize("damage", ["in front", "behind", "checksum", "length"])
@@ -54,7 +60,7 @@ def test_damage_is_an_error(damage):
 
 
 def test_weights_that_hardly_pack_come_in_large_pieces():
-    reader = Gunzip(io.BytesIO(gzip.compress(RANDOM)))
+    reader = Gunzip(io.BytesIO(PACKED))
     pieces = []
     while count := reader.readinto(bytearray(MIB)):
         pieces.append(count)
@@ -62,5 +68,5 @@ def test_weights_that_hardly_pack_come_in_large_pieces():
 
 
 def test_no_more_is_unpacked_than_there_is_room_for():
-    reader = Gunzip(io.BytesIO(gzip.compress(bytes(100 * MIB))))
+    reader = Gunzip(io.BytesIO(gzip.compress(bytes(4 * MIB))))
     assert 0 < reader.readinto(bytearray(100)) <= 100

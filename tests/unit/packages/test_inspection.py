@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from adapter.core.model import Link, Role
+from adapter.core.model import Link, ModelSource, Role
 from adapter.errors import InvalidModel
 from adapter.packages.config.check import MAX_CONFIG_BYTES
+from adapter.packages.source.inspection import inspect
 from tests.packages.staged import ensemble
 from tests.unit.packages.looking import PYTHON, look, make, refusal
 
@@ -247,17 +246,13 @@ def test_a_schema_that_is_no_file_is_refused(root):
     assert "absent: No such file" in refusal(folder, root, schema=str(root / "absent"))
 
 
+@pytest.mark.timeout(10)
 def test_a_schema_that_is_a_pipe_is_refused_and_not_waited_for(root):
     folder = make(root / "m")
     os.mkfifo(root / "pipe")
-    code = (
-        "import sys; from pathlib import Path; from adapter.core.model import ModelSource;"
-        " from adapter.packages.source.inspection import inspect; p = sys.argv[1:];"
-        " inspect(ModelSource(p[0], schema=p[2]), Path(p[0]), [p[1]])"
-    )
-    command = [sys.executable, "-c", code, folder, root, root / "pipe"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "pipe is neither a file nor a folder" in done.stderr
+    source = ModelSource(str(folder), schema=str(root / "pipe"))
+    with pytest.raises(InvalidModel, match="pipe is neither a file nor a folder"):
+        inspect(source, folder, [str(root)])
 
 
 # --- hints

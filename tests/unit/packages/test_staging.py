@@ -274,7 +274,7 @@ async def test_why_a_file_cannot_be_linked_is_said(repository):
 async def test_a_deep_folder_is_refused_before_anything_recurses_into_it(staging, root, repository):
     source = make(root / "m")
     where = source / "1"
-    for _ in range(600):
+    for _ in range(220):
         where /= "d"
     where.mkdir(parents=True)
     with pytest.raises(InvalidModel, match="nested deeper than 200 folders"):

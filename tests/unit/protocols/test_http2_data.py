@@ -1,5 +1,6 @@
 """DATA frames however the network cuts them: what is in them, their windows, what is kept."""
 
+import itertools
 import math
 import random
 
@@ -63,10 +64,14 @@ def cuts(raw: bytes, chance: random.Random, most: int) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("padding", [None, 0, 1, 255])
-@pytest.mark.parametrize("most", [20, 5000, 200_000])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_frame_is_the_same_however_it_is_cut(size, most, padding):
+def test_a_frame_is_the_same_however_it_is_cut(size):
+    mosts = (20, 5000, 200_000) if size < 300_000 else (5000, 200_000)
+    for most, padding in itertools.product(mosts, (None, 0, 1, 255)):
+        check_cut(size, most, padding)
+
+
+def check_cut(size, most, padding):
     chance = random.Random(size + most)
     content = chance.randbytes(size)
     for _ in range(3 if most > 20 else 1):

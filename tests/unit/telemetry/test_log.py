@@ -1,6 +1,5 @@
 """What a line of the log looks like, whatever is put into it."""
 
-import ast
 import io
 import json
 import logging
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import adapter
-from adapter.telemetry.log import EVENTS, setup_logging
+from adapter.telemetry.log import setup_logging
 
 
 class Terminal(io.StringIO):
@@ -152,27 +150,6 @@ def test_setting_up_again_replaces_what_was_there(capsys):
     logging.getLogger("adapter").info("model.loaded")
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert logging.getLogger().handlers[0].stream is sys.stdout
-
-
-def logged_events() -> set[str]:
-    """Every literal that the package's own loggers are given as a message."""
-    levels = {"debug", "info", "warning", "error", "exception", "critical"}
-    calls = (
-        node
-        for path in Path(adapter.__file__).parent.rglob("*.py")
-        if "_proto" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    )
-    return {
-        call.args[0].value
-        for call in calls
-        if call.func.attr in levels and call.args and isinstance(call.args[0], ast.Constant)
-    }
-
-
-def test_every_event_that_is_logged_has_its_meaning():
-    assert logged_events() - set(EVENTS) == set()
 
 
 def test_of_callers_who_leave_early_grpc_says_nothing_and_of_all_else_it_does():

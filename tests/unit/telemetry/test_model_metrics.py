@@ -147,10 +147,10 @@ HOSTILE = [
 @pytest.mark.parametrize(
     ("accept", "parse"), [("", plain), ("application/openmetrics-text", open_metrics)]
 )
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_label_is_the_models_name_whatever_it_is_made_of(name, accept, parse):
+def test_a_label_is_the_models_name_whatever_it_is_made_of(accept, parse):
     world, metrics = World(), Metrics()
-    world.load(name)
+    for name in HOSTILE:
+        world.load(name)
     metrics.registry = CollectorRegistry()
     metrics.registry.register(world.collector)
     body, _ = metrics.page(accept)
@@ -162,4 +162,4 @@ def test_a_label_is_the_models_name_whatever_it_is_made_of(name, accept, parse):
         "triton_adapter_model_requests",
     }
     named = [sample for family in families for sample in family.samples if sample.labels]
-    assert [sample.labels["model"] for sample in named] == [name] * 3
+    assert sorted(sample.labels["model"] for sample in named) == sorted(HOSTILE * 3)
