@@ -5,12 +5,18 @@ inherited from SageMaker and ModelMesh, and those beat the defaults. One name, t
 `--load-timeout-seconds`, `ADAPTER_LOAD_TIMEOUT_SECONDS`, `load_timeout_seconds:`.
 """
 
-from adapter.settings.groups import GROUPS, SECRETS, metavar_of
-from adapter.settings.keys import parse_endpoint_key, secret_variables
-from adapter.settings.model import Settings
+from adapter.settings.model import GROUPS, SECRETS, Settings, metavar_of
 from adapter.settings.shown import as_text, for_people, for_programs, help_of, masked
 from adapter.settings.sources import CONFIG_VARIABLE, Loaded, load_settings
-from adapter.settings.values import Address, Reserve, flag_of, parse_address, variable_of
+from adapter.settings.values import (
+    Address,
+    Reserve,
+    flag_of,
+    parse_address,
+    parse_endpoint_key,
+    secret_variables,
+    variable_of,
+)
 
 __all__ = [
     "CONFIG_VARIABLE",

@@ -4,15 +4,14 @@ import shlex
 from typing import Any
 
 from adapter.core.sizing import exact_size
-from adapter.settings.groups import metavar_of
-from adapter.settings.model import Settings
+from adapter.settings.model import SECRETS, Settings, metavar_of, unset_of
 from adapter.settings.sources import Loaded
 from adapter.settings.values import Reserve, variable_of
 
 
 def masked(name: str, value: object) -> object:
-    is_secret = name.endswith(("_token", "_password", "_secret"))
-    return "***" if is_secret and value is not None else value
+    """Return the value, or asterisks for a secret."""
+    return "***" if name in SECRETS and value is not None else value
 
 
 def for_programs(loaded: Loaded) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def _plain(value: object) -> object:
 def as_text(name: str, value: object) -> str:
     """The value of a setting for people: a default as it was written, or a validated value."""
     if value is None:
-        return str(dict(Settings.model_fields[name].json_schema_extra or {})["unset"])  # type: ignore[arg-type]
+        return unset_of(name)
     if isinstance(value, tuple):
         return " ".join(shlex.quote(str(item)) for item in value) or "none"
     if isinstance(value, bool):

@@ -11,10 +11,9 @@ import yaml
 from pydantic import ValidationError
 
 from adapter.errors import InvalidSettings
-from adapter.settings import modelmesh, sagemaker, stores, vertex
-from adapter.settings.groups import SECRETS
+from adapter.settings import modelmesh, rules, sagemaker, vertex
 from adapter.settings.locations import HoldsCredentials
-from adapter.settings.model import Settings
+from adapter.settings.model import SECRETS, Settings
 from adapter.settings.values import Address, flag_of, variable_of
 
 if TYPE_CHECKING:
@@ -74,9 +73,9 @@ def load_settings(
     written = {name: item.value for name, item in given.items()}
     problems += [
         f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
-        for name in stores.without_a_store(written)
+        for name in rules.without_a_store(written)
     ]
-    problems += stores.problems(written, environ) + vertex.problems(environ)
+    problems += rules.store_problems(written, environ) + vertex.problems(environ)
     is_embedded = "triton" in given and given["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
     inherited = _inherited(environ, is_embedded=is_embedded, given=given)
@@ -92,7 +91,7 @@ def load_settings(
         raise InvalidSettings(problems)
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
     warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
-    warnings += stores.warnings(settings, given)
+    warnings += rules.store_warnings(settings.model_store, settings.endpoints, given)
     return Loaded(settings, origins, warnings, vertex.routes(environ))
 
 

@@ -3,7 +3,8 @@
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,6 +20,15 @@ from adapter.settings.locations import Endpoint, StoreLocation, parse_endpoints,
 _MAX_PORT = 65535
 _ALL_PERCENT = 100
 _TOKEN_CHARACTERS = 16
+_ACCESS_KEY = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_KEY_WORDS = 3
+_KEY_FORM = "write ACCESS_KEY, env:VARIABLE or file:PATH of its secret, and patterns of TargetModel"
+
+
+class Metavar(str):
+    """Metadata of a type: what --help shows in place of a value."""
+
+    __slots__ = ()
 
 
 def flag_of(name: str) -> str:
@@ -107,6 +117,52 @@ class Reserve:
         return f"{self.percent:g}%" if self.percent else str(self.size_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointKey:
+    """A key of callers of the endpoint: `ACCESS_KEY env:VARIABLE|file:PATH PATTERN...`.
+
+    `models`: patterns of TargetModel, with `*` and `?` as in AWS's policies.
+    """
+
+    access_key: str
+    secret: str = field(repr=False)
+    models: tuple[str, ...]
+
+
+def parse_endpoint_key(text: str, environ: Mapping[str, str]) -> EndpointKey:
+    """Read a key, and its secret from where the text says it is. Raises ValueError."""
+    words = text.split()
+    if len(words) < _KEY_WORDS:
+        raise ValueError(_KEY_FORM)
+    access_key, where, *models = words
+    if _ACCESS_KEY.fullmatch(access_key) is None:
+        raise ValueError(f"{access_key!r} is no access key: letters, digits, `_`, `.` and `-`")
+    return EndpointKey(access_key, _read_secret(where, environ), tuple(models))
+
+
+def secret_variables(keys: Iterable[str]) -> frozenset[str]:
+    """Return the names of the variables that hold secrets."""
+    places = (text.split()[1] for text in keys)
+    return frozenset(place.removeprefix("env:") for place in places if place.startswith("env:"))
+
+
+def _read_secret(where: str, environ: Mapping[str, str]) -> str:
+    kind, _, name = where.partition(":")
+    match kind:
+        case "env":
+            secret = environ.get(name, "")
+        case "file":
+            try:
+                secret = Path(name).read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{where}: {error}") from error
+        case _:
+            raise ValueError(_KEY_FORM)
+    if not secret:
+        raise ValueError(f"{where}: there is no secret")
+    return secret
+
+
 def _reserve(value: object) -> Reserve:
     if isinstance(value, Reserve):
         return value
@@ -115,6 +171,14 @@ def _reserve(value: object) -> Reserve:
     if float(share[1]) >= _ALL_PERCENT:
         raise ValueError("a share is less than 100%")
     return Reserve(percent=float(share[1]))
+
+
+def _lines(value: object) -> object:
+    return value.splitlines() if isinstance(value, str) else value
+
+
+def _by_commas(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
 
 
 def _size(value: object) -> int:
@@ -182,43 +246,49 @@ def _token(secret: SecretStr) -> SecretStr:
     return secret
 
 
-ListenHost = Annotated[str, AfterValidator(_listen_host)]
-AnyAddress = Annotated[Address, BeforeValidator(parse_address)]
-TcpAddress = Annotated[Address, BeforeValidator(parse_address), AfterValidator(_tcp)]
-Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
-AnySize = Annotated[int, BeforeValidator(_size), Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ListenHost = Annotated[str, AfterValidator(_listen_host), Metavar("HOST")]
+AnyAddress = Annotated[Address, BeforeValidator(parse_address), Metavar("HOST:PORT")]
+TcpAddress = Annotated[AnyAddress, AfterValidator(_tcp)]
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0), Metavar("SIZE")]
+AnySize = Annotated[int, BeforeValidator(_size), Field(ge=0), Metavar("SIZE")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("SECONDS")]
+AnySeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Metavar("SECONDS")]
+Count = Annotated[int, Field(ge=1, lt=2**31), Metavar("N")]
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("NUMBER")]
+File = Annotated[Path, Metavar("FILE")]
+Folder = Annotated[Path, Metavar("FOLDER")]
 Paths = Annotated[
-    tuple[Path, ...], BeforeValidator(lambda v: v.split(os.pathsep) if isinstance(v, str) else v)
+    tuple[Path, ...],
+    BeforeValidator(lambda v: v.split(os.pathsep) if isinstance(v, str) else v),
+    Metavar("FOLDER"),
 ]
 Models = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     BeforeValidator(lambda v: v.split(":") if isinstance(v, str) else v),
+    Metavar("[NAME=]PATH"),
 ]
 ModelKeys = Annotated[
-    tuple[Annotated[str, AfterValidator(_key)], ...],
-    BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
+    tuple[Annotated[str, AfterValidator(_key)], ...], BeforeValidator(_lines), Metavar("KEY")
 ]
-ModelName = Annotated[str, AfterValidator(_model_name)]
+ModelName = Annotated[str, AfterValidator(_model_name), Metavar("NAME")]
 Arguments = Annotated[
-    tuple[str, ...], BeforeValidator(lambda v: shlex.split(v) if isinstance(v, str) else v)
+    tuple[str, ...],
+    BeforeValidator(lambda v: shlex.split(v) if isinstance(v, str) else v),
+    Metavar("ARGUMENT"),
 ]
 Patterns = Annotated[
-    tuple[Annotated[str, AfterValidator(_regex)], ...],
-    BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
+    tuple[Annotated[str, AfterValidator(_regex)], ...], BeforeValidator(_lines), Metavar("REGEX")
 ]
-Lines = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(lambda v: v.splitlines() if isinstance(v, str) else v),
-]
-Store = Annotated[StoreLocation, BeforeValidator(parse_location)]
-Endpoints = Annotated[tuple[Endpoint, ...], BeforeValidator(parse_endpoints)]
-Share = Annotated[Reserve, BeforeValidator(_reserve)]
+_Lines = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_lines)]
+KeyLines = Annotated[_Lines, Metavar("KEY")]
+NamePatterns = Annotated[_Lines, Metavar("PATTERN")]
+Store = Annotated[StoreLocation, BeforeValidator(parse_location), Metavar("URL|FOLDER")]
+Endpoints = Annotated[tuple[Endpoint, ...], BeforeValidator(parse_endpoints), Metavar("NAME=URL")]
+Share = Annotated[Reserve, BeforeValidator(_reserve), Metavar("PERCENT|SIZE")]
 Hosts = Annotated[
-    tuple[Annotated[str, AfterValidator(_host)], ...],
-    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v),
+    tuple[Annotated[str, AfterValidator(_host)], ...], BeforeValidator(_by_commas), Metavar("HOST")
 ]
-Token = Annotated[SecretStr, AfterValidator(_token)]
+Token = Annotated[SecretStr, AfterValidator(_token), Metavar("TOKEN")]
 OnOff = Annotated[
     Literal["on", "off"],
     # YAML reads them as True and False
@@ -226,6 +296,7 @@ OnOff = Annotated[
 ]
 Passthrough = Annotated[
     tuple[Literal["shared_memory", "trace", "log"], ...],
-    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v),
+    BeforeValidator(_by_commas),
+    Metavar("shared_memory|trace|log"),
 ]
-Concurrency = Annotated[int | str, BeforeValidator(_concurrency)]
+Concurrency = Annotated[int | str, BeforeValidator(_concurrency), Metavar("N|instances")]

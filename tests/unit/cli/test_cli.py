@@ -16,7 +16,7 @@ from adapter.cli import probe
 from adapter.cli.commands import COMMANDS
 from adapter.cli.connection import target_of
 from adapter.cli.parser import parse
-from adapter.settings import GROUPS, Settings, flag_of, masked, variable_of
+from adapter.settings import GROUPS, SECRETS, Settings, flag_of, masked, variable_of
 from tests.trees import write_python_model
 from tests.unit.cli.conftest import admin
 
@@ -212,8 +212,9 @@ class TestCheckConfig:
         ]
 
     def test_secrets_are_masked_where_there_are_any(self):
-        assert masked("admin_token", "abc") == "***"
-        assert masked("admin_token", None) is None
+        assert {"control_token"} == SECRETS
+        assert masked("control_token", "abc") == "***"
+        assert masked("control_token", None) is None
         assert masked("http", "abc") == "abc"
 
 
