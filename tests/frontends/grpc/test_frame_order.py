@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.cases import case
 from tests.frontends.grpc.h2_client import H2Client, cut, h2_to, prefixed
 from tests.frontends.grpc.proxy_listener import proxy_before, request_of
 from tests.frontends.grpc.test_proxy import echo
@@ -66,15 +67,13 @@ async def check(client: H2Client, names) -> None:
         assert (found.model_name, found.id) == (name, str(of))
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize("models", MODELS)
-@pytest.mark.parametrize(("steps", "order"), ORDERS)
-async def test_every_call_is_answered_in_whatever_order_its_data_comes(
-    steps, order, models, pieces
-):
-    async with proxy_before(echo) as proxy, h2_to(proxy.address) as client:
-        play(client, steps, order, MODELS[models], pieces)
-        await check(client, MODELS[models])
+async def test_every_call_is_answered_in_whatever_order_its_data_comes():
+    async with proxy_before(echo) as proxy:
+        for order, models, pieces in itertools.product(ORDERS, MODELS, (1, 3)):
+            with case(order.id, models, pieces):
+                async with h2_to(proxy.address) as client:
+                    play(client, *order.values, MODELS[models], pieces)
+                    await check(client, MODELS[models])
 
 
 @pytest.fixture(scope="module")

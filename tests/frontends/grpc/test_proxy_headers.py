@@ -8,9 +8,11 @@ from hpack import Decoder, Encoder
 
 from adapter.protocols.http2 import frames
 from adapter.protocols.http2.frames import Code
+from tests.cases import case
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
+    Wire,
     frame,
     head_of,
     prefixed,
@@ -66,21 +68,23 @@ async def test_a_caller_of_an_unknown_encoding_is_told_of_those_that_are_known(p
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-async def test_odd_headers_are_the_callers_fault_and_others_go_on(odd, path):
+async def test_odd_headers_are_the_callers_fault_and_others_go_on(path):
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        for stream_id, more in ((1, (odd,)), (3, ())):
-            head = head_of(INFER if stream_id == 3 else path, *more)
-            wire.send(frames.header_block(stream_id, head, end=False))
-            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
-            data, trailers = await wire.answer(stream_id)
-            if stream_id == 1:
+        for number, (name, odd) in enumerate(ODD.items()):
+            with case(name):
+                _, trailers = await answered(wire, 4 * number + 1, head_of(path, odd))
                 assert status(trailers) == INVALID_ARGUMENT
                 assert odd[0] in trailers
-            else:
+                data, _ = await answered(wire, 4 * number + 3, head_of(INFER))
                 assert len(data) > 5
-        assert proxy.in_flight("m") == 0
+                assert proxy.in_flight("m") == 0
+
+
+async def answered(wire: Wire, stream_id: int, head: bytes) -> tuple[bytes, bytes]:
+    wire.send(frames.header_block(stream_id, head, end=False))
+    wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+    return await wire.answer(stream_id)
 
 
 FINE = {
@@ -101,14 +105,13 @@ FINE = {
 }
 
 
-@pytest.mark.parametrize("more", FINE.values(), ids=FINE)
-async def test_unusual_headers_pass(more):
+async def test_unusual_headers_pass():
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        wire.send(frames.header_block(1, head_of(INFER, more), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        data, _ = await wire.answer(1)
-        assert len(data) > 5
+        for number, (name, more) in enumerate(FINE.items()):
+            with case(name):
+                data, _ = await answered(wire, 2 * number + 1, head_of(INFER, more))
+                assert len(data) > 5
 
 
 class _Echoing(grpc.GenericRpcHandler):
@@ -125,20 +128,15 @@ def grpc_itself():
     server.stop(None).wait()
 
 
-@pytest.mark.parametrize(
-    "more",
-    [*ODD.values(), *FINE.values(), UNKNOWN_ENCODING],
-    ids=[*ODD, *FINE, "an encoding that nobody knows"],
-)
-async def test_grpc_itself_takes_the_same_headers(grpc_itself, more):
+async def test_grpc_itself_takes_the_same_headers(grpc_itself):
     """What `routing.py` says of them is what grpc's own server does, which is Triton's too."""
-    async with wire_to(grpc_itself) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(INFER, more), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        data, trailers = await wire.answer(1)
-        assert status(trailers) == (0 if more in FINE.values() else INTERNAL)
-        assert bool(data) is (more in FINE.values())
+    for more in (*ODD.values(), *FINE.values(), UNKNOWN_ENCODING):
+        async with wire_to(grpc_itself) as wire:
+            with case(more):
+                wire.greet()
+                data, trailers = await answered(wire, 1, head_of(INFER, more))
+                assert status(trailers) == (0 if more in FINE.values() else INTERNAL)
+                assert bool(data) is (more in FINE.values())
 
 
 TOO_LARGE = {

@@ -7,6 +7,7 @@ from adapter.protocols.http2 import frames
 from adapter.protocols.http2.flow_control import STREAM_WINDOW
 from adapter.protocols.http2.frames import Code
 from adapter.protocols.http2.headers import encoded
+from tests.cases import case
 from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
@@ -77,61 +78,62 @@ ONE = frames.header_block(1, head_of(), end=False)
 HEAD = frame(frames.HEADERS, frames.END_HEADERS, 1, head_of())
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        (frame(frames.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR),
-        (frame(frames.DATA, 0, 1, b"x"), Code.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, frames.END_HEADERS, 2, head_of()), Code.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, frames.END_HEADERS, 0, head_of()), Code.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
-        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x3f\xe1\x1f"), Code.COMPRESSION_ERROR),
-        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xbe"), Code.COMPRESSION_ERROR),
-        (
-            frame(frames.HEADERS, 0, 1, head_of()) + frame(frames.PING, 0, 0, bytes(8)),
-            Code.PROTOCOL_ERROR,
-        ),
-        (frame(frames.CONTINUATION, 0, 1, b""), Code.PROTOCOL_ERROR),
-        (frame(frames.PUSH_PROMISE, 0, 1, bytes(4)), Code.PROTOCOL_ERROR),
-        (frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
-        (frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
-        (frame(frames.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE_ERROR),
-        (frame(frames.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
-        (frame(frames.SETTINGS, 0, 1, b""), Code.PROTOCOL_ERROR),
-        (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Code.FLOW_CONTROL_ERROR),
-        (frames.settings({frames.MAX_FRAME_SIZE: 1}), Code.PROTOCOL_ERROR),
-        (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
-        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(4)), Code.PROTOCOL_ERROR),
-        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Code.FRAME_SIZE_ERROR),
-        (frames.window_update(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
-        (frames.window_update(7, 1), Code.PROTOCOL_ERROR),
-        (frames.reset(7, 0), Code.PROTOCOL_ERROR),
-        (frame(frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR),
-        (frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
-        (frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
-        (frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
-        (frames.head(2**20 + 1, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
-        (frames.head(2**16 + 1, frames.PING, 0, 0), Code.FRAME_SIZE_ERROR),
-        (HEAD + frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), Code.PROTOCOL_ERROR),
-        (
-            frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, b"") * 1100,
-            Code.ENHANCE_YOUR_CALM,
-        ),
-        (
-            frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, bytes(2**14)) * 20,
-            Code.ENHANCE_YOUR_CALM,
-        ),
-        (frame(frames.PING, 0, 0, bytes(8)) * 20_001, Code.ENHANCE_YOUR_CALM),
-    ],
-)
+BROKEN = [
+    (frame(frames.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR),
+    (frame(frames.DATA, 0, 1, b"x"), Code.PROTOCOL_ERROR),
+    (frame(frames.HEADERS, frames.END_HEADERS, 2, head_of()), Code.PROTOCOL_ERROR),
+    (frame(frames.HEADERS, frames.END_HEADERS, 0, head_of()), Code.PROTOCOL_ERROR),
+    (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
+    (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x3f\xe1\x1f"), Code.COMPRESSION_ERROR),
+    (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xbe"), Code.COMPRESSION_ERROR),
+    (
+        frame(frames.HEADERS, 0, 1, head_of()) + frame(frames.PING, 0, 0, bytes(8)),
+        Code.PROTOCOL_ERROR,
+    ),
+    (frame(frames.CONTINUATION, 0, 1, b""), Code.PROTOCOL_ERROR),
+    (frame(frames.PUSH_PROMISE, 0, 1, bytes(4)), Code.PROTOCOL_ERROR),
+    (frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+    (frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+    (frame(frames.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE_ERROR),
+    (frame(frames.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+    (frame(frames.SETTINGS, 0, 1, b""), Code.PROTOCOL_ERROR),
+    (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Code.FLOW_CONTROL_ERROR),
+    (frames.settings({frames.MAX_FRAME_SIZE: 1}), Code.PROTOCOL_ERROR),
+    (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
+    (frame(frames.WINDOW_UPDATE, 0, 0, bytes(4)), Code.PROTOCOL_ERROR),
+    (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Code.FRAME_SIZE_ERROR),
+    (frames.window_update(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
+    (frames.window_update(7, 1), Code.PROTOCOL_ERROR),
+    (frames.reset(7, 0), Code.PROTOCOL_ERROR),
+    (frame(frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR),
+    (frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
+    (frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+    (frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+    (frames.head(2**20 + 1, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
+    (frames.head(2**16 + 1, frames.PING, 0, 0), Code.FRAME_SIZE_ERROR),
+    (HEAD + frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), Code.PROTOCOL_ERROR),
+    (
+        frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, b"") * 1100,
+        Code.ENHANCE_YOUR_CALM,
+    ),
+    (
+        frame(frames.HEADERS, 0, 1, b"") + frame(frames.CONTINUATION, 0, 1, bytes(2**14)) * 20,
+        Code.ENHANCE_YOUR_CALM,
+    ),
+    (frame(frames.PING, 0, 0, bytes(8)) * 20_001, Code.ENHANCE_YOUR_CALM),
+]
+
+
 @pytest.mark.usefixtures("one_second")
-async def test_what_breaks_the_protocol_ends_the_connection_with_its_code(sent, code):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(sent)
-        assert await wire.ended_with() == code
-        async with channel_to(proxy.address) as channel:
-            await channel.unary_unary(INFER)(request_of())
+async def test_what_breaks_the_protocol_ends_the_connection_with_its_code():
+    async with proxy_before(echo) as proxy, channel_to(proxy.address) as others:
+        for number, (sent, code) in enumerate(BROKEN):
+            with case(number, sent[:100]):
+                async with wire_to(proxy.address) as wire:
+                    wire.greet()
+                    wire.send(sent)
+                    assert await wire.ended_with() == code
+                await others.unary_unary(INFER)(request_of())
 
 
 async def test_another_protocol_and_a_missing_greeting_are_refused():

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.frontends.http.listener import APP, FAST, PATHS, head, opened, request
+from tests.cases import case
+from tests.frontends.http.listener import APP, FAST, PATHS, Listener, head, opened, request
 
 GOOD = request(FAST, b"smuggled")
 
@@ -93,54 +94,64 @@ LINES = {
 }
 
 
-async def refused(data: bytes, *, after: bytes = b"") -> None:
+def served(listener: Listener) -> list[bytes]:
+    """The bodies of all requests that came through."""
+    upstream = [asked.body for asked in listener.upstream.requests if asked.is_whole]
+    return upstream + listener.bodies
+
+
+async def refused(listener: Listener, data: bytes, *, after: bytes = b"") -> None:
     """With a good request behind it in the same write, which must not be one."""
-    async with opened() as listener:
-        caller = await listener.connect()
-        if after:
-            assert (await caller.ask(after)).status == 200
-        before = len(listener.upstream.requests), len(listener.bodies)
-        await caller.send(data + GOOD)
-        found = await caller.answer()
-        assert found.refusal == (400, "InvalidRequest")
-        assert found.headers["connection"] == "close"
-        caller.writer.write_eof()
-        assert await caller.rest() == b""
-        seen = [asked.body for asked in listener.upstream.requests if asked.is_whole]
-        assert b"smuggled" not in seen + listener.bodies
-        assert len(seen) == before[0]
-        assert len(listener.bodies) == before[1]
-        other = await listener.connect()
-        assert (await other.ask(request(FAST))).status == 200
+    caller = await listener.connect()
+    if after:
+        assert (await caller.ask(after)).status == 200
+    before = len(served(listener))
+    await caller.send(data + GOOD)
+    found = await caller.answer()
+    assert found.refusal == (400, "InvalidRequest")
+    assert found.headers["connection"] == "close"
+    caller.writer.write_eof()
+    assert await caller.rest() == b""
+    seen = served(listener)
+    assert b"smuggled" not in seen
+    assert len(seen) == before
+    other = await listener.connect()
+    assert (await other.ask(request(FAST))).status == 200
 
 
 both = pytest.mark.parametrize("path", PATHS)
 
 
 @both
-@pytest.mark.parametrize("vector", VECTORS)
-async def test_a_head_that_is_not_to_the_letter_is_refused(path, vector):
-    fields, body = VECTORS[vector]
-    await refused(raw(path, *fields, body=body))
+async def test_a_head_that_is_not_to_the_letter_is_refused(path):
+    async with opened() as listener:
+        for vector, (fields, body) in VECTORS.items():
+            with case(vector):
+                await refused(listener, raw(path, *fields, body=body))
 
 
-@pytest.mark.parametrize("vector", ["two lengths", "length and chunks", "a folded line"])
 @pytest.mark.parametrize("before", PATHS)
-async def test_also_behind_a_good_request(vector, before):
-    fields, body = VECTORS[vector]
-    await refused(raw(FAST, *fields, body=body), after=request(before))
+async def test_also_behind_a_good_request(before):
+    async with opened() as listener:
+        for vector in ("two lengths", "length and chunks", "a folded line"):
+            with case(vector):
+                fields, body = VECTORS[vector]
+                await refused(listener, raw(FAST, *fields, body=body), after=request(before))
 
 
 @both
-@pytest.mark.parametrize("vector", LINES)
-async def test_a_request_line_that_is_not_to_the_letter_is_refused(path, vector):
-    await refused(raw(path, line=LINES[vector] % path.encode()))
+async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
+    async with opened() as listener:
+        for vector, line in LINES.items():
+            with case(vector):
+                await refused(listener, raw(path, line=line % path.encode()))
 
 
 @both
 async def test_a_host_is_needed_and_not_in_http_1_0(path):
-    await refused(b"POST %s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path.encode())
     async with opened() as listener:
+        new = b"POST %s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path.encode()
+        await refused(listener, new)
         caller = await listener.connect()
         old = b"POST %s HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}" % path.encode()
         assert (await caller.ask(old)).status == 200
@@ -149,19 +160,24 @@ async def test_a_host_is_needed_and_not_in_http_1_0(path):
 @both
 async def test_http_1_0_has_no_chunks(path):
     line = b"POST %s HTTP/1.0" % path.encode()
-    await refused(raw(path, b"Transfer-Encoding: chunked", line=line, body=b"0\r\n\r\n"))
+    data = raw(path, b"Transfer-Encoding: chunked", line=line, body=b"0\r\n\r\n")
+    async with opened() as listener:
+        await refused(listener, data)
 
 
 @both
-@pytest.mark.parametrize("vector", CHUNKS)
-async def test_chunks_that_are_not_to_the_letter_are_refused(path, vector):
-    await refused(raw(path, b"Transfer-Encoding: chunked", body=CHUNKS[vector]))
+async def test_chunks_that_are_not_to_the_letter_are_refused(path):
+    async with opened() as listener:
+        for vector, chunks in CHUNKS.items():
+            with case(vector):
+                await refused(listener, raw(path, b"Transfer-Encoding: chunked", body=chunks))
 
 
 @both
 @pytest.mark.parametrize("field", [b"X: " + b"a" * 20_000, b"\r\n".join([b"X: a"] * 4000)])
 async def test_a_head_that_is_too_long_is_refused(path, field):
-    await refused(raw(path, field, b"Content-Length: 0"))
+    async with opened() as listener:
+        await refused(listener, raw(path, field, b"Content-Length: 0"))
 
 
 async def test_a_head_without_an_end_is_refused_and_not_kept():

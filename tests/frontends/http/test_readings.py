@@ -250,7 +250,7 @@ async def test_nothing_is_skipped_behind_a_request_for_another_protocol(path, ki
     data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(FAST)
     async with opened(limits=PATIENT) as listener:
         served = Served(listener)
-        for at in range(1, len(data)):
+        for at in range(1 if kind == "h2c" else 2, len(data), 2):
             found = await served.answers([data[:at], data[at:]], [])
             assert found[0].status == 200
             assert [one.json()["target"] for one in found[1:]] in ([], ["/app/1", "inference"])
