@@ -7,6 +7,7 @@ at it; those of xdist find in their environment what was seen.
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -100,11 +101,16 @@ def pytest_report_header() -> str:
         return f"tritonserver: none, {PACKAGE} is not installed"
 
 
+def is_of(wanted: Sequence[str], found: str) -> bool:
+    """Whether this is one of the wanted versions, such as 2.51, or of their patches."""
+    return f"{found}.".startswith(tuple(f"{version}." for version in wanted))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     found = os.environ.get(VERSION) or EMBEDDED
     for item in items:
         for mark in item.iter_markers("of_triton"):
             *wanted, reason = mark.args
-            if not f"{found}.".startswith(tuple(f"{version}." for version in wanted)):
+            if not is_of(wanted, found):
                 why = f"of Triton {' and '.join(wanted)} alone, here is {found}: {reason}"
                 item.add_marker(pytest.mark.skip(reason=why))

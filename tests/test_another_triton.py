@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.another_triton import EMBEDDED, SERVER, VERSION
+from tests.another_triton import EMBEDDED, SERVER, VERSION, is_of
 from tests.docs.pages import ROOT
 from tests.journeys.modelmesh.tritons import write_tritonserver
 
@@ -112,8 +112,13 @@ def test_one_that_does_not_start_is_refused_with_its_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "skipped"), [("2.51.0", 0), ("2.73.0dev", 0), ("2.75.0", 1), ("2.5.0", 1)]
+    ("found", "is_one"), [("2.51.0", True), ("2.73.0dev", True), ("2.75.0", False), ("2.5.0", False)]
 )
+def test_a_patch_of_a_version_is_of_it_and_another_version_is_not(found, is_one):
+    assert is_of(("2.51", "2.73"), found) == is_one
+
+
+@pytest.mark.parametrize(("found", "skipped"), [("2.73.0dev", 0), ("2.75.0", 1)])
 def test_what_is_bound_to_one_version_is_skipped_on_another_with_the_reason(
     tmp_path, found, skipped
 ):

@@ -58,7 +58,7 @@ def test_a_model_that_only_says_that_its_process_died_goes_on(
         assert ask(client).status == 200
 
 
-@pytest.mark.parametrize("request_id", ["r7", "x" * 3000, "two\nlines"])
+@pytest.mark.parametrize("request_id", ["r7", "x" * 3000 + "\ntwo lines"])
 def test_a_process_that_died_is_seen_by_a_request_of_any_name(
     client: Client, running: RunningAdapter, tmp_path: Path, request_id: str
 ) -> None:

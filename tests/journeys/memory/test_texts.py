@@ -171,13 +171,19 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
     return said in told and outcome.is_out_of_memory == label.is_oom
 
 
-@pytest.mark.parametrize("failure", [answered, answered_long], ids=["as-labelled", "300-kb"])
+@pytest.mark.parametrize(
+    ("failure", "each"), [(answered, 1), (answered_long, 5)], ids=["as-labelled", "300-kb"]
+)
 def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
-    open_listener: Callable[[], Listener], raiser: str, failure: Callable[[Label], tuple[str, str]]
+    open_listener: Callable[[], Listener],
+    raiser: str,
+    failure: Callable[[Label], tuple[str, str]],
+    each: int,
 ) -> None:
+    cases = sorted(labels("infer"), key=lambda label: label.is_oom)[::each]
     wrong = []
     with closing(open_listener()) as listener:
-        for label in labels("infer"):
+        for label in cases:
             how, text = failure(label)
             outcome = listener.infer(raiser, failing(how, text))
             if not is_as_labelled(label, outcome, text):
@@ -202,9 +208,9 @@ def failed_loads(open_listener: Callable[[], Listener], packages: Sequence[Path]
 @pytest.mark.parametrize(
     ("open_listener", "failure", "each"),
     [
-        ("http", raised, 6),
-        ("grpc", raised, 6),
-        ("http", raised_long, 20),
+        ("http", raised, 12),
+        ("grpc", raised, 18),
+        ("http", raised_long, 30),
         pytest.param("http", raised, 1, marks=pytest.mark.nightly),
         pytest.param("grpc", raised, 1, marks=pytest.mark.nightly),
         pytest.param("http", raised_long, 1, marks=pytest.mark.nightly),

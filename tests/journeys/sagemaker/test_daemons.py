@@ -86,6 +86,11 @@ def daemon(request: pytest.FixtureRequest, package: Path) -> Daemon:
     return Daemon(package, request.param)
 
 
+some_ways = pytest.mark.parametrize(
+    "daemon", ["in a session of its own", "executes in the session of Triton"], indirect=True
+)
+
+
 @pytest.fixture
 def forked(package: Path) -> Daemon:
     return Daemon(package, "in a session of its own")
@@ -216,6 +221,7 @@ def test_the_memory_of_a_daemon_counts_until_it_is_ended(
         assert used() < before + 0.5 * _HELD_BYTES
 
 
+@some_ways
 def test_a_daemon_is_ended_before_another_triton_is_started(
     adapter: RunningAdapter, client: Client, daemon: Daemon
 ) -> None:
@@ -229,9 +235,10 @@ def test_a_daemon_is_ended_before_another_triton_is_started(
     wait_until(lambda: len(adapter.events("triton.restarted")) > before, 60, "it is back")
 
 
+@some_ways
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_daemon_ends_with_the_adapter(daemon: Daemon, number: signal.Signals) -> None:
-    adapter = RunningAdapter(*EMBEDDED, f"--model-roots={daemon.package.parent}")
+    adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={daemon.package.parent}")
     try:
         adapter.wait_for("adapter.started")
         (keeper,) = children(adapter.process.pid)
