@@ -112,7 +112,8 @@ def test_one_that_does_not_start_is_refused_with_its_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "is_one"), [("2.51.0", True), ("2.73.0dev", True), ("2.75.0", False), ("2.5.0", False)]
+    ("found", "is_one"),
+    [("2.51.0", True), ("2.73.0dev", True), ("2.75.0", False), ("2.5.0", False)],
 )
 def test_a_patch_of_a_version_is_of_it_and_another_version_is_not(found, is_one):
     assert is_of(("2.51", "2.73"), found) == is_one

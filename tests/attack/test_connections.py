@@ -13,7 +13,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from tests.attack.test_descriptors import is_well, lacking
 from tests.processes import tritonserver
-from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapter(model: Path) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={model.parent}", "--grpc-data=127.0.0.1:0")
-    with embedded_adapter(*flags, descriptors=_FEW) as adapter:
+    with embedded_adapter(*flags, COMPLETE, descriptors=_FEW) as adapter:
         yield adapter
 
 
@@ -77,7 +77,7 @@ def test_idle_connections_make_room_for_who_has_a_request(
 
 
 def test_a_triton_that_dies_amid_idle_connections_is_replaced(model: Path) -> None:
-    with embedded_adapter(f"--model-roots={model.parent}", descriptors=_FEW) as adapter:
+    with embedded_adapter(f"--model-roots={model.parent}", COMPLETE, descriptors=_FEW) as adapter:
         client, admin = adapter.client(), Client(adapter.admin)
         with closing(client), closing(admin), connected(adapter.http, 400):
             os.kill(tritonserver(adapter), signal.SIGKILL)

@@ -21,7 +21,7 @@ from tests.attack.cut_callers import MODEL, Books, Grpc, Rest
 from tests.attack.cutting import KINDS, NEVER, Relay, relay_to
 from tests.grpc_calls import calls_to
 from tests.journeys.memory.models import metric
-from tests.running import RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -146,7 +146,7 @@ async def callers_of(storm: Storm, stack: AsyncExitStack) -> list[Rest | Grpc]:
 @pytest.fixture
 def triton():
     """Of this test alone: nobody else's should meet so many lost connections."""
-    with embedded_adapter() as adapter:
+    with embedded_adapter(COMPLETE) as adapter:
         yield adapter
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import tritonserver
-from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -64,7 +64,7 @@ def test_a_triton_that_dies_while_descriptors_lack_is_replaced_once_they_are_bac
     model: Path,
 ) -> None:
     flags = (f"--model-roots={model.parent}", "--on-triton-restart=forget")
-    with embedded_adapter(*flags, descriptors=300) as adapter:
+    with embedded_adapter(*flags, COMPLETE, descriptors=300) as adapter:
         client, admin = adapter.client(), Client(adapter.admin)
         with closing(client), closing(admin):
             assert client.load("m", model).status == 200
@@ -85,7 +85,7 @@ def test_a_triton_that_dies_while_descriptors_lack_is_replaced_once_they_are_bac
 
 
 def test_watching_and_measuring_go_on_after_descriptors_lacked(model: Path) -> None:
-    with embedded_adapter(f"--model-roots={model.parent}", descriptors=300) as adapter:
+    with embedded_adapter(f"--model-roots={model.parent}", COMPLETE, descriptors=300) as adapter:
         client, admin = adapter.client(), Client(adapter.admin)
         with closing(client), closing(admin):
             assert client.load("m", model).status == 200

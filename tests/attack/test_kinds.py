@@ -16,7 +16,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -208,7 +208,7 @@ async def play(adapter: RunningAdapter, seed: int, requests: Iterator[int]) -> C
 @pytest.fixture(scope="module")
 def own() -> Iterator[RunningAdapter]:
     """Of this module alone: it may be the one that ends its Triton."""
-    with embedded_adapter() as adapter:
+    with embedded_adapter(COMPLETE) as adapter:
         with closing(adapter.client()) as client:
             assert client.load(MODEL, EXAMPLES / MODEL).status == 200
         yield adapter

@@ -13,14 +13,16 @@ import pytest
 from adapter.backend.liveness import HangDetector
 from tests.asking import Gate, background
 from tests.processes import is_alive, suspend, tritonserver
-from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 
 @pytest.mark.triton
 def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
     with (
-        embedded_adapter("--triton-hang-seconds=5", "--on-triton-restart=forget") as adapter,
+        embedded_adapter(
+            COMPLETE, "--triton-hang-seconds=5", "--on-triton-restart=forget"
+        ) as adapter,
         closing(adapter.client()) as client,
     ):
         assert client.load("echo", EXAMPLES / "identity").status == 200
@@ -39,7 +41,7 @@ def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
 
 @pytest.mark.triton
 def test_a_triton_that_stands_still_is_left_alone_where_that_is_wanted() -> None:
-    with embedded_adapter("--triton-hang-seconds=0") as adapter:
+    with embedded_adapter(COMPLETE, "--triton-hang-seconds=0") as adapter:
         stopped = tritonserver(adapter)
         suspend(stopped)
         adapter.wait_for("triton.unreachable", 60)
@@ -63,7 +65,7 @@ def ping(adapter: RunningAdapter) -> int:
 def test_a_triton_whose_http_threads_are_all_taken_is_not_ended(gate: Gate) -> None:
     """A load over Triton's HTTP port takes one of its eight threads for as long as it goes on."""
     with (
-        embedded_adapter("--triton-hang-seconds=5") as adapter,
+        embedded_adapter(COMPLETE, "--triton-hang-seconds=5") as adapter,
         background(adapter, 16) as others,
     ):
         for number in range(16):

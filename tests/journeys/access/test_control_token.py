@@ -17,7 +17,7 @@ from adapter._proto import model_runtime_pb2 as mesh
 from adapter.cli.connection import Target, ask
 from tests.asking import RawConnection
 from tests.processes import tritonserver
-from tests.running import Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -104,7 +104,7 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def running(root: Path, token_file: Path) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", f"--control-token-file={token_file}")
-    with embedded_adapter(*flags, "--grpc-data=127.0.0.1:0") as adapter:
+    with embedded_adapter(*flags, COMPLETE, "--grpc-data=127.0.0.1:0") as adapter:
         with closing(adapter.client()) as client:
             loading = {"model_name": "echo", "url": str(root / "echo")}
             assert client.post("/models", loading, RIGHT).status == 200
@@ -264,7 +264,7 @@ def test_sockets_of_the_file_system_want_no_token(root, tmp_path):
     places = {name: tmp_path / f"{name}.sock" for name in ("http", "grpc", "admin")}
     flags = [f"--{name}=unix:{path}" for name, path in places.items()]
     environ = {"ADAPTER_CONTROL_TOKEN": TOKEN}
-    with embedded_adapter(*flags, f"--model-roots={root}", environ=environ) as adapter:
+    with embedded_adapter(*flags, COMPLETE, f"--model-roots={root}", environ=environ) as adapter:
         http, admin = (Target(socket_path=str(places[name])) for name in ("http", "admin"))
         body = json.dumps({"model_name": "echo", "url": str(root / "echo")}).encode()
         assert ask(http, "POST", "/models", body).status == 200
@@ -337,7 +337,9 @@ def test_the_token_is_shown_nowhere(root, token_file, how):
     seen = [ended.stdout + ended.stderr for ended in shown]
     assert "***" in seen[0]
 
-    with embedded_adapter(f"--model-roots={root}", "--log-level=debug", environ=given) as adapter:
+    with embedded_adapter(
+        f"--model-roots={root}", COMPLETE, "--log-level=debug", environ=given
+    ) as adapter:
         with closing(adapter.client()) as client, closing(Client(adapter.admin)) as admin:
             for headers in (RIGHT, {"Authorization": f"Bearer x{TOKEN}"}):
                 client.post("/models", {"model_name": "n", "url": "/nowhere"}, headers)

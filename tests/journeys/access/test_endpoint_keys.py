@@ -18,7 +18,7 @@ from tests.journeys.access.test_control_token import (
     call,
     command,
 )
-from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -46,7 +46,7 @@ def started(root: Path, *flags: str, **environ: str):
         f"--cache-dir={root.parent}/cache-{uuid4()}",
         *flags,
     )
-    return embedded_adapter(*flags, environ={"SECRET": "a secret", **environ})
+    return embedded_adapter(*flags, COMPLETE, environ={"SECRET": "a secret", **environ})
 
 
 @pytest.fixture(scope="module")

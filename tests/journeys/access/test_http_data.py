@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from tests.ports import free_ports
-from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -66,7 +66,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
     package = write_python_model(root / NAME)
     flags = (f"--model-roots={root}", "--http-data=127.0.0.1:0")
     opened = {"ADAPTER_PASSTHROUGH": "shared_memory,trace,log"}
-    with embedded_adapter(*flags, environ=opened) as adapter:
+    with embedded_adapter(*flags, COMPLETE, environ=opened) as adapter:
         with closing(adapter.client()) as client:
             assert client.load(NAME, package).status == 200
         yield adapter

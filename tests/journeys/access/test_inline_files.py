@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.grpc_calls import calls_to
 from tests.journeys.v2.calls import CONFIG, Repository
-from tests.running import RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -22,7 +22,7 @@ NAMES = ("brought", "echo")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "echo")
-    with embedded_adapter(f"--model-roots={root}", "--inline-files=off") as adapter:
+    with embedded_adapter(f"--model-roots={root}", "--inline-files=off", COMPLETE) as adapter:
         yield adapter
 
 

@@ -67,7 +67,7 @@ def test_what_is_odd_in_a_package_is_said_where_it_is_loaded(command, packages):
 def test_a_model_of_a_store_is_invoked_by_its_name(tmp_path):
     write_python_model(tmp_path / "store" / "double")
     flags = (f"--model-store={tmp_path / 'store'}", f"--cache-dir={tmp_path / 'cache'}")
-    with embedded_adapter(*flags, "--on-demand") as adapter:
+    with embedded_adapter(*flags, "--on-demand", COMPLETE) as adapter:
         environ = {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}
         done = run("invoke", "double", environ=environ, stdin=BODY)
         assert json.loads(done.stdout)["outputs"][0]["data"] == [1, 2, 4]

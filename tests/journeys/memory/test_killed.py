@@ -175,7 +175,7 @@ def kill_at_moments(moments: Iterable[int], seed: int, root: Path) -> None:
     package = write_eater(root / "models" / "m", 8, declares="48MiB")
     flags = (f"--model-roots={root / 'models'}", "--memory-limit=1GiB")
     dice = Random(seed)
-    with embedded_adapter() as triton, ThreadPoolExecutor(3) as pool:
+    with embedded_adapter(COMPLETE) as triton, ThreadPoolExecutor(3) as pool:
         for moment in moments:
             with beside(triton, *flags) as adapter:
                 check_agreement(adapter)

@@ -118,7 +118,7 @@ def predicted(adapter: RunningAdapter, at_most: str) -> float:
 
 @contextmanager
 def running(*flags: str) -> Iterator[RunningAdapter]:
-    adapter = RunningAdapter(*EMBEDDED, *flags)
+    adapter = RunningAdapter(*EMBEDDED, COMPLETE, *flags)
     try:
         adapter.wait_for("adapter.started")
         yield adapter
@@ -163,7 +163,7 @@ def adapter_on(
 ) -> Iterator[tuple[RunningAdapter, RunningAdapter]]:
     """An adapter, and the one that keeps its Triton alive."""
     if whose == "embedded":
-        with embedded_adapter(*flags) as adapter:
+        with embedded_adapter(*flags, COMPLETE) as adapter:
             yield adapter, adapter
     else:
         triton = request.getfixturevalue("triton")

@@ -78,7 +78,7 @@ def test_sigterm_while_a_model_loads_waits_for_it(tmp_path: Path, gate: Gate) ->
 
 def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "model", answer=gate.statements)
-    adapter = RunningAdapter(*EMBEDDED, f"--model-roots={tmp_path}")
+    adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={tmp_path}")
     try:
         adapter.wait_for("adapter.started")
         with closing(adapter.client()) as client:

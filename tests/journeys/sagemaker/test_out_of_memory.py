@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.asking import quoted, refusal
-from tests.running import EXAMPLES, Client, Reply, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, EXAMPLES, Client, Reply, RunningAdapter, embedded_adapter
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -137,7 +137,7 @@ def test_a_broken_config_that_speaks_of_memory_is_400(client: Client, package: P
 
 @pytest.fixture(scope="module")
 def two_gibibytes() -> Iterator[RunningAdapter]:
-    with embedded_adapter("--memory-limit=2GiB") as adapter:
+    with embedded_adapter("--memory-limit=2GiB", COMPLETE) as adapter:
         yield adapter
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.asking import background, refusal
 from tests.processes import is_alive, suspend, tritonserver
-from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -99,7 +99,7 @@ def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def hurt() -> Iterator[RunningAdapter]:
     """An adapter whose Triton the tests may hurt."""
-    with embedded_adapter("--on-triton-restart=forget") as adapter:
+    with embedded_adapter("--on-triton-restart=forget", COMPLETE) as adapter:
         yield adapter
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.asking import BINARY, Gate, binary_request, refusal, sized
-from tests.running import EMBEDDED, EXAMPLES, Client, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, EMBEDDED, EXAMPLES, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.triton
 
 def test_the_single_model_is_served_at_invocations() -> None:
     with (
-        embedded_adapter(f"--single-model={EXAMPLES / 'identity'}") as adapter,
+        embedded_adapter(f"--single-model={EXAMPLES / 'identity'}", COMPLETE) as adapter,
         closing(adapter.client()) as client,
     ):
         assert client.get("/ping").status == 200
