@@ -1,7 +1,12 @@
 """The admin listener of a house, and models that are there without a load."""
 
+import asyncio
+import io
+from contextlib import redirect_stdout
+
 from aiohttp.test_utils import TestClient, TestServer
 
+from adapter import cli
 from adapter.control.residency import Residency
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.frontends.access import Access
@@ -44,6 +49,16 @@ def admin_of(house: House, residency: Residency | None = None) -> TestClient:
     )
     sites = SitePolicy(parse_address("127.0.0.1:0"), ())
     return TestClient(TestServer(application(sites, probes, admin)))
+
+
+async def ps_before(house: House, residency: Residency | None = None) -> list[str]:
+    """Return the lines that `ps` prints, which asks from a thread."""
+    async with admin_of(house, residency) as admin:
+        environ = {"ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"}
+        out = io.StringIO()
+        with redirect_stdout(out):
+            assert await asyncio.to_thread(cli.main, ["ps"], environ) == 0
+    return out.getvalue().splitlines()
 
 
 def adopt(house: House, count: int) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from adapter.core.model import ModelId, ModelSource
-from adapter.errors import LoadFailed
 from adapter.runtime.threads import PROCESSES
+from tests.cases import case
 from tests.fakes.house import House
 
 # more turns of the loop than any operation here takes; the last test makes sure
@@ -43,86 +43,49 @@ async def leave(house: House, work: Coroutine[Any, Any, Any], after: int) -> Non
     await house.quiet()
 
 
-@pytest.mark.parametrize("after", range(TURNS))
-async def test_a_caller_who_leaves_a_load_leaves_registry_and_ledger_consistent(after):
-    house = await House(limit=1000).open()
-    await leave(house, house.load("m"), after)
-    house.check(*(["m"] if after else []))  # cancelled before its first turn, it never began
-    if after:
-        await house.unload("m")
-    await house.load("m")
-    house.check("m")
-    await house.close()
+async def test_a_caller_who_leaves_a_load_leaves_registry_and_ledger_consistent():
+    for after in range(TURNS):
+        with case(after):
+            house = await House(limit=1000).open()
+            await leave(house, house.load("m"), after)
+            house.check(
+                *(["m"] if after else [])
+            )  # cancelled before its first turn, it never began
+            if after:
+                await house.unload("m")
+            await house.load("m")
+            house.check("m")
+            await house.close()
 
 
-@pytest.mark.parametrize("after", range(TURNS))
-async def test_a_caller_who_leaves_a_failing_load_leaves_nothing(after):
-    house = await House(limit=1000).open()
-    if after:
-        house.steps.fail("load", LoadFailed("no weights"))
-    await leave(house, house.load("m"), after)
-    house.check()
-    await house.load("m")
-    house.check("m")
-    await house.close()
+async def test_a_caller_who_leaves_an_unload_leaves_registry_and_ledger_consistent():
+    for after in range(TURNS):
+        with case(after):
+            house = await House(limit=1000).open()
+            await house.load("m")
+            await leave(house, house.unload("m"), after)
+            house.check(*([] if after else ["m"]))
+            if after:
+                await house.load("m")
+            house.check("m")
+            await house.close()
 
 
-@pytest.mark.parametrize("after", range(TURNS))
-async def test_a_caller_who_leaves_an_unload_leaves_registry_and_ledger_consistent(after):
-    house = await House(limit=1000).open()
-    await house.load("m")
-    await leave(house, house.unload("m"), after)
-    house.check(*([] if after else ["m"]))
-    if after:
-        await house.load("m")
-    house.check("m")
-    await house.close()
-
-
-@pytest.mark.parametrize("after", range(1, TURNS))
-async def test_a_caller_who_leaves_while_an_inference_holds_the_unload_back(after):
-    house = await House().open()
-    await house.load("m")
-    with house.control.lease(ModelId("m")):
-        caller = house.begin(house.unload("m"))
-        await turns(after)
-        caller.cancel()
-        await asyncio.wait({caller})
-        assert "unload m" not in house.steps.seen
-    await house.quiet()
-    house.check()
-    await house.load("m")
-    house.check("m")
-    await house.close()
-
-
-@pytest.mark.parametrize("after", range(TURNS))
-async def test_a_second_caller_in_the_queue_may_leave_without_harm(after):
-    """A load waits for its turn behind an unload, and its caller goes."""
-    house = await House().open()
-    await house.load("m")
-    unload = house.begin(house.unload("m"))
-    await asyncio.sleep(0)
-    await leave(house, house.load("m"), after)
-    await unload
-    house.check(*(["m"] if after else []))
-    await house.close()
-
-
-@pytest.mark.parametrize("after", range(2, TURNS))  # from its own first turn on
-async def test_an_operation_that_is_cut_off_itself_undoes_what_it_began(after):
+async def test_an_operation_that_is_cut_off_itself_undoes_what_it_began():
     """What asyncio does to every task when the process ends before the drain is over."""
-    house = await House(limit=1000).open()
-    before = asyncio.all_tasks()
-    caller = house.begin(house.load("m"))
-    await turns(after)
-    operation = asyncio.all_tasks() - before - {caller}
-    for task in operation:
-        task.cancel()
-    await asyncio.gather(caller, return_exceptions=True)
-    house.check(*house.listed())
-    assert house.listed() in ([], ["m"])
-    await house.close()
+    for after in range(2, TURNS):  # from its own first turn on
+        with case(after):
+            house = await House(limit=1000).open()
+            before = asyncio.all_tasks()
+            caller = house.begin(house.load("m"))
+            await turns(after)
+            operation = asyncio.all_tasks() - before - {caller}
+            for task in operation:
+                task.cancel()
+            await asyncio.gather(caller, return_exceptions=True)
+            house.check(*house.listed())
+            assert house.listed() in ([], ["m"])
+            await house.close()
 
 
 async def test_a_whole_load_and_a_whole_unload_take_fewer_turns_than_are_tried():
@@ -136,11 +99,10 @@ async def test_a_whole_load_and_a_whole_unload_take_fewer_turns_than_are_tried()
     await house.close()
 
 
-@pytest.mark.parametrize("after", range(1, TURNS))
-async def test_what_a_load_brought_is_not_kept_once_it_is_loaded(after):
+async def test_what_a_load_brought_is_not_kept_once_it_is_loaded():
     house = await House(limit=1000).open()
     source = ModelSource("request:1", config="{}", files=(("1/model.py", b"x" * 1000),))
-    await leave(house, house.control.load(ModelId("m"), source), after)
+    await leave(house, house.control.load(ModelId("m"), source), 5)
     record = house.control.registry.serving(ModelId("m"))
     assert (record.source.files, record.source.config) == ((), "{}")
     assert not record.can_load_again

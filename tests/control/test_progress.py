@@ -15,8 +15,7 @@ from adapter.core.registry import ModelRecord, Registry
 from adapter.core.sizing import Basis, Estimate
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
 from adapter.errors import InvalidModel, LoadFailed
-from tests.control.admin import admin_of
-from tests.control.test_ps import ps
+from tests.control.admin import admin_of, ps_before
 from tests.fakes.house import House
 
 MIB = 2**20
@@ -171,8 +170,7 @@ async def test_loads_that_hang_in_all_threads_are_told_with_those_that_wait(hous
     assert (a["waits_for"], c["waits_for"], c["awaits"]) == ("triton", "thread", ["a", "b"])
     assert a["hanging_seconds"] >= 0.1
     assert c["hanging_seconds"] is None
-    out, _, _ = await ps(house)
-    rows = {line.split()[0]: line for line in out.splitlines()}
+    rows = {line.split()[0]: line for line in await ps_before(house)}
     assert "LOADING" in rows["b"]
     assert ", hanging for " in rows["b"]
     assert "waiting for one of Triton's load threads (behind a, b)" in rows["c"]

@@ -73,9 +73,10 @@ async def test_each_operation_leaves_a_line_when_it_begins_and_one_with_its_figu
         ("confirm", UNDO),
     ],
 )
-async def test_a_failure_at_any_step_is_undone_newest_first(house, step, undone):
-    house.steps.fail(step, InvalidModel("no config.pbtxt"))
-    with pytest.raises(InvalidModel, match=r"no config\.pbtxt"):
+@pytest.mark.parametrize("error", [InvalidModel("no config.pbtxt"), KeyError("a bug")], ids=type)
+async def test_a_failure_at_any_step_is_undone_newest_first(house, step, undone, error):
+    house.steps.fail(step, error)
+    with pytest.raises(type(error)):
         await house.load("m")
     seen = house.steps.seen
     assert seen[[s.split()[0] for s in seen].index(step) + 1 :] == undone

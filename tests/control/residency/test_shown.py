@@ -1,14 +1,12 @@
 """What `ps` and /debug/state say of the models that calls load."""
 
 import asyncio
-import os
-import sys
 
 import pytest
 
 from adapter.cli.client.models import _Table
 from adapter.control.residency import Options
-from tests.control.admin import admin_of
+from tests.control.admin import admin_of, ps_before
 from tests.fakes.residence import Residence
 
 
@@ -20,15 +18,7 @@ async def residence():
 
 
 async def ps(residence: Residence) -> list[str]:
-    async with admin_of(residence.house, residence.residency) as admin:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "adapter", "ps"),
-            env={**os.environ, "ADAPTER_ADMIN": f"127.0.0.1:{admin.port}"},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-    assert process.returncode == 0
-    return out.decode().splitlines()
+    return await ps_before(residence.house, residence.residency)
 
 
 async def test_ps_shows_what_is_fetched_pinned_and_evicted(residence):
