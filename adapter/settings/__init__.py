@@ -1,7 +1,7 @@
-"""Every setting, where its value came from, and all that is wrong with them at once.
+"""Loads the settings: every value, its origin, and all problems at once.
 
-A value given by a flag beats one from the environment, that beats the file, that beats the names
-inherited from SageMaker and ModelMesh, and those beat the defaults. One name, three spellings:
+A flag beats the environment, that beats the file, that beats the names inherited from SageMaker,
+ModelMesh and Vertex AI, and those beat the defaults. One name, three spellings:
 `--load-timeout-seconds`, `ADAPTER_LOAD_TIMEOUT_SECONDS`, `load_timeout_seconds:`.
 """
 

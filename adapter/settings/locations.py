@@ -1,4 +1,4 @@
-"""Says where a store is: a bucket and a prefix in it, the URL of a web server, or a folder."""
+"""Parses where a store is: a bucket and a prefix in it, the URL of a web server, or a folder."""
 
 import re
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ _CALLED = {
 
 
 class HoldsCredentials(ValueError):
-    """A URL that must not be shown: it has what looks like credentials in it."""
+    """Raised for a URL that seems to contain credentials and must not be shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """The place of a store. `base` is the bucket or container, the URL of a web server without a
+    """The location of a store. `base` is the bucket or container, the URL of a web server without a
     slash at its end, or the path of a folder; `prefix`, without slashes around it, is part of every
     key in a bucket.
     """
@@ -50,8 +50,8 @@ class StoreLocation:
         return self.kind is StoreKind.FOLDER
 
     def place(self, path: str) -> str:
-        """Name a key for callers, as in `bucket: models, key: team-a/digits.tar.gz`; without a
-        path the store. They are told no path of this machine.
+        """Name a key for callers, as in `bucket: models, key: team-a/digits.tar.gz`; the store for
+        an empty path. The text has no path of this machine.
         """
         if self.is_folder:
             return f"key: {path}" if path else "the folder itself"
@@ -117,9 +117,7 @@ class Endpoint:
 
 
 def parse_endpoints(value: object) -> tuple[Endpoint, ...]:
-    """Read NAME=URL, several of them one a line, or what YAML makes of `NAME: {models: URL}`.
-    ValueError says what is wrong.
-    """
+    """Read lines of NAME=URL, or YAML's `NAME: {models: URL}`. ValueError says what is wrong."""
     if isinstance(value, dict):
         pairs = [(str(name), _models(what)) for name, what in value.items()]
     elif isinstance(value, list | tuple):
@@ -144,7 +142,7 @@ def _pair(line: object) -> tuple[str, object]:
 
 
 def _models(what: object) -> object:
-    """The value of an endpoint in the file."""
+    """Return the URL in the value of an endpoint in the file."""
     if isinstance(what, dict) and set(what) == {"models"}:
         return what["models"]
     if isinstance(what, str):

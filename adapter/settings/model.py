@@ -1,4 +1,4 @@
-"""Every setting: its type, its default and what it means."""
+"""Declares every setting: its group, its type, its default and what it means."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -45,7 +45,7 @@ _GATHERED_BYTES = 2**26
 
 
 class Group(StrEnum):
-    """The groups of settings, in the order of --help."""
+    """Lists the groups of settings in the order of --help."""
 
     LISTENERS = "listeners"
     TRITON = "Triton"
@@ -59,14 +59,15 @@ class Group(StrEnum):
     LOG = "log"
 
     def setting(self, default: object, meaning: str, unset: str = "none") -> Any:
-        """Declare a setting of this group. `unset` says what None stands for, to people."""
+        """Declare a setting of this group. `unset` is what people read in place of None."""
         extra: dict[str, Any] = {"group": self.value, "unset": unset}
         return Field(default=default, description=meaning, json_schema_extra=extra)
 
 
 class Settings(Rules):
-    """Every setting, valid as a whole. Defaults are written the way a user would write them. What
-    --help shows for a value is part of its type (`Metavar`), and so is whether it is a secret.
+    """Holds every setting, valid as a whole. Defaults are written as a user would write them.
+
+    A field's type has what --help shows for a value (`Metavar`), and tells secrets.
     """
 
     model_config = ConfigDict(
@@ -79,9 +80,9 @@ class Settings(Rules):
 
     listen_host: ListenHost = Group.LISTENERS.setting(
         "127.0.0.1",
-        "where http, grpc and admin listen when their own settings do not say: 127.0.0.1 is for "
-        "this machine alone, :: is for all who reach it, over IPv6 and IPv4 (over IPv4 alone where "
-        "there is no IPv6), 0.0.0.0 for all over IPv4",
+        "host of http, grpc and admin unless their own settings name one: 127.0.0.1 is reachable "
+        "from this machine only, :: from others over IPv6 and IPv4 (over IPv4 alone on a machine "
+        "without IPv6), 0.0.0.0 from others over IPv4",
     )
     http: AnyAddress = Group.LISTENERS.setting(
         "127.0.0.1:8080",
@@ -89,7 +90,7 @@ class Settings(Rules):
     )
     http_data: AnyAddress = Group.LISTENERS.setting(
         "off",
-        "a second HTTP listener, for inference alone (SageMaker's invoke, V2): HOST:PORT, "
+        "a second HTTP listener, for inference only (SageMaker's invoke, V2): HOST:PORT, "
         "unix:/path or off",
     )
     grpc: AnyAddress = Group.LISTENERS.setting(
@@ -98,7 +99,7 @@ class Settings(Rules):
     )
     grpc_data: AnyAddress = Group.LISTENERS.setting(
         "off",
-        "a second gRPC listener, for V2 inference alone: HOST:PORT, unix:/path or off",
+        "a second gRPC listener, for V2 inference only: HOST:PORT, unix:/path or off",
     )
     admin: AnyAddress = Group.LISTENERS.setting(
         "127.0.0.1:8081",
@@ -106,28 +107,29 @@ class Settings(Rules):
     )
     metrics: AnyAddress = Group.LISTENERS.setting(
         "off",
-        "a listener for /metrics and the probes /livez, /readyz and /startup alone, which admin "
-        "then has no more: HOST:PORT, unix:/path or off",
+        "a listener for /metrics and the probes /livez, /readyz and /startup only, which admin "
+        "then no longer serves: HOST:PORT, unix:/path or off",
     )
     allowed_hosts: Hosts = Group.LISTENERS.setting(
         (),
-        "names that http and admin are known by on loopback besides localhost and its addresses, "
-        "as where a proxy on the same machine keeps Host; pages of these hosts may send requests "
+        "host names that http and admin accept on loopback besides localhost and its addresses, "
+        "for a proxy on the same machine that keeps Host; pages of these hosts may send requests "
         "from a browser; in the environment separated by commas",
     )
     control_token: Token | None = Group.LISTENERS.setting(
         None,
         "what callers over TCP must send as `Authorization: Bearer TOKEN` to load, unload, drain, "
-        "and call mmesh.ModelRuntime; unix sockets want none. It is given by the environment or in "
+        "and call mmesh.ModelRuntime; unix sockets need none. Set it in the environment or by "
         "control_token_file",
-        "no token is wanted",
+        "no token is required",
     )
     control_token_file: File | None = Group.LISTENERS.setting(
-        None, "file that holds control_token, read at the start", "no token is wanted"
+        None, "file that holds control_token, read at start", "no token is required"
     )
     triton: Literal["external", "embedded"] = Group.TRITON.setting(
         "external",
-        "external: Triton is another container; embedded: start and supervise one of our own",
+        "external: Triton runs in another container; embedded: the adapter starts and supervises "
+        "its own",
     )
     triton_http: TcpAddress = Group.TRITON.setting(
         "127.0.0.1:8000",
@@ -144,42 +146,42 @@ class Settings(Rules):
     tritonserver: File | None = Group.TRITON.setting(
         None,
         "embedded: the binary to start",
-        "tritonserver on PATH, else the one of the wheel nvidia-pytriton",
+        "tritonserver on PATH, else that of the wheel nvidia-pytriton",
     )
     triton_args: Arguments = Group.TRITON.setting(
-        (), "embedded: more arguments for tritonserver; in the environment split as a shell would"
+        (), "embedded: more arguments of tritonserver; in the environment split as a shell does"
     )
     on_triton_restart: Literal["auto", "forget", "reload"] = Group.TRITON.setting(
         "auto",
-        "what becomes of the models when Triton was restarted. forget: they answer 404, and the "
-        "platform loads them again; reload: the adapter does; auto: forget on SageMaker's "
-        "multi-model endpoints and under ModelMesh (a variable of theirs is set, or ModelMesh has "
-        "called runtimeStatus), else reload",
+        "what happens to the models after a restart of Triton. forget: they answer 404, and the "
+        "platform loads them again; reload: the adapter loads them again; auto: forget on "
+        "SageMaker's multi-model endpoints and under ModelMesh (one of their variables is set, or "
+        "ModelMesh has called runtimeStatus), else reload",
     )
     triton_hang_seconds: AnySeconds = Group.TRITON.setting(
         30.0,
-        "an embedded Triton that has answered nothing for so long, neither HTTP nor gRPC, is ended "
-        "and started again; 0: never",
+        "an embedded Triton that answers neither HTTP nor gRPC for this long is killed and started "
+        "again; 0: never",
     )
     passthrough: Passthrough = Group.TRITON.setting(
         (),
-        "V2 calls about the whole server that are passed on to Triton: shared_memory, trace, log; "
+        "V2 calls about the whole server that are forwarded to Triton: shared_memory, trace, log; "
         "in the environment separated by commas",
     )
     inline_files: OnOff = Group.TRITON.setting(
         "on",
-        "whether a load over V2 may bring the model's files, and so code (file: parameters); off: "
+        "whether a V2 load may carry the model's files, and so code (parameters file:...); off: "
         "such loads are refused",
     )
     model_roots: Paths = Group.MODELS.setting(
         ("/opt/ml/models", "/models"),
-        "the only folders that a caller's path may lie in, after resolving links; "
+        "the only folders that a caller's path may be in, after resolving links; "
         "in the environment separated by colons",
     )
     staging: Literal["symlink", "hardlink", "copy", "upload"] = Group.MODELS.setting(
         "symlink",
-        "how a package's files come to Triton. symlink, hardlink, copy: in the repository; links "
-        "are relative, copies and hard links are for a Triton that must not see the model roots. "
+        "how Triton gets a package's files. symlink, hardlink, copy: in the repository; links are "
+        "relative, copies and hard links are for a Triton that must not see the model roots. "
         "upload: in the load call, for an external Triton that shares no file system",
     )
     repository: Folder | None = Group.MODELS.setting(
@@ -189,69 +191,69 @@ class Settings(Rules):
         f"{EXTERNAL_REPOSITORY}; embedded or upload: a private folder",
     )
     max_unpacked_bytes: Size = Group.MODELS.setting(
-        "64GiB", "largest content of a package that is an archive"
+        "64GiB", "largest unpacked size of a package that is an archive"
     )
     single_model: Folder | None = Group.MODELS.setting(
-        None, "the one package to load at start and to serve at /invocations"
+        None, "the one package that is loaded at start and served at /invocations"
     )
     inference_type: Literal["infer", "generate", "generate_stream"] = Group.MODELS.setting(
         "infer",
-        "what SageMaker's invocations are to Triton. infer: inferences; generate: calls of its "
-        "generate extension, one answer to each; generate_stream: the same, answers as events",
+        "how SageMaker's invocations reach Triton. infer: as inferences; generate: as calls of its "
+        "generate extension, one answer each; generate_stream: the same, with answers as events",
     )
     load_at_start: Models = Group.MODELS.setting(
         (),
-        "packages to load at the start, and again when Triton was restarted: PATH or NAME=PATH, "
-        "below the first of model_roots unless it begins with a slash, or FOLDER/* for each in "
-        "that folder; in the environment separated by colons",
+        "packages to load at start, and again after a restart of Triton: PATH or NAME=PATH, "
+        "relative to the first of model_roots unless it begins with a slash, or FOLDER/* for each "
+        "in that folder; in the environment separated by colons",
     )
     ready_when: Literal["started", "models"] = Group.MODELS.setting(
         "models",
-        "when probes say ready. models: once all of load_at_start are loaded, failed loads being "
-        "tried again; started: once loads can be taken",
+        "when probes report ready. models: once all of load_at_start are loaded; failed loads are "
+        "retried; started: once the adapter accepts loads",
     )
     warm_up: Literal["none", "zeros"] = Group.MODELS.setting(
         "none",
         "what a model computes before its load is answered. none: the model_warmup of its "
-        "config.pbtxt, which Triton runs by itself; zeros: where it has none, one inference of "
-        "zeros and empty strings",
+        "config.pbtxt, which Triton runs by itself; zeros: without a model_warmup one inference "
+        "of zeros and empty strings",
     )
     model_store: Store | None = Group.ENDPOINT.setting(
         None,
-        "where models lie that calls name: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+        "where the models are that calls name: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
         "az://CONTAINER/PREFIX, https://HOST/PATH or a folder; buckets and web servers need the "
-        "extra store",
+        "extra `store`",
         "no endpoint",
     )
     endpoints: Endpoints = Group.ENDPOINT.setting(
         (),
-        "further stores, each as an endpoint of its own name: NAME=URL; in the file also "
+        "more stores, each an endpoint with a name of its own: NAME=URL; in the file also "
         "`NAME: {models: URL}`; in the environment one a line",
     )
     cache_dir: Folder | None = Group.ENDPOINT.setting(
         None,
-        "folder that keeps what was fetched from stores, unpacked, also for later runs; for one "
-        "adapter alone",
+        "folder for what was fetched from stores, unpacked and kept for later runs; one adapter "
+        "only",
         "triton-adapter in $XDG_CACHE_HOME or ~/.cache",
     )
     cache_limit: Size | None = Group.ENDPOINT.setting(
         None,
-        "how much cache_dir may take; the least recently used leave, what is loaded never does",
+        "how large cache_dir may be; the least recently used models are removed, loaded ones never",
         "nine tenths of what is free, beside 1GiB",
     )
     fetch_concurrency: Count = Group.ENDPOINT.setting(
-        4, "how many models may be fetched from stores at once; further ones wait their turn"
+        4, "how many models may be fetched from stores at once; further ones are queued"
     )
     store_timeout_seconds: Seconds = Group.ENDPOINT.setting(
         20.0,
-        "how long a store may say nothing, and requests to it are tried again; a large model may "
-        "take longer as long as bytes arrive",
+        "how long a store may be silent, and requests to it are retried; a large model may take "
+        "longer as long as bytes arrive",
     )
     endpoint_keys: KeyLines = Group.ENDPOINT.setting(
         (),
         "who may call the endpoint: `ACCESS_KEY env:VARIABLE TEAM/*`, a key, where its secret is "
-        "(env:VARIABLE or file:PATH) and patterns of TargetModel with * and ?; calls must be "
-        "signed then, and others over TCP that infer or load want control_token; in the "
+        "(env:VARIABLE or file:PATH) and patterns of TargetModel with * and ?; calls must then be "
+        "signed, and other calls over TCP that infer or load need control_token; in the "
         "environment one a line",
     )
     on_demand: bool = Group.ENDPOINT.setting(
@@ -260,62 +262,62 @@ class Settings(Rules):
     )
     pin: NamePatterns = Group.ENDPOINT.setting(
         (),
-        "models that calls have loaded and that are never evicted or unloaded when idle: patterns "
+        "models that are never evicted or unloaded when idle once a call has loaded them: patterns "
         "of their names, such as team-a/*; in the environment one a line",
     )
     preload: ModelKeys = Group.ENDPOINT.setting(
         (),
         "models of the stores to load before the adapter is ready: KEY, or ENDPOINT/KEY; one that "
-        "is missing or invalid is only told at /readyz; in the environment one a line",
+        "is missing or invalid is only noted at /readyz; in the environment one a line",
     )
     idle_unload_seconds: AnySeconds = Group.ENDPOINT.setting(
         0.0,
-        "after how long without a call a model that calls have loaded is unloaded; 0: never, it "
-        "stays until others need the room",
+        "how long a model that a call has loaded may be idle before it is unloaded; 0: until "
+        "others need its memory",
     )
     model_wait_seconds: Seconds = Group.ENDPOINT.setting(
         55.0,
-        "how long a call waits for its model to be fetched and loaded, which goes on after that; "
-        "boto3 itself gives up after 60",
+        "how long a call waits for its model to be fetched and loaded; the load continues after "
+        "that; boto3 itself gives up after 60",
     )
     revalidate_seconds: AnySeconds = Group.ENDPOINT.setting(
         0.0,
-        "how often the store is asked whether it has another version of a model that calls have "
-        "loaded, which then takes its place; 0: a new version is noticed at the next load",
+        "how often the store is polled for another version of a model that a call has loaded, "
+        "which then replaces it; 0: a new version is noticed at the next load",
     )
     memory_source: Literal["auto", "nvml", "triton", "host", "off"] = Group.MEMORY.setting(
         "auto",
-        "what measures memory. nvml: the driver, the GPUs that Triton's metrics name; triton: "
+        "what measures memory. nvml: the driver, for the GPUs that Triton's metrics name; triton: "
         "Triton's metrics, which lag by seconds; host: the embedded server's processes; off: "
-        "nothing; auto: nvml or triton where there is a GPU, else host when Triton is embedded",
+        "nothing; auto: nvml or triton with a GPU, else host with an embedded Triton",
     )
     memory_limit: Size | None = Group.MEMORY.setting(
         None,
-        "bytes of each device that models may take, or 8GiB",
-        "what the GPU has; of the host the cgroup's limit or physical memory, less 128 MiB",
+        "memory of each device that models may use, such as 8GiB",
+        "all of a GPU; of the host the cgroup's limit or physical memory, less 128 MiB",
     )
     memory_reserve: Share = Group.MEMORY.setting(
-        "5%", "memory of the limit kept free on purpose: a share such as 5%, or a size"
+        "5%", "part of the limit that is kept free: a share such as 5%, or a size"
     )
     memory_recovery_seconds: Seconds = Group.MEMORY.setting(
         5.0,
-        "how long an unload waits for the model's memory to be seen free, and a load for memory "
-        "that is about to be",
+        "how long an unload waits until the model's memory reads as free, and a load for memory "
+        "that is being freed",
     )
     size_factor: Factor = Group.MEMORY.setting(
-        1.25, "memory that a model is expected to take, over its size on disk, until it is measured"
+        1.25, "expected memory of a model divided by its size on disk, until it is measured"
     )
     default_size: Size | None = Group.MEMORY.setting(
-        None, "memory to expect of a model of which nothing is known, or 500MiB", "nothing"
+        None, "expected memory of a model of unknown size, such as 500MiB", "nothing"
     )
     sizes_file: File | None = Group.MEMORY.setting(
         None,
-        "keeps the measured sizes of models from one run to the next",
+        "file that keeps the measured sizes of models for later runs",
         "a file in the repository, if that is not private",
     )
     oom_patterns: Patterns = Group.MEMORY.setting(
         (),
-        "further regular expressions that mean out of memory in a failure text; "
+        "more regular expressions that mean out of memory in a failure text; "
         "in the environment one a line",
     )
     load_timeout_seconds: Seconds = Group.TIME.setting(
@@ -328,94 +330,94 @@ class Settings(Rules):
     )
     unload_stall_seconds: Seconds = Group.TIME.setting(
         30.0,
-        "an unload that has shown no progress for so long is taken for stuck: an embedded Triton's "
-        "processes of the model are killed",
+        "an unload without progress for this long counts as stuck: the model's processes in an "
+        "embedded Triton are killed",
     )
     infer_timeout_seconds: Seconds = Group.TIME.setting(300.0, "how long an inference may take")
     load_wait_seconds: Seconds = Group.TIME.setting(
-        5.0, "how long a V2 call waits for its model when that is being loaded"
+        5.0, "how long a V2 call waits for a model that is being loaded"
     )
     start_timeout_seconds: Seconds = Group.TIME.setting(
         120.0, "how long to wait for Triton at start"
     )
     drain_timeout_seconds: Seconds = Group.TIME.setting(
         18.0,
-        "how long work in flight may go on after SIGTERM; an embedded Triton may take 5 s more, "
-        "and SageMaker sends SIGKILL after 30",
+        "how long requests in flight may continue after SIGTERM; an embedded Triton may take 5 s "
+        "more, and SageMaker sends SIGKILL after 30",
     )
     drain_min_seconds: AnySeconds = Group.TIME.setting(
         0.0,
-        "how long after SIGTERM requests are still taken, while probes say not ready, so that "
-        "callers learn to go elsewhere; part of drain_timeout_seconds",
+        "how long the adapter still accepts requests after SIGTERM while probes report not ready, "
+        "so that load balancers notice; part of drain_timeout_seconds",
     )
     max_connections: Count | None = Group.LIMITS.setting(
         None,
-        "how many connections each of http, http_data, grpc and grpc_data may have; with more, "
-        "idle ones are closed and then new ones refused",
-        "as many as the limit of open files bears: what is left beside 100, divided by 2 for http, "
+        "most connections of each of http, http_data, grpc and grpc_data; above it idle ones are "
+        "closed, then new ones refused",
+        "as many as the limit of open files allows: that limit less 100, divided by 2 for http, "
         "2 more with http_data and 4 more with each of grpc and grpc_data; "
         "at least 16 and at most 10000",
     )
     max_abandoned_requests: Count = Group.LIMITS.setting(
         64,
-        "requests of one model whose callers have left or had no answer in time, and that Triton "
-        "still works on; above that new requests of the model are refused until some have ended",
+        "most requests of one model that Triton still computes although their callers have "
+        "disconnected or timed out; above it new requests of the model are refused",
     )
     load_concurrency: Count | None = Group.LIMITS.setting(
         None,
-        "how many loads ModelMesh may have under way at once, and how many calls of the endpoint "
-        "and of V2; further ones wait their turn; of calls' loads one that hangs is not counted",
-        "1 of ModelMesh, 2 of calls",
+        "how many models ModelMesh may load at once, and how many calls may; further loads are "
+        "queued; a call's load that hangs is not counted",
+        "1 for ModelMesh, 2 for calls",
     )
     max_body_bytes: Size = Group.LIMITS.setting(
         2**31 - 1,
-        "largest body of an inference over HTTP; at most 64 MiB of a load that brings files (/v2), "
-        "and of what a compressed body becomes",
+        "largest body of an inference over HTTP; a V2 load that carries files, and a compressed "
+        "body once unpacked, may have 64 MiB at most",
     )
     max_inflight_body_bytes: Size | None = Group.LIMITS.setting(
         None,
-        "how much callers' bodies may take at once, here and on their way to Triton; above it "
-        "callers are not read from, and after 10 s refused",
+        "memory for all request bodies at once, here and on their way to Triton; above it callers "
+        "are not read, and after 10 s refused",
         "a quarter of the host's memory",
     )
     grpc_max_message_bytes: Annotated[Size, Field(lt=2**31)] | None = Group.LIMITS.setting(
         None,
-        "largest message over gRPC, either way, whatever it is",
-        "2 GiB - 1 of a ModelInfer that goes straight to Triton and of its answer, Triton's own "
-        "limit; 64 MiB of a stream's messages, of loads that bring files, and of other answers; "
-        "4 MiB of other requests",
+        "largest gRPC message of any kind, in either direction",
+        "2 GiB - 1, Triton's own limit, for a ModelInfer that goes straight to Triton and for its "
+        "answer; 64 MiB for messages of streams, loads that carry files, and other answers; "
+        "4 MiB for other requests",
     )
     vertex_model: ModelName | None = Group.VERTEX.setting(
         None,
-        "the model of predictions that name none in X-Vertex-Ai-Triton-Redirect",
+        "model of predictions that name none in X-Vertex-Ai-Triton-Redirect",
         "that of single_model",
     )
     modelmesh_load_timeout_seconds: Annotated[Seconds, Field(ge=0.1)] = Group.MODELMESH.setting(
         30.0,
-        "what ModelMesh is told that a load may take; no more than load_timeout_seconds is told",
+        "load timeout that is reported to ModelMesh; at most load_timeout_seconds is reported",
     )
     modelmesh_default_size: Annotated[Size, Field(lt=MAX_SIZE_BYTES)] = Group.MODELMESH.setting(
-        1_000_000, "what ModelMesh is told of a model whose size nobody knows"
+        1_000_000, "size that is reported to ModelMesh for a model of unknown size"
     )
     modelmesh_memory_buffer: AnySize = Group.MODELMESH.setting(
-        "256MiB", "how much of modelmesh_memory is no model's"
+        "256MiB", "part of modelmesh_memory that models cannot have"
     )
     modelmesh_memory: Size | None = Group.MODELMESH.setting(
         None,
-        "memory of Triton's container; less modelmesh_memory_buffer it is the capacity that "
-        "ModelMesh is told where there is no GPU",
-        "what the ledger may hand out",
+        "memory of Triton's container; less modelmesh_memory_buffer it is the capacity that is "
+        "reported to ModelMesh without a GPU",
+        "what the ledger can reserve",
     )
     modelmesh_model_concurrency: Concurrency = Group.MODELMESH.setting(
         0,
-        "how many requests of one model ModelMesh may send at once; 0: as many as it likes, "
-        "instances: as many as the model has instances",
+        "how many requests of one model ModelMesh may send at once; 0: no limit, instances: as "
+        "many as the model has instances",
     )
     modelmesh_runtime_version: str = Group.MODELMESH.setting(
-        "v1", "what ModelMesh is told while Triton does not tell its version"
+        "v1", "version that is reported to ModelMesh until Triton reports its own"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Group.LOG.setting(
-        "info", "the lowest level that is logged"
+        "info", "lowest level that is logged"
     )
     log_format: Literal["auto", "json", "text"] = Group.LOG.setting(
         "auto", "json: one object a line; text: for people; auto: text on a terminal, else json"
@@ -423,37 +425,40 @@ class Settings(Rules):
 
     @property
     def all_roots(self) -> list[Path]:
-        """The model roots, and the folder of single_model."""
+        """Return the model roots, and the folder of single_model."""
         return [*self.model_roots, *([self.single_model.parent] if self.single_model else [])]
 
     @property
     def has_metrics(self) -> bool:
-        """Whether /metrics and the probes have a listener of their own, and admin has none."""
+        """Return whether /metrics and the probes have a listener other than admin."""
         return self.metrics.is_apart_from(self.admin)
 
     @property
     def has_http_data(self) -> bool:
-        """Whether it is a listener of its own: `http` serves an address that is given to both."""
+        """Return whether http_data is a separate listener: http serves an address of both."""
         return self.http_data.is_apart_from(self.http)
 
     def token_at(self, address: Address) -> str | None:
-        """Return what loads, unloads and drains must bring at a listener; None for nothing."""
+        """Return the token that a listener requires for loads, unloads and drains, or None."""
         if self.control_token is None or address.kind != "tcp":
             return None
         return self.control_token.get_secret_value()
 
     def is_keyed_at(self, address: Address) -> bool:
-        """Whether models are for signed calls of the endpoint alone at a listener."""
+        """Return whether a listener serves models to signed calls of the endpoint only."""
         return bool(self.endpoint_keys) and address.kind == "tcp"
 
     @property
     def gathered_bytes(self) -> int:
-        """The limit of a body that is unpacked, or read whole as it holds a model's files."""
+        """Return the limit of a body that is decompressed, or read whole for a model's files."""
         return min(self.max_body_bytes, _GATHERED_BYTES)
 
 
-def _notes(name: str) -> Mapping[str, str]:
-    return Settings.model_fields[name].json_schema_extra  # type: ignore[return-value]
+def _notes(name: str) -> dict[str, Any]:
+    """Return what Group.setting has noted. TypeError if the field was not declared by it."""
+    if isinstance(notes := Settings.model_fields[name].json_schema_extra, dict):
+        return notes
+    raise TypeError(f"setting {name} has no group: declare it by Group.NAME.setting()")
 
 
 def _types(name: str) -> list[object]:
@@ -464,12 +469,12 @@ def _types(name: str) -> list[object]:
 
 
 def unset_of(name: str) -> str:
-    """Return what None stands for, to people."""
-    return _notes(name)["unset"]
+    """Return what people read in place of None."""
+    return str(_notes(name)["unset"])
 
 
 def metavar_of(name: str) -> str:
-    """Return what stands for the value behind the flag."""
+    """Return what --help shows for the value of a flag."""
     annotation = Settings.model_fields[name].annotation
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
@@ -480,6 +485,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     group.value: tuple(name for name in Settings.model_fields if _notes(name)["group"] == group)
     for group in Group
 }
-# They have no flag, which all users of a machine can see, and no line in a file of settings, which
-# is often kept where many read.
+# A secret has no flag, which every user of the machine can see, and no key in the file of settings,
+# which is often kept where others read it.
 SECRETS = frozenset(name for name in Settings.model_fields if SecretStr in _types(name))

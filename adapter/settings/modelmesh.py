@@ -1,4 +1,4 @@
-"""What ModelMesh brings along: the variables of its own Triton adapter, and what a mesh refuses.
+"""Reads the variables of ModelMesh's own Triton adapter, and checks what a mesh would refuse.
 
 The names and their defaults are those of kserve/modelmesh-runtime-adapter (docs/migration.md).
 """
@@ -25,7 +25,7 @@ _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 
 
 def inherited(environ: Mapping[str, str], listen_host: str) -> Iterator[tuple[str, str, object]]:
-    """The variables that are given: name, the setting it stands for, and the value of that."""
+    """Yield each variable that stands for a setting: its name, the setting, and the value."""
     found = [*_settings(environ, listen_host)]
     yield from found
     if found:  # a mesh loads again what Triton has lost
@@ -66,7 +66,7 @@ def warnings(environ: Mapping[str, str]) -> list[str]:
 
 
 def refuse_capacity(capacity_bytes: int, default_size_bytes: int) -> None:
-    """ValueError when a mesh that is told both would not start, with its reason."""
+    """Raise ValueError, with the reason, if a mesh would not start with these values."""
     enough = min(_LEAST_BYTES, _ENOUGH_MODELS * default_size_bytes)
     least = max(_LEAST_MODELS * default_size_bytes, enough)
     if capacity_bytes >= MAX_SIZE_BYTES:
@@ -80,7 +80,7 @@ def refuse_capacity(capacity_bytes: int, default_size_bytes: int) -> None:
 
 
 def _milliseconds(text: str) -> object:
-    """In seconds; what is no number is left to the setting's own rule."""
+    """Convert to seconds; text that is not a number is left to the setting's own rule."""
     try:
         return int(text) / 1000
     except ValueError:

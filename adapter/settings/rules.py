@@ -11,7 +11,7 @@ from adapter.settings.modelmesh import refuse_capacity
 from adapter.settings.values import Address, parse_endpoint_key
 
 EXTERNAL_REPOSITORY = Path("/models/_triton_models")
-# They change what is served, so that without a store somebody would wait for it in vain.
+# They change what is served, so that without a store they are an error.
 _NEED_A_STORE = (
     *("on_demand", "endpoint_keys", "preload", "pin"),
     *("idle_unload_seconds", "revalidate_seconds"),
@@ -25,7 +25,7 @@ _ENDPOINTS_OF_S3 = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 class Rules(BaseModel):
-    """The rules of Settings, which has the fields; a rule sees those that stand before its own."""
+    """Base of Settings with its rules. A rule sees the fields that are declared before its own."""
 
     @field_validator("triton_http", "triton_grpc", "triton_metrics", check_fields=False)
     @classmethod
@@ -82,14 +82,14 @@ class Rules(BaseModel):
 
 
 def without_a_store(values: Mapping[str, object]) -> Sequence[str]:
-    """Return the settings that are given in vain. `values`: all that are given, as written."""
+    """Return the settings that need a store, if none is set. `values`: all that are set."""
     if values.get("model_store") or values.get("endpoints"):
         return ()
     return [n for n in _NEED_A_STORE if n in values and str(values[n]).lower() not in _OFF]
 
 
 def store_problems(values: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with variables that stores read by themselves."""
+    """Return the problems of variables that stores read by themselves."""
     if "s3://" not in f"{values.get('model_store')} {values.get('endpoints')}":
         return []
     return [
@@ -102,7 +102,7 @@ def store_problems(values: Mapping[str, object], environ: Mapping[str, str]) -> 
 def store_warnings(
     model_store: StoreLocation | None, endpoints: Sequence[Endpoint], given: Mapping[str, object]
 ) -> list[str]:
-    """Return what is odd, but may be as somebody wants it, or be mended while the adapter runs."""
+    """Return what may be intended, or be repaired while the adapter runs."""
     stores = [("model_store", model_store)] if model_store else []
     stores += [(f"endpoints, {each.name}", each.models) for each in endpoints]
     found = [f"{name}: {why}" for name, store in stores if (why := _why_unusable(store))]

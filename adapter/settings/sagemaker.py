@@ -1,5 +1,5 @@
-"""What SageMaker brings along: the names of its container contract, of Triton's own serve script
-there, and of the toolkits of other containers. docs/sagemaker-container.md has what each does.
+"""Reads the variables of SageMaker: those of its container contract, of Triton's own serve script
+there, and of the toolkits of other containers (docs/sagemaker-container.md).
 """
 
 import re
@@ -68,7 +68,7 @@ _KNOWN = frozenset(
 def inherited(
     environ: Mapping[str, str], *, is_embedded: bool
 ) -> Iterator[tuple[str, str, object]]:
-    """The variables that are given: name, the setting it stands for, and the value of that."""
+    """Yield each variable that stands for a setting: its name, the setting, and the value."""
     yield from _addresses(environ, is_embedded=is_embedded)
     yield from _single_model(environ)
     yield from _triton_arguments(environ)
@@ -111,7 +111,7 @@ def warnings(environ: Mapping[str, str]) -> list[str]:
 def _addresses(
     environ: Mapping[str, str], *, is_embedded: bool
 ) -> Iterator[tuple[str, str, object]]:
-    """One platform may put several containers side by side, each with ports of its own."""
+    """Yield the listeners' addresses: SageMaker gives each of several containers its own ports."""
     placed: dict[str, tuple[str, str]] = {}
     if port := environ.get(_BOUND):
         placed["http"] = _BOUND, f"{_ALL}:{port}"
@@ -133,7 +133,7 @@ def _addresses(
 
 
 def _wanted(is_embedded: bool) -> tuple[str, ...]:
-    """The listeners beside `http`, and where our own Triton is told to listen."""
+    """Return the listeners besides `http` that need a port, an embedded Triton's included."""
     triton = ("triton_http", "triton_grpc", "triton_metrics") if is_embedded else ()
     return ("admin", "grpc", *triton)
 
@@ -183,7 +183,7 @@ def _triton_arguments(environ: Mapping[str, str]) -> Iterator[tuple[str, str, ob
 
 
 def _share(environ: Mapping[str, str]) -> float | None:
-    """How much of each GPU may be in use; None when that is not said, or is no share."""
+    """Return how much of each GPU may be in use; None if it is not set or not a share."""
     try:
         share = float(environ.get(_GPU_LIMIT, ""))
     except ValueError:

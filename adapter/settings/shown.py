@@ -1,4 +1,4 @@
-"""The settings in force, for whoever looks."""
+"""Renders the settings in force for people and programs."""
 
 import shlex
 from typing import Any
@@ -15,7 +15,7 @@ def masked(name: str, value: object) -> object:
 
 
 def for_programs(loaded: Loaded) -> dict[str, Any]:
-    """Each setting's value and origin, as JSON has them."""
+    """Return each setting's value and origin as JSON values."""
     return {
         name: {"value": _plain(masked(name, value)), "origin": loaded.origins[name]}
         for name, value in loaded.settings
@@ -23,8 +23,8 @@ def for_programs(loaded: Loaded) -> dict[str, Any]:
 
 
 def for_people(loaded: Loaded) -> list[tuple[str, str, str]]:
-    """Return the name, the value and the origin of each setting. Of one that is not given and has
-    no value the origin says what that means.
+    """Return the name, the value and the origin of each setting. The origin of one without a value
+    also says what that means.
     """
     return [
         (name, _with_unit(name, masked(name, value)), _origin(name, value, loaded.origins[name]))
@@ -33,6 +33,7 @@ def for_people(loaded: Loaded) -> list[tuple[str, str, str]]:
 
 
 def help_of(name: str) -> str:
+    """Return the text of a setting for --help."""
     field = Settings.model_fields[name]
     default = as_text(name, field.default)
     return f"{field.description} (default: {default}; environment: {variable_of(name)})"
@@ -62,7 +63,7 @@ def _plain(value: object) -> object:
 
 
 def as_text(name: str, value: object) -> str:
-    """The value of a setting for people: a default as it was written, or a validated value."""
+    """Return the value of a setting for people: a default as written, or a validated value."""
     if value is None:
         return unset_of(name)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Where values come from: the sources, their order, and all that is wrong with them at once."""
+"""Merges flags, environment, file and inherited names, and collects the problems of them all."""
 
 import difflib
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE = "ADAPTER_CONFIG"
 _PREFIX = "ADAPTER_"
 _LISTENERS = ("http", "grpc", "admin")
-# What Kubernetes sets in every container of a namespace with a Service named adapter or adapter-*.
+# Kubernetes sets these in every container of a namespace with a Service named adapter or adapter-*.
 _SERVICE_LINK = re.compile(
     r"\w+_(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|\w+_PORT=\w+://.*"
 )
@@ -30,8 +30,8 @@ _SERVICE_LINK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins` has every setting's name: `flag --http`, `environment ADAPTER_HTTP`, `default`.
-    `vertex_routes` are None unless Vertex AI has started this container.
+    """Holds the settings and the origin of each: `flag --http`, `environment ADAPTER_HTTP`,
+    `default`. `vertex_routes` is None unless Vertex AI has started this container.
     """
 
     settings: Settings
@@ -40,14 +40,14 @@ class Loaded:
     vertex_routes: vertex.VertexRoutes | None = None
 
     def with_root(self, root: Path) -> "Loaded":
-        """Return the same with one more model root."""
+        """Return a copy with one more model root."""
         roots = (*self.settings.model_roots, root)
         return replace(self, settings=self.settings.model_copy(update={"model_roots": roots}))
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A value, where it is from, how the user wrote it, and the words to complain about it."""
+    """Holds a value, its origin, the label of a problem with it, and the text of the user."""
 
     value: object
     origin: str
@@ -58,7 +58,7 @@ class _Given:
 def load_settings(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None
 ) -> Loaded:
-    """Merge all sources. None and an empty variable count as not given.
+    """Merge all sources. None and an empty variable count as not set.
 
     Raises InvalidSettings with every problem of every source.
     """
@@ -120,7 +120,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
 
 
 def _token_of_file(given: Mapping[str, _Given], problems: list[str]) -> dict[str, _Given]:
-    """The content of `control_token_file`, where that is given."""
+    """Return the content of `control_token_file` as `control_token`, if it is set."""
     if (item := given.get("control_token_file")) is None:
         return {}
     if "control_token" in given:
@@ -173,7 +173,7 @@ def _why_no_key(key: str, value: object) -> str:
 
 
 def _at_listen_host(host: _Given | None) -> dict[str, _Given]:
-    """The listeners at the host that was given for all of them, and their default ports."""
+    """Return the listeners at `listen_host`, with their default ports."""
     if host is None:
         return {}
     ports = {name: Settings.model_fields[name].default.rpartition(":")[2] for name in _LISTENERS}
@@ -184,7 +184,7 @@ def _at_listen_host(host: _Given | None) -> dict[str, _Given]:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with YAML, behind `:LINE:COLUMN` where that is known."""
+    """Return the problem of a YAML text, after `:LINE:COLUMN` if that is known."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f": {' '.join(str(error).split())}"
@@ -195,7 +195,7 @@ def _fault(error: Exception) -> str:
 def _inherited(
     environ: Mapping[str, str], *, is_embedded: bool, given: Mapping[str, _Given]
 ) -> dict[str, _Given]:
-    """Names that SageMaker and ModelMesh set; a value that several of them make is shown whole."""
+    """Return the settings that SageMaker and ModelMesh set by names of their own."""
     host = str(given["listen_host"].value) if "listen_host" in given else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     names = (
@@ -206,7 +206,7 @@ def _inherited(
 
 
 def _is_left_to(inherited: Mapping[str, _Given], name: str, given: _Given) -> bool:
-    """Return whether `auto` was given for what the platform says."""
+    """Return whether the user left a setting of the platform at `auto`."""
     return name in inherited and given.value == "auto"
 
 

@@ -1,4 +1,4 @@
-"""The types of settings: how each reads what a user wrote, as text or out of YAML."""
+"""Defines the types of settings: how each reads text or YAML, and what --help shows for it."""
 
 import os
 import re
@@ -26,7 +26,7 @@ _KEY_FORM = "write ACCESS_KEY, env:VARIABLE or file:PATH of its secret, and patt
 
 
 class Metavar(str):
-    """Metadata of a type: what --help shows in place of a value."""
+    """Metadata of a type: the word that --help shows for a value."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ def variable_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen or to connect. Only the parts of its kind are filled."""
+    """An address to listen at or to connect to. Only the parts of its kind are set."""
 
     kind: Literal["tcp", "unix", "off"]
     host: str = ""
@@ -56,16 +56,16 @@ class Address:
 
     @property
     def is_any_port(self) -> bool:
-        """Then two listeners that say the same are not at the same address."""
+        """Return whether the port is 0, so that two equal addresses are two listeners."""
         return self.kind == "tcp" and self.port == 0
 
     def is_apart_from(self, other: "Address") -> bool:
-        """Whether this is where to listen, besides `other`."""
+        """Return whether this is an address to listen at besides `other`."""
         return self.kind != "off" and (self != other or self.is_any_port)
 
     @property
     def is_loopback(self) -> bool:
-        """Only this machine can connect, over TCP."""
+        """Return whether only this machine can connect, over TCP."""
         if self.kind != "tcp" or self.host == "localhost":
             return self.kind == "tcp"
         try:
@@ -75,7 +75,7 @@ class Address:
 
     @property
     def is_open_to_others(self) -> bool:
-        """Other machines may be able to connect."""
+        """Return whether other machines can connect, as far as the address says."""
         return self.kind == "tcp" and not self.is_loopback
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Address:
 
 
 def parse_address(value: object) -> Address:
-    """`HOST:PORT`, `[IPV6]:PORT`, `unix:/path` or `off`; YAML makes False of off."""
+    """Read `HOST:PORT`, `[IPV6]:PORT`, `unix:/path` or `off`, which YAML reads as False."""
     if isinstance(value, Address):
         return value
     if value is False or value == "off":
@@ -105,7 +105,7 @@ def parse_address(value: object) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Memory kept free on purpose: a share of the limit or so many bytes."""
+    """Memory that is kept free: a share of the limit or a number of bytes."""
 
     percent: float = 0.0
     size_bytes: int = 0
@@ -130,7 +130,7 @@ class EndpointKey:
 
 
 def parse_endpoint_key(text: str, environ: Mapping[str, str]) -> EndpointKey:
-    """Read a key, and its secret from where the text says it is. Raises ValueError."""
+    """Read a key, and its secret from the variable or file it names. Raises ValueError."""
     words = text.split()
     if len(words) < _KEY_WORDS:
         raise ValueError(_KEY_FORM)
