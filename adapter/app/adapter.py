@@ -43,6 +43,7 @@ from adapter.packages.source.location import start_models
 from adapter.runtime import background, clock, lag
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.threads import REPOSITORY
+from adapter.runtime.unread import Unread
 from adapter.settings import Address, Loaded, for_programs
 from adapter.store.cache import ArtifactCache
 from adapter.telemetry.log_stream import LogStream
@@ -88,11 +89,14 @@ class Adapter:
         self._wanted = WantedModels(self._control, ready_when=settings.ready_when)
         self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
         self._readiness = self._build_readiness()
+        self._budget = budget = self._build_budget()
+        self._unread = Unread(budget, budget.share, self._metrics.streams_cut.inc)
         self._dataplane = self._build_dataplane(backend.faults)
         self._rpc = GrpcDataPlane(
             backend.faults,
             timeout_seconds=settings.infer_timeout_seconds,
             max_message_bytes=self._limits.stream,
+            unread=self._unread,
         )
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
         shared = self._build_shared(backend.faults)
@@ -112,6 +116,7 @@ class Adapter:
         return HttpDataPlane(
             faults,
             timeout_seconds=self._settings.infer_timeout_seconds,
+            unread=self._unread,
             max_unpacked_bytes=self._settings.gathered_bytes,
             answered_nothing=self._control.operations.answered_nothing,
         )
@@ -160,7 +165,7 @@ class Adapter:
             tracing=self._tracing,
             control=self._control,
             drain=self._drain,
-            budget=self._build_budget(),
+            budget=self._budget,
             rpc=self._rpc,
             faults=faults,
             is_ready=self._readiness.is_ready,

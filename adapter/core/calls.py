@@ -1,6 +1,6 @@
 """The interface between frontends and data planes, for HTTP and gRPC: bytes, no tensors."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -16,6 +16,9 @@ ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
 # The header of an error answer to a request of which Triton had nothing, over HTTP and over gRPC.
 NOT_STARTED = "X-Triton-Adapter-Not-Started"
 RPC_NOT_STARTED = NOT_STARTED.lower()
+
+
+def _nothing() -> None: ...
 
 
 class Hold(Protocol):
@@ -36,7 +39,7 @@ class V2Call:
     `body` is whole when small, else a stream whose length, if known, is among the `headers`.
 
     `is_probe`: any status is an answer. `is_stream`: the answer may never end, so the time limit
-    applies to each piece of it.
+    applies to each piece of it. `on_cut`: as in RpcCall.
     """
 
     method: str
@@ -45,6 +48,7 @@ class V2Call:
     body: bytes | AsyncIterator[bytes] | None = None
     is_probe: bool = False
     is_stream: bool = False
+    on_cut: Callable[[], None] = _nothing
 
 
 class V2Answer(Protocol):
@@ -152,12 +156,14 @@ def keepalive(*, seconds: float, answer_seconds: float) -> ChannelOptions:
 @dataclass(frozen=True, slots=True)
 class RpcCall:
     """A call of `method` of inference.GRPCInferenceService. `seconds` are left until the caller's
-    deadline, None without one.
+    deadline, None without one. `on_cut` is called when the answers of a stream are dropped, as its
+    caller does not take them: what waits for that caller is to end.
     """
 
     method: str
     metadata: RpcMetadata
     seconds: float | None
+    on_cut: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)

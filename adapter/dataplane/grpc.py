@@ -14,6 +14,7 @@ from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
 from adapter.errors import AdapterError, BackendTimeout, BackendUnavailable, InferenceFailed
 from adapter.runtime import clock
+from adapter.runtime.unread import Answers, Unread
 from adapter.telemetry.traffic import add_waited
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -50,7 +51,8 @@ _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 
 class GrpcDataPlane:
-    """`max_message_bytes` bounds Triton's responses. A call waits `timeout_seconds` for one, or
+    """`max_message_bytes` bounds Triton's responses, `unread` those of streams that wait for their
+    callers. A call waits `timeout_seconds` for one, or
     until the client's deadline where that is earlier; a stream has that deadline alone.
 
     Calls are not cancelled: when the client leaves, the response is read and dropped. Triton
@@ -63,9 +65,11 @@ class GrpcDataPlane:
         *,
         timeout_seconds: float,
         max_message_bytes: int,
+        unread: Unread,
         keepalive: ChannelOptions = _KEEPALIVE,
     ) -> None:
         self._faults = faults
+        self._unread = unread
         self._timeout = timeout_seconds
         self._max_message_bytes = max_message_bytes
         self._options = (*_CHANNEL, *keepalive)
@@ -142,13 +146,17 @@ class GrpcDataPlane:
     async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
         method: _StreamMethod = self._open().stream_stream(f"{SERVICE}/{call.method}")
         opened = method(metadata=_sent(call.metadata))
-        stream = GrpcStream(opened, lambda error: self._fault(error, hold.record))
+        answers = self._unread.stream(call.on_cut)
+        stream = GrpcStream(opened, answers, lambda error: self._fault(error, hold.record))
+        reading = self._task(stream.read())
         try:
             yield stream
         finally:
+            answers.drop()
             if not opened.done():
                 hold.abandon()
-                self._task(stream.drain(hold))
+                self._task(stream.done_writing())
+                reading.add_done_callback(lambda _: hold.end())
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:
@@ -176,14 +184,22 @@ class GrpcDataPlane:
 
 
 class GrpcStream:
-    """Shields reads and writes: grpc cancels a stream when either is cancelled."""
+    """Reads answers as they come. Writes are shielded: grpc cancels a stream when a read or a write
+    is cancelled.
+    """
 
     def __init__(
-        self, call: _StreamCall, fault: Callable[[grpc.aio.AioRpcError], AdapterError]
+        self,
+        call: _StreamCall,
+        answers: Answers,
+        fault: Callable[[grpc.aio.AioRpcError], AdapterError],
     ) -> None:
         self._call = call
+        self._answers = answers
         self._fault = fault
-        self._reading: asyncio.Task[Any] | None = None
+        self._news = asyncio.Event()
+        self._is_over = False
+        self._failure: BaseException | None = None
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, message: bytes) -> None:
@@ -205,26 +221,39 @@ class GrpcStream:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
             await self._call.done_writing()  # it may have ended meanwhile
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    async def read(self) -> None:
+        """Read to the end, whether somebody takes the answers or not."""
         try:
-            while (message := await self._read()) is not grpc.aio.EOF:
-                yield message
+            message: Any  # bytes, until the end
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._answers.put(message)
+                self._news.set()
         except grpc.aio.AioRpcError as error:
-            raise self._fault(error) from error
+            self._failure = error.with_traceback(None)
+        except BaseException as error:  # the channel was closed
+            self._failure = error
+            raise
+        finally:
+            self._is_over = True
+            self._news.set()
 
-    async def _read(self) -> Any:
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._call.read())
-        message = await asyncio.shield(self._reading)
-        self._reading = None
-        return message
-
-    async def drain(self, hold: Hold) -> None:
-        await self.done_writing()
-        with suppress(AdapterError):
-            async for _ in self.messages():
-                pass
-        hold.end()
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Yield the answers. Raises NotTaken where they were dropped."""
+        answers, news = self._answers, self._news
+        while True:
+            news.clear()
+            while (message := answers.take()) is not None:
+                yield message
+            if (cut := answers.error) is not None:
+                raise cut
+            if self._is_over:
+                break
+            await news.wait()
+        failure, self._failure = self._failure, None
+        if isinstance(failure, grpc.aio.AioRpcError):
+            raise self._fault(failure) from failure
+        if failure is not None:
+            raise BackendUnavailable("the connection to Triton was closed", delivered=True)
 
 
 def _sent(metadata: RpcMetadata) -> Any:

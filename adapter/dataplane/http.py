@@ -27,6 +27,7 @@ from adapter.dataplane.json_limits import (
 from adapter.errors import AdapterError, BackendUnavailable, InvalidRequest
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
+from adapter.runtime.unread import Answers, Unread
 from adapter.telemetry.traffic import add_waited
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -89,7 +90,8 @@ class HttpDataPlane:
 
     `forward` is for coroutines; the rest of the methods for callbacks (core/calls.py).
 
-    `max_unpacked_bytes`: of a body that comes compressed. `answered_nothing` is called with each
+    `unread` bounds what waits of streams for their callers, `max_unpacked_bytes` a body that comes
+    compressed. `answered_nothing` is called with each
     model whose answer has none of its outputs.
     """
 
@@ -98,6 +100,7 @@ class HttpDataPlane:
         faults: Faults,
         *,
         timeout_seconds: float,
+        unread: Unread,
         max_unpacked_bytes: int = 2**26,
         answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
     ) -> None:
@@ -106,6 +109,7 @@ class HttpDataPlane:
         self._faults = faults
         self.check = partial(check_whole, max_unpacked=max_unpacked_bytes)
         self._max_unpacked = max_unpacked_bytes
+        self.unread = unread
         self.turns = Turns()  # of bodies that take long to check
         self._timeout = timeout_seconds
         self._answered_nothing = answered_nothing
@@ -174,6 +178,7 @@ class _Call:
         self._is_taken = asyncio.Event()  # what was written, by Triton
         self._is_taken.set()
         self._answer: HttpAnswer | None = None
+        self._answers = plane.unread.stream(self._cut) if call.is_stream else None
         self._pieces: list[bytes] = []
         self._held = 0
         self._is_over = False
@@ -223,12 +228,28 @@ class _Call:
 
     async def pieces(self) -> list[bytes]:
         """What has come of the body, at least one piece; none at its end."""
+        if self._answers is not None:
+            return await self._piece(self._answers)
         while not self._pieces and not self._is_over:
             await self._wait()
         pieces, self._pieces, self._held = self._pieces, [], 0
         if not self._is_over:
             self._connection.resume_reading()
         return pieces
+
+    async def _piece(self, answers: Answers) -> list[bytes]:
+        """What came first of a stream."""
+        while (piece := answers.take()) is None and not self._is_over:
+            await self._wait()
+        return [] if piece is None else [piece]
+
+    def _cut(self) -> None:
+        """Read the rest of a stream for nobody."""
+        assert self._answers is not None  # noqa: S101 - it is a stream
+        self._connection.leave(self, self._hold)
+        self._error = self._error or self._answers.error
+        self._news.set()
+        self._call.on_cut()
 
     async def _wait(self) -> None:
         if self._error is not None:
@@ -238,6 +259,8 @@ class _Call:
 
     async def _end(self) -> None:
         self._is_over = True
+        if self._answers is not None:
+            self._answers.drop()
         self._connection.leave(self, self._hold)
         if self._sender is not None and not self._sender.done():
             self._sender.cancel()
@@ -287,6 +310,10 @@ class _Call:
         self.ended()
 
     def received(self, piece: bytes) -> None:
+        if self._answers is not None:
+            self._answers.put(piece)
+            self._news.set()
+            return
         self._pieces.append(piece)
         self._held += len(piece)
         if self._held > _HELD_BYTES:

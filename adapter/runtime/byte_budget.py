@@ -271,6 +271,10 @@ class ByteBudget:
     def buffer(self, size: int) -> None:
         """Count `size` bytes that are kept for their receiver; negative when they are released."""
         self.buffered += size
+        self.count(size)
+
+    def count(self, size: int) -> None:
+        """Count `size` bytes that somebody else bounds."""
         self.all.held += size
         if size < 0:
             self.let_on()

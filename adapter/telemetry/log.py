@@ -93,6 +93,7 @@ EVENTS: Mapping[str, str] = {
     "line says so",
     "request.failed_again": "more requests had that error within a second: how many",
     "settings.odd": "a setting has no effect, or names what is not there",
+    "stream.cut": "a stream was ended whose caller reads too slowly: its answers that wait, bytes",
     "task.ended": "a bug: what must go on as long as the adapter has ended; /livez says so too",
     "task.failed": "one step of such a task failed; the next one follows",
     "triton.awaited": "Triton is not live yet: where it is looked for, for how long, why not",

@@ -240,6 +240,10 @@ class Metrics:
         )
         for reason in ("slow", "long", "waited"):
             self.bodies_cut.labels(reason)
+        self.streams_cut = self._counter(
+            "triton_adapter_streams_cut",
+            "Streams ended because their callers did not take the answers.",
+        )
 
     def count_out_of_memory(self, phase: str, pattern: str | None) -> None:
         """Count a failure for lack of memory; `phase`: refused, load or infer."""

@@ -16,6 +16,7 @@ from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.errors import BackendUnavailable, InvalidRequest
 from adapter.packages.repository.staging import Packages
 from adapter.packages.repository.uploads import Payload
+from tests.fakes.unread import unread
 from tests.fakes.versioned_triton import VersionedTriton, serving
 from tests.packages.staged import make, place
 
@@ -114,7 +115,7 @@ async def test_the_version_is_that_which_triton_reports(version, repository):
 
 @asynccontextmanager
 async def dataplane_to(triton: VersionedTriton):
-    dataplane = GrpcDataPlane(FAULTS, timeout_seconds=10, max_message_bytes=2**20)
+    dataplane = GrpcDataPlane(FAULTS, timeout_seconds=10, max_message_bytes=2**20, unread=unread())
     async with serving(triton) as address:
         dataplane.connect(address)
         try:

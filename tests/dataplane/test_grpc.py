@@ -21,10 +21,12 @@ from adapter.errors import (
     InferenceFailed,
     InvalidRequest,
     ModelNotFound,
+    NotTaken,
     Overloaded,
 )
 from adapter.frontends.grpc.naming import forwarded
 from tests.fakes.grpc_triton import Act, dataplane_to
+from tests.fakes.unread import unread
 from tests.frontends.http.listener import until
 
 
@@ -225,7 +227,9 @@ async def test_metadata_of_an_answer_that_are_too_large_are_none_of_the_callers_
 
 
 async def test_without_a_triton_nothing_was_delivered():
-    dataplane = GrpcDataPlane(Faults(Classifier(())), timeout_seconds=5, max_message_bytes=2**20)
+    dataplane = GrpcDataPlane(
+        Faults(Classifier(())), timeout_seconds=5, max_message_bytes=2**20, unread=unread()
+    )
     with pytest.raises(BackendUnavailable, match="not up yet"):
         await dataplane.call(call_with(), b"", lease())
     dataplane.connect("127.0.0.1:1")
@@ -337,3 +341,42 @@ async def test_of_a_callers_deadline_a_stream_to_triton_knows_nothing():
         dataplane.stream(call, lease()) as stream,
     ):
         assert [message async for message in stream.messages()] == [b"none"]
+
+
+def many(count: int, size: int, sent: list[int]) -> Any:
+    """Answer so often, and end; `sent` gets each number once the answer is on its way."""
+
+    async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await anext(aiter(requests))
+        for number in range(count):
+            yield bytes(size)
+            sent.append(number)
+
+    return act
+
+
+async def test_answers_of_a_stream_are_read_while_its_caller_takes_none():
+    sent: list[int] = []
+    async with (
+        dataplane_to(many(64, 2**18, sent)) as dataplane,
+        dataplane.stream(STREAM, lease()) as stream,
+    ):
+        await stream.write(b"ab")
+        await until(lambda: len(sent) == 64)
+        assert len([message async for message in stream.messages()]) == 64
+
+
+async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end():
+    sent: list[int] = []
+    held, cut = lease(), asyncio.Event()
+    call = RpcCall("ModelStreamInfer", (), None, cut.set)
+    async with dataplane_to(many(64, 2**18, sent), unread_bytes=2**20) as dataplane:
+        async with dataplane.stream(call, held) as stream:
+            messages = stream.messages()
+            await stream.write(b"ab")
+            assert len(await anext(messages)) == 2**18
+            await cut.wait()
+            with pytest.raises(NotTaken, match="reads too slowly"):
+                await anext(messages)
+        await until(lambda: len(sent) == 64)
+    assert held.state is LeaseState.ENDED

@@ -17,6 +17,7 @@ from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.errors import BackendUnavailable
 from tests.fakes.house import House
+from tests.fakes.unread import unread
 
 FAULTS = Faults(Classifier(()))
 SOON = keepalive(seconds=0.5, answer_seconds=0.5)
@@ -86,7 +87,9 @@ async def test_an_inference_ends_also_after_its_caller_has_left(upstream):
     house = await House().open()
     await house.load("m")
     lease = house.control.lease("m")
-    dataplane = GrpcDataPlane(FAULTS, timeout_seconds=60, max_message_bytes=2**20, keepalive=SOON)
+    dataplane = GrpcDataPlane(
+        FAULTS, timeout_seconds=60, max_message_bytes=2**20, unread=unread(), keepalive=SOON
+    )
     dataplane.connect(f"127.0.0.1:{upstream.port}")
     call = RpcCall("ModelInfer", (), None)
     with lease as record:

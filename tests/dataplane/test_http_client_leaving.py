@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from adapter.control.lease import Lease, Leases, LeaseState
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.dataplane.http_connection import State
-from adapter.errors import BackendTimeout, StubDied
+from adapter.errors import BackendTimeout, NotTaken, StubDied
 from tests.fakes.http_triton import connections, post, reads_itself, served
 from tests.frontends.http.listener import until
 
@@ -218,3 +219,30 @@ async def test_an_answer_that_was_there_when_the_caller_left_ends_the_call(failu
                 (connection,) = plane._pool._open
                 await until(lambda: connection.state is State.IDLE)
         assert lease.state is LeaseState.ENDED
+
+
+async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end(failures):
+    event, cut, sent = bytes(2**18), asyncio.Event(), asyncio.Event()
+    chunk = b"%x\r\n%b\r\n" % (len(event), event)
+
+    async def script(talk):
+        await talk.say(CHUNKED)
+        for _ in range(64):
+            await talk.say(chunk)
+        await talk.say(b"0\r\n\r\n")
+        sent.set()
+
+    async with served(script, unread_bytes=2**20) as (plane, _):
+        lease = failures.lease()
+        call = replace(post(is_stream=True), on_cut=cut.set)
+        with lease:
+            async with plane.forward(call, lease) as answer:
+                chunks = answer.chunks()
+                await anext(chunks)
+                await cut.wait()
+                with pytest.raises(ConnectionResetError) as raised:
+                    await anext(chunks)
+        assert isinstance(raised.value.__cause__, NotTaken)
+        await sent.wait()
+        await until(lambda: lease.state is LeaseState.ENDED)
+        assert connections(plane) == "<Pool: 1 connections, 1 idle>"

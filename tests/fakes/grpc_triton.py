@@ -9,6 +9,7 @@ import grpc
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
+from tests.fakes.unread import unread
 
 Act = Callable[[Any, Any], Any]
 
@@ -25,7 +26,11 @@ class _Echo(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def dataplane_to(
-    act: Act, *, timeout_seconds: float = 10, max_message_bytes: int = 2**20
+    act: Act,
+    *,
+    timeout_seconds: float = 10,
+    max_message_bytes: int = 2**20,
+    unread_bytes: int = 2**28,
 ) -> AsyncIterator[GrpcDataPlane]:
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     server.add_generic_rpc_handlers((_Echo(act),))
@@ -35,6 +40,7 @@ async def dataplane_to(
         Faults(Classifier(())),
         timeout_seconds=timeout_seconds,
         max_message_bytes=max_message_bytes,
+        unread=unread(unread_bytes),
     )
     dataplane.connect(f"127.0.0.1:{port}")
     try:

@@ -12,6 +12,7 @@ from adapter.core.calls import V2Call
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
+from tests.fakes.unread import unread
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -127,12 +128,14 @@ def reads_itself(script: Script) -> Script:
 
 @asynccontextmanager
 async def served(
-    script: Script | None = None, seconds: float = 60
+    script: Script | None = None, seconds: float = 60, *, unread_bytes: int = 2**28
 ) -> AsyncIterator[tuple[HttpDataPlane, Upstream]]:
     """A data plane before such a Triton. At the end neither side has a connection left."""
     upstream = Upstream(script)
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, limit=2**20)
-    plane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=seconds)
+    plane = HttpDataPlane(
+        Faults(Classifier(())), timeout_seconds=seconds, unread=unread(unread_bytes)
+    )
     plane.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     pool = plane._pool
     try:

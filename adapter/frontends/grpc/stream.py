@@ -61,8 +61,8 @@ class StreamInfer:
 
     async def serve(self, requests: AsyncIterator[bytes], context: Context) -> None:
         metadata = metadata_of(context)
-        call = RpcCall(_METHOD, forwarded(metadata), context.time_remaining())
         leases = _StreamLeases(self.control)
+        call = RpcCall(_METHOD, forwarded(metadata), context.time_remaining(), leases.cut)
         with leases:
             async with self._dataplane.stream(call, leases) as upstream:
                 await _StreamProxy(self, context, metadata, upstream, leases).run(requests)
@@ -84,7 +84,7 @@ class _StreamLeases:
     def __init__(self, control: ModelControl) -> None:
         self._control = control
         self._models: dict[TritonName, _Model] = {}
-        self._is_abandoned = False
+        self._is_abandoned = self._is_cut = False
 
     def __enter__(self) -> None: ...
 
@@ -126,8 +126,14 @@ class _StreamLeases:
         model = self._models.get(TritonName(name.decode("utf-8", "replace")))
         return model.lease.record if model else None
 
+    def cut(self) -> None:
+        """Note that the responses behind the one in hand are dropped."""
+        self._is_cut = True
+
     def reason_to_hurry(self) -> str | None:
         """Return what waits for these responses to be read; None where nothing does."""
+        if self._is_cut:
+            return "too many wait"
         if not self._control.is_open:
             return "the adapter is stopping"
         records = [model.lease.record for model in self._models.values()]

@@ -250,7 +250,8 @@ class Inferences:
         sent = await self._body_of(request, lease) if body is None else body
         is_stream = self._operation == _GENERATE_STREAM
         path = f"/models/{record.name}/{self._operation}"
-        call = V2Call("POST", path, headers, sent, is_stream=is_stream)
+        end = application_of(request).front.abort
+        call = V2Call("POST", path, headers, sent, is_stream=is_stream, on_cut=end)
         async with self._dataplane.forward(call, lease) as found:
             if is_stream:
                 return await _relay(request, record, found, is_stream=True)
@@ -279,7 +280,9 @@ class Inferences:
             headers["Content-Length"] = str(request.content_length)
         body = await self._body_of(request, lease)
         is_stream = path.endswith("/generate_stream")
-        call = V2Call("POST", f"/models/{record.name}{path}", headers, body, is_stream=is_stream)
+        path = f"/models/{record.name}{path}"
+        end = application_of(request).front.abort  # a caller who does not read is told no more
+        call = V2Call("POST", path, headers, body, is_stream=is_stream, on_cut=end)
         async with self._dataplane.forward(call, lease) as found:
             return await _relay(request, record, found, is_stream=is_stream)
 

@@ -24,6 +24,7 @@ from adapter.protocols.http2.headers import encoded
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.grpc_triton import _Echo
 from tests.fakes.house import House
+from tests.fakes.unread import unread
 from tests.grpc_calls import SERVICE, infer_request
 
 INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
@@ -121,7 +122,10 @@ async def proxy_before(
     await triton.start()
     faults = Faults(Classifier(()))
     dataplane = GrpcDataPlane(
-        faults, timeout_seconds=timeout_seconds, max_message_bytes=max_message_bytes
+        faults,
+        timeout_seconds=timeout_seconds,
+        max_message_bytes=max_message_bytes,
+        unread=unread(),
     )
     dataplane.connect(f"127.0.0.1:{port}")
     limits = limits or MessageLimits(max_message_bytes, max_message_bytes)

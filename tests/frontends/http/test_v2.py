@@ -31,6 +31,7 @@ from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from tests.fakes.house import House
+from tests.fakes.unread import unread
 from tests.frontends.http.listener import ANYWHERE
 
 MIB = 2**20
@@ -79,7 +80,7 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
     upstream = Upstream(fine)
     house = await House(limit=MIB).open()
     stack.push_async_callback(house.close)
-    dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10)
+    dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10, unread=unread())
     dataplane.connect(await opened(stack, web.Server(upstream.handle)))
     stack.push_async_callback(dataplane.close)
     budget = ByteBudget(MIB)

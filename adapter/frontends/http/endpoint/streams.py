@@ -7,7 +7,7 @@ object goes to the model's generate_stream, whose server-sent events are passed 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from aiohttp import HttpVersion11, web
@@ -95,7 +95,7 @@ class Streams:
         self, lease: Lease, request: web.BaseRequest, message: bytes
     ) -> AsyncGenerator[bytes, None]:
         metadata = [(n.lower(), v) for n, v in _forwarded(request).items()]
-        call = RpcCall("ModelStreamInfer", metadata, None)
+        call = RpcCall("ModelStreamInfer", metadata, None, _end_of(request))
         async with self._rpc.stream(call, lease) as upstream:
             await upstream.write(message)
             await upstream.done_writing()
@@ -125,7 +125,9 @@ class Streams:
     ) -> AsyncGenerator[bytes, None]:
         record, rest = lease.record, b""
         path = f"/models/{record.name}/generate_stream"
-        call = V2Call("POST", path, _forwarded(request), body, is_stream=True)
+        call = V2Call(
+            *("POST", path, _forwarded(request), body), is_stream=True, on_cut=_end_of(request)
+        )
         async with self._http.forward(call, lease) as found:
             try:
                 async for chunk in found.chunks():
@@ -210,6 +212,11 @@ def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | Non
     if raw is None and not isinstance(call.get("inputs"), list):
         return None
     return as_request(call, raw or b"", record)
+
+
+def _end_of(request: web.BaseRequest) -> Callable[[], None]:
+    """Return what ends a stream whose caller does not read: no more can be said to that one."""
+    return application_of(request).front.abort
 
 
 def _forwarded(request: web.BaseRequest) -> dict[str, str]:

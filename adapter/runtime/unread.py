@@ -1,0 +1,108 @@
+"""Bounds the answers of streams that their callers have not taken yet.
+
+Triton holds nothing back: what a model answers faster than it is read piles up there, and stays
+Triton's memory. So answers are read as they come, whatever their callers do, and are kept here.
+When all of them together are too many, the stream with the most is cut.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from adapter.errors import NotTaken
+from adapter.runtime.byte_budget import ByteBudget
+
+log = logging.getLogger(__name__)
+
+# What keeping an answer takes beyond its bytes.
+_EACH_BYTES = 64
+
+
+class Unread:
+    """`limit`: bytes of all streams, which count in `budget`. `on_cut` is called for each stream
+    that is cut.
+    """
+
+    def __init__(
+        self, budget: ByteBudget, limit: int, on_cut: Callable[[], None] = lambda: None
+    ) -> None:
+        self.limit = limit
+        self.held = 0
+        self._budget = budget
+        self._on_cut = on_cut
+        self._streams: dict[Answers, None] = {}
+
+    def stream(self, on_cut: Callable[[], None]) -> "Answers":
+        """Begin with a stream. `on_cut` ends a write to its caller that may take for ever."""
+        return Answers(self, on_cut)
+
+    def count(self, answers: "Answers", size: int) -> None:
+        self.held += size
+        self._budget.count(size)
+        answers.size += size
+        if answers.size:
+            self._streams[answers] = None
+        else:
+            self._streams.pop(answers, None)
+        if self.held > self.limit:
+            self._cut_one()
+
+    def _cut_one(self) -> None:
+        """Cut no stream that is alone and has one answer, however large that is."""
+        found = max(self._streams, key=lambda each: (each.is_behind, each.size))
+        if not found.is_behind and len(self._streams) == 1:
+            return
+        why = f"{found.size} bytes of its answers wait, and {self.held} of all streams"
+        log.warning("stream.cut", extra={"reason": why, "limit_bytes": self.limit})
+        self._on_cut()
+        found.cut(NotTaken(f"the caller reads too slowly: {why}; at most {self.limit} are kept"))
+
+
+class Answers:
+    """Those of one stream that its caller has not taken: the one in hand, and those behind it."""
+
+    __slots__ = ("_behind", "_in_hand", "_on_cut", "_unread", "error", "is_dropped", "size")
+
+    def __init__(self, unread: Unread, on_cut: Callable[[], None]) -> None:
+        self._unread = unread
+        self._on_cut = on_cut
+        self._behind: deque[bytes] = deque()
+        self._in_hand = 0
+        self.size = 0
+        self.is_dropped = False
+        self.error: NotTaken | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """It has more than the answer that its caller is to take."""
+        return len(self._behind) + bool(self._in_hand) > 1
+
+    def put(self, answer: bytes) -> None:
+        """Keep an answer, unless all are dropped."""
+        if not self.is_dropped:
+            self._behind.append(answer)
+            self._unread.count(self, len(answer) + _EACH_BYTES)
+
+    def take(self) -> bytes | None:
+        """Return the next answer; what was taken before has reached the caller. None: there is no
+        answer now.
+        """
+        taken, self._in_hand = self._in_hand, 0
+        if taken and not self.is_dropped:
+            self._unread.count(self, -taken)
+        if not self._behind:
+            return None
+        answer = self._behind.popleft()
+        self._in_hand = len(answer) + _EACH_BYTES
+        return answer
+
+    def cut(self, error: NotTaken) -> None:
+        self.error = error
+        self.drop()
+        self._on_cut()
+
+    def drop(self) -> None:
+        """Keep nothing, now and later."""
+        self.is_dropped = True
+        self._behind.clear()
+        self._unread.count(self, -self.size)

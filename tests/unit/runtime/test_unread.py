@@ -1,0 +1,80 @@
+"""Answers that callers of streams have not taken: bounded in sum, by cutting the longest queue."""
+
+import pytest
+
+from adapter.errors import NotTaken
+from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.unread import Answers, Unread
+
+ANSWER = bytes(1000)
+
+
+class Streams:
+    """`cut`: the names of those that were cut."""
+
+    def __init__(self, limit: int) -> None:
+        self.budget = ByteBudget(2**30)
+        self.cuts = 0
+        self.cut: list[str] = []
+        self.unread = Unread(self.budget, limit, self._count)
+
+    def _count(self) -> None:
+        self.cuts += 1
+
+    def begin(self, name: str, answers: int = 0) -> Answers:
+        stream = self.unread.stream(lambda: self.cut.append(name))
+        for _ in range(answers):
+            stream.put(ANSWER)
+        return stream
+
+
+def test_what_was_taken_counts_until_the_next_is_asked_for():
+    streams = Streams(10_000)
+    stream = streams.begin("one", 2)
+    both = streams.unread.held
+    assert stream.take() == ANSWER
+    assert streams.unread.held == streams.budget.held == both
+    assert stream.take() == ANSWER
+    assert streams.unread.held == both / 2
+    assert stream.take() is None
+    assert streams.unread.held == streams.budget.held == 0
+
+
+def test_beyond_the_limit_the_stream_with_the_most_is_cut_and_the_others_go_on():
+    streams = Streams(10_000)
+    short, long = streams.begin("short", 2), streams.begin("long", 7)
+    short.put(ANSWER)
+    assert (streams.cut, streams.cuts) == (["long"], 1)
+    assert isinstance(long.error, NotTaken)
+    assert long.take() is None
+    assert [short.take() for _ in range(4)] == [ANSWER] * 3 + [None]
+    long.put(ANSWER)  # is dropped
+    assert streams.unread.held == streams.budget.held == 0
+
+
+def test_a_caller_who_takes_is_never_cut():
+    streams = Streams(3000)
+    stream = streams.begin("one")
+    for _ in range(100):
+        stream.put(ANSWER)
+        assert stream.take() == ANSWER
+    assert streams.cut == []
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_large_answer_is_cut_only_for_other_streams(others):
+    streams = Streams(10_000)
+    for _ in range(others):
+        streams.begin("other", 1)
+    stream = streams.begin("large")
+    stream.put(bytes(20_000))
+    assert streams.cut == ["large"] * others
+
+
+def test_a_stream_that_has_ended_keeps_nothing():
+    streams = Streams(10_000)
+    stream = streams.begin("one", 3)
+    stream.take()
+    stream.drop()
+    stream.drop()
+    assert streams.unread.held == streams.budget.held == 0
