@@ -2,12 +2,15 @@
 
 import ast
 import collections
-import functools
+import gc
 import itertools
 import re
 import tomllib
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from adapter.telemetry.log import EVENTS
 from tests.nightly.__main__ import SHARES
@@ -28,15 +31,27 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@functools.cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=name(path))
+Sources = dict[Path, list[ast.AST]]
 
 
-def long_functions(path: Path) -> dict[str, int]:
+@pytest.fixture(scope="module")
+def sources() -> Iterator[Sources]:
+    """All nodes of each module, itself first. Nobody looks for garbage among them."""
+    gc.disable()
+    found = {
+        path: list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=name(path))))
+        for path in SOURCES
+    }
+    gc.freeze()
+    gc.enable()
+    yield found
+    found.clear()
+
+
+def long_functions(path: Path, nodes: list[ast.AST]) -> dict[str, int]:
     return {
         f"{name(path)}:{node.name}": node.end_lineno - node.lineno + 1
-        for node in ast.walk(tree(path))
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno >= 40
     }
@@ -47,8 +62,8 @@ def test_a_file_has_at_most_500_lines():
     assert {path: count for path, count in lines.items() if count > 500} == {}
 
 
-def test_a_function_has_at_most_40_lines():
-    assert [long for path in SOURCES if (long := long_functions(path))] == []
+def test_a_function_has_at_most_40_lines(sources: Sources):
+    assert [long for each in sources.items() if (long := long_functions(*each))] == []
 
 
 def module_of(path: Path) -> str:
@@ -56,10 +71,10 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path, modules: set[str]) -> set[str]:
+def imported(path: Path, nodes: list[ast.AST], modules: set[str]) -> set[str]:
     """Which of these, also where it is for types alone."""
     found: set[str] = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -68,9 +83,9 @@ def imported(path: Path, modules: set[str]) -> set[str]:
     return (found & modules) - {module_of(path)}
 
 
-def test_no_two_modules_import_each_other():
+def test_no_two_modules_import_each_other(sources: Sources):
     modules = {module_of(path) for path in SOURCES}
-    graph = {module_of(path): imported(path, modules) for path in SOURCES}
+    graph = {module_of(path): imported(path, nodes, modules) for path, nodes in sources.items()}
     assert sum(map(len, graph.values())) > len(graph)
     TopologicalSorter(graph).prepare()  # CycleError names those that do
 
@@ -80,57 +95,57 @@ def test_a_folder_has_at_most_20_modules():
     assert {name(folder): count for folder, count in counts.items() if count > 20} == {}
 
 
-def test_nobody_uses_the_threads_that_all_share():
+def test_nobody_uses_the_threads_that_all_share(sources: Sources):
     """adapter/runtime/threads.py has some for each kind of work; the bench has nobody to wait."""
     shared = {
         f"{name(path)}:{node.lineno}"
-        for path in SOURCES
-        for node in ast.walk(tree(path))
+        for path, nodes in sources.items()
+        for node in nodes
         if isinstance(node, ast.Attribute) and node.attr in {"to_thread", "run_in_executor"}
     }
     assert shared == set()
 
 
-def test_only_inspect_parses_python_code():
+def test_only_inspect_parses_python_code(sources: Sources):
     """CPython's parser is not safe in threads: one that is interrupted by another raises
     SystemError (AST constructor recursion depth mismatch; seen on 3.11.7). `inspect` is a process
     of its own, whose other threads wait meanwhile.
     """
     users = {
         name(path)
-        for path in SOURCES
-        for node in ast.walk(tree(path))
+        for path, nodes in sources.items()
+        for node in nodes
         if isinstance(node, ast.Import | ast.ImportFrom)
         and "ast" in {getattr(node, "module", None), *(alias.name for alias in node.names)}
     }
     assert users == {"adapter/cli/load_checks.py"}
 
 
-def protocols(module: ast.Module) -> list[ast.ClassDef]:
+def protocols(nodes: list[ast.AST]) -> list[ast.ClassDef]:
     return [
         node
-        for node in ast.walk(module)
+        for node in nodes
         if isinstance(node, ast.ClassDef)
         and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
     ]
 
 
-def waits(path: Path) -> list[int]:
+def waits(path: Path, nodes: list[ast.AST]) -> list[int]:
     """The lines that wait, but for the shapes of what others do asynchronously."""
-    module = tree(path)
-    shapes = {node for shape in protocols(module) for node in ast.walk(shape)}
+    shapes = {node for shape in protocols(nodes) for node in ast.walk(shape)}
     assert path.name == "calls.py" or not shapes
     return [
         node.lineno
-        for node in ast.walk(module)
+        for node in nodes
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith)
         and node not in shapes
     ]
 
 
-def test_the_core_decides_and_never_waits():
-    core = (ROOT / "adapter" / "core").rglob("*.py")
-    assert {name(path): found for path in core if (found := waits(path))} == {}
+def test_the_core_decides_and_never_waits(sources: Sources):
+    core = [path for path in SOURCES if path.is_relative_to(ROOT / "adapter" / "core")]
+    assert core
+    assert {name(path): found for path in core if (found := waits(path, sources[path]))} == {}
 
 
 def texts(node: ast.expr) -> set[str]:
@@ -149,9 +164,9 @@ def texts(node: ast.expr) -> set[str]:
     return set()
 
 
-def assigned(module: ast.Module, variable: str) -> set[str]:
+def assigned(nodes: list[ast.AST], variable: str) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
             pairs = (
@@ -169,33 +184,33 @@ def is_log(node: ast.expr) -> bool:
     return ast.unparse(node) in {"log", "_log", "logging.getLogger(__name__)"}
 
 
-def logged(module: ast.Module) -> set[str]:
+def logged(nodes: list[ast.AST]) -> set[str]:
     """The first argument of each log call; where that is a variable, all it may hold."""
     found: set[str] = set()
-    for node in ast.walk(module):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=to, attr=level), args=given) if (
                 level in _LEVELS and is_log(to)
             ):
                 message = given[level == "log"]
                 is_variable = isinstance(message, ast.Name)
-                events = assigned(module, message.id) if is_variable else texts(message)
+                events = assigned(nodes, message.id) if is_variable else texts(message)
                 assert events, f"line {node.lineno}: which event is this?"
                 found |= events
     return found
 
 
-@functools.cache
-def logged_events() -> dict[str, str]:
-    return {event: name(path) for path in SOURCES for event in logged(tree(path))}
+@pytest.fixture(scope="module")
+def logged_events(sources: Sources) -> dict[str, str]:
+    return {event: name(path) for path, nodes in sources.items() for event in logged(nodes)}
 
 
-def test_every_event_that_is_logged_is_described():
-    assert {event: path for event, path in logged_events().items() if event not in EVENTS} == {}
+def test_every_event_that_is_logged_is_described(logged_events: dict[str, str]):
+    assert {event: path for event, path in logged_events.items() if event not in EVENTS} == {}
 
 
-def test_every_event_that_is_described_is_logged():
-    assert set(EVENTS) - set(logged_events()) == set()
+def test_every_event_that_is_described_is_logged(logged_events: dict[str, str]):
+    assert set(EVENTS) - set(logged_events) == set()
 
 
 def test_an_event_is_a_noun_and_what_happened_to_it():

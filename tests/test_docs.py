@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from adapter import errors
 from tests.docs.pages import ROOT, anchors, pages, shown, without_blocks
 
@@ -64,8 +66,13 @@ def test_the_tests_that_a_page_cites_exist():
     assert [path for path in cited if not (ROOT / path).exists()] == []
 
 
-def test_the_tests_that_code_cites_exist():
-    cited = {path for code in CODE for path in CITED_TEST.findall(code.read_text())}
+@pytest.fixture(scope="module")
+def code() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in CODE}
+
+
+def test_the_tests_that_code_cites_exist(code: dict[Path, str]):
+    cited = {path for text in code.values() for path in CITED_TEST.findall(text)}
 
     assert cited
     assert [path for path in cited if not (ROOT / path).exists()] == []
@@ -90,17 +97,18 @@ def leads_nowhere(page: str, heading: str) -> bool:
     return not any(anchor for path in found for anchor in anchors(path) & named)
 
 
-def test_code_cites_pages_and_headings_that_exist():
+def test_code_cites_pages_and_headings_that_exist(code: dict[Path, str]):
     found = {
-        shown(path): [one for one in cited_in(path.read_text()) if leads_nowhere(*one)]
-        for path in CODE
+        shown(path): [one for one in cited_in(text) if leads_nowhere(*one)]
+        for path, text in code.items()
+        if ".md" in text
     }
 
     assert {path: cited for path, cited in found.items() if cited} == {}
 
 
-def test_no_code_cites_a_number_in_a_page_as_headings_have_none():
-    found = {shown(path): NUMBERED.findall(path.read_text()) for path in CODE}
+def test_no_code_cites_a_number_in_a_page_as_headings_have_none(code: dict[Path, str]):
+    found = {shown(path): NUMBERED.findall(text) for path, text in code.items() if ".md" in text}
 
     assert {path: cited for path, cited in found.items() if cited} == {}
 

@@ -13,6 +13,7 @@ What a fence says behind its language, the first word or two, is what the tests 
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,7 @@ def without_blocks(text: str) -> str:
     return _FENCE.sub("", text)
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
     text = without_blocks(page.read_text(encoding="utf-8"))
