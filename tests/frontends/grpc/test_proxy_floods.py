@@ -95,6 +95,7 @@ async def cost_of(wire, caller, flood: bytes) -> float:
     ],
     ids=["settings", "wide settings", "long settings", "empty settings", "window updates"],
 )
+@pytest.mark.slow
 async def test_a_flood_costs_about_what_as_many_bytes_of_the_plainest_frames_cost(one, monkeypatch):
     async with blocked_answers(monkeypatch) as (wire, caller):
         plain = await cost_of(wire, caller, PRIORITIES)
@@ -200,6 +201,7 @@ async def test_small_frames_end_their_connection_however_slowly_they_come(one):
         assert proxy.shed == ["flood"]
 
 
+@pytest.mark.slow
 async def test_acknowledgements_of_answers_are_no_small_frames_however_many():
     """Each piece of an answer is acknowledged as the busiest of clients do: with its windows and a
     PING.
@@ -237,6 +239,7 @@ def tiny_data(i: int) -> bytes:
 
 @pytest.mark.parametrize("flood", [heads, known_heads, tiny_data])
 @pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
 async def test_a_flood_ends_its_connection_and_others_get_their_answers(flood):
     async with (
         proxy_before(echo) as proxy,
@@ -256,6 +259,7 @@ async def test_a_flood_ends_its_connection_and_others_get_their_answers(flood):
 
 
 @pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
 async def test_a_thousand_calls_at_once_with_ids_of_their_own_are_no_flood():
     ids = range(1, 2001, 2)
     more = [(f"x-usual-{i}".encode(), b"z" * 20) for i in range(6)]
@@ -275,6 +279,7 @@ async def test_a_thousand_calls_at_once_with_ids_of_their_own_are_no_flood():
 
 
 @pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
 async def test_small_calls_one_after_the_other_are_no_flood_however_many():
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
@@ -287,6 +292,7 @@ async def test_small_calls_one_after_the_other_are_no_flood_however_many():
 
 
 @pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
 async def test_a_large_message_in_frames_of_16_kib_is_no_flood():
     message = big_request("m", 16 * MIB)
     async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
@@ -294,6 +300,7 @@ async def test_a_large_message_in_frames_of_16_kib_is_no_flood():
 
 
 @pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
 async def test_a_stream_of_small_messages_is_no_flood():
     count = 500
 

@@ -75,6 +75,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.lists(st.lists(FRAMES, max_size=25), min_size=40, max_size=40))
 def test_a_client_that_sends_anything(sessions):
@@ -103,6 +104,7 @@ def test_a_client_that_sends_anything(sessions):
     with_no_bug(play)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.lists(st.lists(FRAMES, max_size=25), min_size=20, max_size=20))
 def test_a_triton_that_sends_anything(sessions):

@@ -175,7 +175,7 @@ async def _judged(served: Served, stream: Stream, reading: Reading, pieces: list
 def test_what_is_served_is_what_h11_reads_in_any_cut() -> None:
     sys.stdout.write(f"seed {SEED}\n")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        seen = runner.run(play(Streams(random.Random(SEED)), 60))
+        seen = runner.run(play(Streams(random.Random(SEED)), 30))
     sys.stdout.write(f"{dict(seen)}\n")
     assert min(seen[each] for each in ("open", "refused", "answered", "turned down")) > 0
 
