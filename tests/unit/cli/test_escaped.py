@@ -145,7 +145,13 @@ def test_the_result_of_a_bench_is_escaped(run, sidecar, tmp_path):
     server.body = json.dumps(ERROR).encode()
     (payload := tmp_path / "in.json").write_text('{"inputs": []}')
     url = f"http://127.0.0.1:{server.server_port}"
-    given = (f"--model={HOSTILE}", f"--payload={payload}", "--count=1", "--warmup=0")
+    given = (
+        f"--model={HOSTILE}",
+        f"--payload={payload}",
+        "--count=1",
+        "--warmup=0",
+        "--connections=1",
+    )
     _, out, err = run("bench", url, *given)
     assert "\\x1b" in out + err
     assert rude(out + err) == ""
