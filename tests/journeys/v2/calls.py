@@ -5,8 +5,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.running import Client, Reply, RunningAdapter
 from tests.trees import infer_body
+
+# for tests whose loads cost more than what they ask: inferences are the same at both listeners
+at_one_listener = pytest.mark.parametrize("listener", ["grpc"])
 
 # CONFIG of tests.trees as JSON
 CONFIG = {

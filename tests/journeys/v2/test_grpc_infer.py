@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 from adapter.protocols.http2 import frames
 from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request, values_of
+from tests.journeys.v2.calls import at_one_listener
 from tests.running import wait_until
 from tests.trees import infer_body, write_python_model
 
@@ -168,6 +169,7 @@ dynamic_batching { default_queue_policy { max_queue_size: 1 } }
 """
 
 
+@at_one_listener
 def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
     calls, triton_calls, loaded, tmp_path
 ):
@@ -196,6 +198,7 @@ def test_a_full_queue_is_a_reason_to_try_another_copy_and_not_to_repeat(
         assert {f.result() for f in ours} - {"OK"} == {"RESOURCE_EXHAUSTED"}
 
 
+@at_one_listener
 def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, listener):
     """Said of a model for the first time; a second time it would be doubted without a GPU."""
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -225,6 +228,7 @@ def is_counted(page: str, labels: str) -> bool:
     return series in page and f"{series}0.0" not in page
 
 
+@at_one_listener
 def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
     name = loaded(imports="import os", answer="os._exit(1)")
     assert calls.refused_infer(name, 1.0)[0] == "INTERNAL"
@@ -232,6 +236,7 @@ def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
     assert (code, "lost its process" in text) == ("NOT_FOUND", True)
 
 
+@at_one_listener
 def test_a_model_that_triton_lost_is_not_found_and_forgotten(calls, triton_calls, loaded, adapter):
     name = loaded()
     triton_calls.call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
@@ -244,6 +249,7 @@ def models_of(adapter) -> list[str]:
     return [model["model_id"] for model in adapter.state()["models"]]
 
 
+@at_one_listener
 def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter, tmp_path):
     started, gate = tmp_path / "started", tmp_path / "gate"
     wait = (
@@ -314,6 +320,7 @@ class Patient:
         return int(models[self.name]["abandoned"])
 
 
+@at_one_listener
 def test_a_caller_who_goes_away_leaves_the_model_to_compute(calls, patient, adapter):
     """Triton 2.51 dies of cancelled calls."""
     stub = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -323,6 +330,7 @@ def test_a_caller_who_goes_away_leaves_the_model_to_compute(calls, patient, adap
     assert patient.went_on(adapter)
 
 
+@at_one_listener
 def test_the_callers_deadline_is_kept_and_leaves_the_model_to_compute(calls, patient, adapter):
     for seconds in (1.0, 20.0):  # the second where the first was too short to get to the model
         code, _ = calls.refused_infer(patient.name, 1.0, timeout=seconds)
@@ -380,15 +388,19 @@ def test_many_callers_get_their_own_answers(calls, kept):
         assert all(pool.map(ask, range(300)))
 
 
-@pytest.mark.parametrize("text", ["", " ", "\0why"])
-def test_a_model_that_fails_without_a_reason_is_said_to_give_none(calls, client, loaded, text):
-    name = loaded(answer=f"return pb_utils.InferenceResponse([], pb_utils.TritonError({text!r}))")
+SILENT = ("", " ", "\0why")
+
+
+@pytest.mark.parametrize("number", range(len(SILENT)))
+def test_a_model_that_fails_without_a_reason_is_said_to_give_none(calls, client, kept, number):
+    error = f"pb_utils.TritonError({SILENT!r}[int(values[0])])"
+    name = kept.load("silent", answer=f"return pb_utils.InferenceResponse([], {error})")
     reason = "the model gave no reason"
-    assert calls.refused_infer(name, 1.0) == ("INTERNAL", f"InferenceFailed: {reason}")
-    with_id = infer_request(name, 1.0, id="7")
+    assert calls.refused_infer(name, number) == ("INTERNAL", f"InferenceFailed: {reason}")
+    with_id = infer_request(name, number, id="7")
     assert calls.refused("ModelInfer", with_id) == ("INTERNAL", f"InferenceFailed: {reason}")
     for path in (f"/models/{name}/invoke", f"/v2/models/{name}/infer"):
-        reply = client.post(path, infer_body(1.0))
+        reply = client.post(path, infer_body(number))
         assert (reply.status, reply.json()["error"]) == (500, reason)
 
 

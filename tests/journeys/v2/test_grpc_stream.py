@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from tests.grpc_calls import calls_to, infer_request, values_of, write_decoupled_model
+from tests.journeys.v2.calls import at_one_listener
 from tests.running import Client, wait_until
 from tests.trees import write_python_model
 
@@ -161,6 +162,7 @@ def test_a_failure_text_of_any_length_arrives_whole(calls, kept):
     assert "x" * 300_000 in message.error_message
 
 
+@at_one_listener
 def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
     """Said of a model for the first time; a second time it would be doubted without a GPU."""
 
@@ -186,6 +188,7 @@ def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
     assert counted() == before + 1
 
 
+@at_one_listener
 def test_a_process_that_dies_in_a_stream_is_noticed(calls, load, asking):
     name = load(imports="import os", answer="os._exit(1)")
     messages = calls.stream(asking)
@@ -195,6 +198,7 @@ def test_a_process_that_dies_in_a_stream_is_noticed(calls, load, asking):
     assert "lost its process" in next(messages).error_message
 
 
+@at_one_listener
 def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking, client, adapter):
     """Triton does: it keeps the last request of an open stream, so its unload stalls and has to be
     helped along.
@@ -209,6 +213,7 @@ def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking
     assert next(messages).error_message.endswith("ModelNotFound: model 'm' is not loaded")
 
 
+@at_one_listener
 def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapter, tmp_path):
     running, gate = tmp_path / "running", tmp_path / "gate"
     wait = (
@@ -249,6 +254,7 @@ def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
     wait_until(lambda: in_flight(adapter)[counting] == 0, 30, "the stream has ended")
 
 
+@at_one_listener
 def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_path, adapter):
     running, gate, seen = tmp_path / "running", tmp_path / "gate", tmp_path / "seen"
     wait = (
@@ -268,6 +274,7 @@ def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_p
     assert seen.read_text() == "False"
 
 
+@at_one_listener
 def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, client, adapter):
     name = load(imports="import numpy as np", answer="values = np.zeros(250_000, np.float32)")
     messages = calls.stream(asking)
@@ -281,6 +288,7 @@ def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, clie
     assert f"model '{name}' is being unloaded" in raised.value.details()
 
 
+@at_one_listener
 def test_a_caller_who_reads_is_answered_amid_an_unload(calls, asking, load, tmp_path, adapter):
     reached, gate = tmp_path / "reached", tmp_path / "gate"
     name = load(
