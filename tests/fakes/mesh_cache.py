@@ -6,7 +6,6 @@ one model may begin before another's unload. All pauses can be shortened by `pac
 """
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -18,6 +17,7 @@ SPACE_SECONDS = 180.0
 # between the removal of an entry, or the failure of its load, and its unload
 REMOVED_SECONDS, CANCELLED_SECONDS, SIZING_SECONDS, FAILED_SECONDS = 0.2, 0.5, 1.5, 1.0
 BUSY_SECONDS, BUSY_TRIES = 0.5, 8
+USES = 8  # of an entry that is evicted before it can be used
 REMEMBERED_SECONDS = 450.0
 
 
@@ -102,9 +102,9 @@ class MeshCache:
 
     async def use(self, model_id: str) -> Any:
         """Send one request to the model, which is loaded if it is not here."""
-        while True:
+        for _ in range(USES):
             entry = self._entries.get(model_id) or self._insert(model_id)
-            entry.used_at = time.monotonic()
+            entry.used_at = _now()
             await entry.settled.wait()
             if entry.step is Step.FAILED:
                 assert entry.error is not None
@@ -116,6 +116,11 @@ class MeshCache:
                 return await self._runtime.infer(model_id)
             finally:
                 entry.in_flight -= 1
+        raise RuntimeError("retry iterations exhausted")
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._tasks)
 
     async def quiet(self) -> None:
         """Wait until no load or unload is under way."""
@@ -127,9 +132,12 @@ class MeshCache:
         for entry in self._entries.values():
             entry.used_at -= seconds
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
@@ -150,7 +158,7 @@ class MeshCache:
     def _insert(self, model_id: str) -> Entry:
         self._forget_old_failures()
         oldest = min((e.used_at for e in self._entries.values()), default=None)
-        now = time.monotonic()
+        now = _now()
         is_full = self._capacity - self._weighed < self._least_space
         if is_full and oldest is not None and now - oldest < self._churn_seconds:
             self.counts.churn += 1
@@ -241,7 +249,7 @@ class MeshCache:
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         was_begun = entry.step is Step.LOADING
-        entry.step, entry.error, entry.failed_at = Step.FAILED, error, time.monotonic()
+        entry.step, entry.error, entry.failed_at = Step.FAILED, error, _now()
         self.counts.failures.append((entry.model_id, error))
         entry.settled.set()
         less = entry.weight - 1
@@ -268,7 +276,7 @@ class MeshCache:
             await self._pay(-delta, from_unloading=False)
 
     def _forget_old_failures(self) -> None:
-        now = time.monotonic()
+        now = _now()
         for entry in [*self._entries.values()]:
             if entry.step is Step.FAILED and now - entry.failed_at > REMEMBERED_SECONDS:
                 self._remove(entry)
@@ -281,3 +289,7 @@ class MeshCache:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -22,6 +22,7 @@ class Truth:
     def __init__(self, device_bytes: int, baseline: int) -> None:
         self.device_bytes = device_bytes
         self.held: dict[str, int] = {"baseline": baseline}
+        self.watch: Callable[[], None] = lambda: None
         self._history: deque[tuple[float, int]] = deque(maxlen=4096)
         self.changed()
 
@@ -41,6 +42,7 @@ class Truth:
 
     def changed(self) -> None:
         self._history.append((_now(), self.used))
+        self.watch()
 
     def restarted(self) -> None:
         """Forget what was: no metrics are of another Triton."""

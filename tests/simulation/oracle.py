@@ -229,7 +229,7 @@ class Oracle:
         return self.since(begun, "unload asked", model_id=call.model_id)
 
     def _does_not_fit(self, call: Call, spec: Spec) -> bool:
-        return not (self._surely_fits(call, spec) or self._is_room_to_come(call))
+        return not (self.surely_fits(call, spec) or self._is_room_to_come(call))
 
     def _has_bad_files(self, call: Call, _: Spec) -> bool:
         return self.since(call.begun, "prepare", model_id=call.model_id)
@@ -299,7 +299,7 @@ class Oracle:
         is_large = self.most(spec) + self._world.truth.held["baseline"] > self.limit * 0.9
         return is_large or self.since(call.begun - _RECENT_SECONDS, *others)
 
-    def _surely_fits(self, call: Call, spec: Spec) -> bool:
+    def surely_fits(self, call: Call, spec: Spec) -> bool:
         """Whether it would fit even if the adapter knew everything late, and supposed the worst."""
         truth, others = (
             self._world.truth,
@@ -387,10 +387,12 @@ class Oracle:
         """Whether the model was let in so lately that it may not be measured yet."""
         return self.since(self._now() - _RECENT_SECONDS, "admitted", model_id=spec.model_id)
 
+    def is_known(self, spec: Spec) -> bool:
+        return spec.declared is not None or spec.url in self._measured
+
     def _runs_alone(self, spec: Spec) -> None:
         """Where growth is measured a load of unknown size waits for others, for 20 s."""
-        is_known = spec.declared is not None or spec.url in self._measured
-        model_id = spec.model_id
+        is_known, model_id = self.is_known(spec), spec.model_id
         others = [h for h in self._world.arriving() if h.spec.model_id != model_id]
         now = self._now()
         self.happened("admitted", model_id)
@@ -424,7 +426,7 @@ class Oracle:
             raise Violated("5 ledger", f"it has {book.models} models, of {len(records)}")
         self._near_the_truth(control)
         if self._world.story.bugs:
-            raise Violated("6 bugs", self._world.story.bugs[0])
+            raise Violated("7 bugs", self._world.story.bugs[0])
 
     def _idle(self, control: ModelControl, records: list[ModelRecord]) -> None:
         if control.operations.in_flight:

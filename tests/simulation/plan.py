@@ -5,12 +5,14 @@ what the last one left behind; operations and faults come at drawn moments; then
 the oracle looks at everything, and the adapter is stopped or killed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Spec, drawn_models
+from tests.simulation.platforms import Mesh, Operation, drawn_platform
 
 # What may be done to an operation of a model, by the port's verb.
 FAULTS = {
@@ -41,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one adapter. `reserve`: the headroom, in bytes."""
+    """Of one adapter. `reserve`: the headroom, in bytes. `platform`: None for SageMaker."""
 
     memory_limit: int | None
     reserve: int
@@ -50,6 +52,7 @@ class Settings:
     unload_seconds: float
     warms_up: bool
     is_killed: bool
+    platform: Mesh | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,21 @@ def drawn(seed: int) -> Plan:
         entry for shift in range(count) for entry in _entries(random, shift, list(models), rates)
     ]
     reader = random.choice(readers)
-    return Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
+    plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
+    return _with_platform(plan)
+
+
+def _with_platform(plan: Plan) -> Plan:
+    """Add a shift of another platform, in some days."""
+    random = Draws(plan.seed).of("platforms")
+    platform = drawn_platform(random, plan.device_bytes, plan.reader)
+    if platform is None:
+        return plan
+    shift, number = _shift(random, plan.device_bytes), len(plan.shifts)
+    shift = replace(shift, platform=platform, loads_again=random.choice((None, False)))
+    rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _KINDS}
+    entries = _entries(random, number, list(plan.models), rates, platform.operation)
+    return replace(plan, shifts=(*plan.shifts, shift), entries=(*plan.entries, *entries))
 
 
 def _shift(random: Random, device_bytes: int) -> Settings:
@@ -100,7 +117,25 @@ def _shift(random: Random, device_bytes: int) -> Settings:
     )
 
 
-def _entries(random: Random, shift: int, names: list[str], rates: dict[str, int]) -> list[Entry]:
+def _operation(random: Random, names: list[str]) -> Operation:
+    verbs = {"load": 6, "unload": 4, "invoke": 8, "version": 1}
+    [verb] = random.choices([*verbs], weights=[*verbs.values()])
+    name = random.choice(names)
+    leaves = random.choice((0.0, 0.05, 0.5, 3.0)) if random.random() < 0.15 else None
+    if verb == "invoke":
+        return verb, (name, random.choice((1, 1, 3, 10)), leaves)
+    if verb == "version":
+        return verb, (name,)
+    return verb, (name, leaves)
+
+
+def _entries(
+    random: Random,
+    shift: int,
+    names: list[str],
+    rates: dict[str, int],
+    operation: Callable[[Random, list[str]], Operation] = _operation,
+) -> list[Entry]:
     found, at = [], 0.0
     pause = random.choice((0.3, 2.0, 10.0))
     total = sum(rates.values())
@@ -112,20 +147,8 @@ def _entries(random: Random, shift: int, names: list[str], rates: dict[str, int]
             [kind] = random.choices([*rates], weights=[*rates.values()])
             found.append(_fault(random, shift, at, kind, names))
         else:
-            found.append(_operation(random, shift, at, names))
+            found.append(Entry(shift, at, *operation(random, names)))
     return found
-
-
-def _operation(random: Random, shift: int, at: float, names: list[str]) -> Entry:
-    verbs = {"load": 6, "unload": 4, "invoke": 8, "version": 1}
-    [verb] = random.choices([*verbs], weights=[*verbs.values()])
-    name = random.choice(names)
-    leaves = random.choice((0.0, 0.05, 0.5, 3.0)) if random.random() < 0.15 else None
-    if verb == "invoke":
-        return Entry(shift, at, verb, (name, random.choice((1, 1, 3, 10)), leaves))
-    if verb == "version":
-        return Entry(shift, at, verb, (name,))
-    return Entry(shift, at, verb, (name, leaves))
 
 
 def _fault(random: Random, shift: int, at: float, kind: str, names: list[str]) -> Entry:

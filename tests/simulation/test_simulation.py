@@ -16,10 +16,13 @@ from tests.simulation.world import played
 HERE = Path(__file__).parent
 # Where the world meets the adapter: its ports and values, the clock, and who is called.
 SEAMS = (
+    "adapter._proto",
     "adapter.control.models",
     "adapter.control.ports",
     "adapter.core.",
     "adapter.errors",
+    "adapter.frontends.grpc.modelmesh",
+    "adapter.frontends.grpc.modelmesh_sizes",
     "adapter.runtime.",
     "adapter.telemetry.",
 )

@@ -23,6 +23,7 @@ from tests.simulation.callers import Callers
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import Draws, virtual
 from tests.simulation.memory import Reader, Truth
+from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
 from tests.simulation.oracle import Oracle
 from tests.simulation.plan import Entry, Plan, Settings
@@ -355,7 +356,7 @@ class World:
         work = control.run_housekeeping()
         keeping = self._adapters.run(background.begin, "control-watch", work)
         self._begun.append((adapter, keeping))
-        callers = Callers(self, control)
+        callers = (MeshCallers if settings.platform else Callers)(self, control)
         begun = self.now
         for entry in (each for each in self.plan.entries if each.shift == number):
             await self._until(begun + entry.at)

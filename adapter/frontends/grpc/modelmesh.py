@@ -296,7 +296,7 @@ class ModelRuntime:
             if not ids and not self._waiting:
                 return
             await asyncio.sleep(0)  # for loads whose wait has just ended
-            ended = await asyncio.gather(*map(self._unload, ids), return_exceptions=True)
+            ended = await asyncio.gather(*map(self._unload, sorted(ids)), return_exceptions=True)
             for error in ended:
                 if error is not None:
                     raise error

@@ -3,10 +3,12 @@
 from tests.simulation.faults.fault import Fault
 from tests.simulation.faults.loads import LOADS
 from tests.simulation.faults.memory import MEMORY
+from tests.simulation.faults.platforms import PLATFORMS
 from tests.simulation.faults.restarts import RESTARTS
 from tests.simulation.faults.unloads import UNLOADS
 
-FAULTS: dict[str, Fault] = {each.name: each for each in (*LOADS, *UNLOADS, *MEMORY, *RESTARTS)}
+_ALL = (*LOADS, *UNLOADS, *MEMORY, *RESTARTS, *PLATFORMS)
+FAULTS: dict[str, Fault] = {each.name: each for each in _ALL}
 
 # Those that a minute of days does not find: the world seldom brings them out, or the oracle allows
 # what they break.

@@ -1,0 +1,49 @@
+"""Faults of what ModelMesh is told, and of what is done for it."""
+
+from adapter.core.admission import MeshBooks
+from adapter.frontends.grpc.modelmesh import ModelRuntime
+from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
+from tests.simulation.faults.fault import Fault
+
+PLATFORMS = [
+    Fault(
+        "ModelMesh is told that all memory is free beside models",
+        "it fills memory that others have, and each of its loads fails",
+        ModelRuntime,
+        "_purged",
+        "if not task.done():",
+        "if False:",
+    ),
+    Fault(
+        "a load of ModelMesh waits for no unload that is to come",
+        "a load that its books allow is refused, and avoided for minutes",
+        ModelRuntime,
+        "_room_and_slot",
+        "await memory.until_left(size, lambda: books.evicts, seconds)",
+        "pass",
+    ),
+    Fault(
+        "ModelMesh is told all of the limit",
+        "the baseline and one load of unknown size have no room",
+        MeshSizes,
+        "_promised",
+        "return free - growth - min(strip, limit // _LARGEST_STRIP_SHARE)",
+        "return limit",
+    ),
+    Fault(
+        "modelSize does not wait for the measurement",
+        "ModelMesh counts a guess for as long as the model is loaded",
+        MeshSizes,
+        "after_load",
+        "return self._told(model_id) if self._control.memory.is_measured(model_id) else 0",
+        "return self.default_bytes",
+    ),
+    Fault(
+        "ModelMesh's books keep what was unloaded",
+        "they seem to be over capacity for good, and each load waits for half of its time",
+        MeshBooks,
+        "drop",
+        "self._sizes.pop(model_id, None)",
+        "pass",
+    ),
+]

@@ -1,0 +1,33 @@
+"""Who else than SageMaker calls the adapter in a shift, drawn from streams of their own."""
+
+from dataclasses import dataclass
+from random import Random
+
+from tests.simulation.memory import MIB
+
+Operation = tuple[str, tuple[object, ...]]
+_GPU_BYTES = 2000 * MIB  # on smaller ones ModelMesh does not start
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """ModelMesh. `tells_disk`: it knows how large the files of a model are."""
+
+    load_concurrency: int
+    churn_seconds: float
+    tells_disk: bool
+
+    def operation(self, random: Random, names: list[str]) -> Operation:
+        leaves = random.choice((0.05, 0.5, 3.0)) if random.random() < 0.1 else None
+        return "use", (random.choice(names), random.choice((1, 1, 3, 10)), leaves)
+
+
+def drawn_platform(random: Random, device_bytes: int, reader: str) -> Mesh | None:
+    """Return the platform of a day's last shift; None where it is as all others."""
+    if random.random() < 0.5 or (reader in {"nvml", "triton"} and device_bytes < _GPU_BYTES):
+        return None
+    return Mesh(
+        load_concurrency=random.choice((1, 2, 4)),
+        churn_seconds=random.choice((3.0, 100.0)),
+        tells_disk=random.random() < 0.5,
+    )
