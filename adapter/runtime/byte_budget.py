@@ -32,6 +32,8 @@ _SPARED_SECONDS, _SLOW_SECONDS = 5.0, 60.0
 # While more than so many wait, room is given out once in so many seconds: each time all are looked
 # at. In one turn of the event loop at most so many bodies are cut, which takes 0.2 ms each.
 _FEW_WAITING, _ROUND_SECONDS, _MOST_CUTS = 64, 0.05, 64
+# So many cuts have a line in the log until the next look; all are counted.
+_MOST_LINES = 10
 # A rate needs so much time, and forgets this part of the past with each look.
 _RATE_SECONDS, _KEPT = 1.0, 0.8
 
@@ -240,6 +242,7 @@ class ByteBudget:
         self._waiting: dict[Holding, None] = {}
         self._is_looking = self._is_round_due = False
         self._cuts_left = 0
+        self._lines_left, self._lines_since = _MOST_LINES, 0.0
 
     @property
     def held(self) -> int:
@@ -353,6 +356,8 @@ class ByteBudget:
 
     def _judge(self, now: float) -> None:
         self._cuts_left = _MOST_CUTS
+        if now - self._lines_since >= _LOOK_SECONDS:
+            self._lines_left, self._lines_since = _MOST_LINES, now
         for holding in self.all.arriving:
             holding.observe(now)
         for holding in list(self._waiting):
@@ -382,6 +387,15 @@ class ByteBudget:
     def _cut(self, holding: Holding, reason: Reason) -> None:
         self._cuts_left -= 1
         rate, left, figures = holding.rate, holding.seconds_left, self._figures()
+        if self._lines_left:
+            self._lines_left -= 1
+            self._log(holding, reason)
+        self._on_cut(reason)
+        holding.end()
+        holding.holder.cut(_error(reason, rate or 0.0, left, figures))
+
+    def _log(self, holding: Holding, reason: Reason) -> None:
+        rate = holding.rate
         log.warning(
             "body.cut",
             extra={
@@ -395,9 +409,6 @@ class ByteBudget:
                 "limit_bytes": self.limit,
             },
         )
-        self._on_cut(reason)
-        holding.end()
-        holding.holder.cut(_error(reason, rate or 0.0, left, figures))
 
     def _figures(self) -> str:
         return f"callers' bodies hold {self.held} of {self.limit} bytes (max_inflight_body_bytes)"

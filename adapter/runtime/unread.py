@@ -8,6 +8,7 @@ When all of them together are too many, the stream with the most is cut.
 import logging
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from adapter.errors import NotTaken
 from adapter.runtime.byte_budget import ByteBudget
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 
 # What keeping an answer takes beyond its bytes.
 _EACH_BYTES = 64
+# So long after one line of the log no other says that a stream is cut.
+_LINE_SECONDS = 1.0
 
 
 class Unread:
@@ -31,6 +34,7 @@ class Unread:
         self._budget = budget
         self._on_cut = on_cut
         self._streams: dict[Answers, None] = {}
+        self._logged = -inf
 
     def stream(self, on_cut: Callable[[], None]) -> "Answers":
         """Begin with a stream. `on_cut` ends a write to its caller that may take for ever."""
@@ -53,7 +57,9 @@ class Unread:
         if not found.is_behind and len(self._streams) == 1:
             return
         why = f"{found.size} bytes of its answers wait, and {self.held} of all streams"
-        log.warning("stream.cut", extra={"reason": why, "limit_bytes": self.limit})
+        if (now := self._budget.clock()) - self._logged >= _LINE_SECONDS:
+            self._logged = now
+            log.warning("stream.cut", extra={"reason": why, "limit_bytes": self.limit})
         self._on_cut()
         found.cut(NotTaken(f"the caller reads too slowly: {why}; at most {self.limit} are kept"))
 

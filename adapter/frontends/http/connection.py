@@ -27,6 +27,7 @@ _AHEAD_BYTES = 64 * 2**10
 _SHORT_BYTES = 16 * 2**10
 _END_BYTES = len(END)
 _CR, _EMPTY_LINES = ord("\r"), re.compile(rb"(?:\r\n)+")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 # What a request, or the empty lines before it, may begin with. Anything else is refused at once.
 _METHOD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz\r\n"
 
@@ -237,6 +238,8 @@ class Connection(asyncio.Protocol):
             self._read_whole_head(data[:at], data[at:])
         elif len(data) > HEAD_BYTES:
             self._refuse_long_head()
+        elif _BARE_LF.search(data, begin):  # it would never end
+            self.refuse_head("a line of the head of the request ends with LF alone")
         elif data[0] in _METHOD:
             self.ahead = data
             self._enter(_HEAD)

@@ -269,6 +269,8 @@ class Inferences:
     ) -> web.StreamResponse:
         record, path = lease.record, route.path
         is_packed = _encoding_of(request) not in {"", "identity"}
+        if len(request.headers.getall(_HEADER_LENGTH, ())) > 1:
+            raise InvalidRequest(f"more than one {_HEADER_LENGTH}")
         headers = call_headers(request.headers, is_rewritten=record.is_renamed)
         if route.media_type:
             length = None if is_packed else request.content_length

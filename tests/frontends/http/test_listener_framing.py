@@ -147,6 +147,20 @@ async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
                 await refused(listener, raw(path, line=line % path.encode()))
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 40])
+async def test_a_head_whose_lines_end_with_lf_alone_is_refused_before_it_has_ended(pieces):
+    data = b"GET /ping HTTP/1.1\nHost: localhost\nAccept: */*\n\n"
+    size = len(data) // pieces + 1
+    async with opened() as listener:
+        caller = await listener.connect()
+        for at in range(0, len(data), size):
+            await caller.send(data[at : at + size])
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):  # of 30 that a head may take
+            found = await caller.answer()
+        assert found.refusal == (400, "InvalidRequest")
+
+
 @both
 async def test_a_host_is_needed_and_not_in_http_1_0(path):
     async with opened() as listener:

@@ -376,3 +376,12 @@ async def test_a_load_that_finds_no_room_is_told_when_to_come_again(closed, monk
 async def pieces(body: bytes) -> AsyncIterator[bytes]:
     """A body whose length nobody announces."""
     yield body
+
+
+@pytest.mark.parametrize("lengths", [("2", "3"), ("2", "2")])
+async def test_an_inference_says_once_how_long_its_json_is(closed, lengths):
+    await closed.house.load("m")
+    headers = [("Inference-Header-Content-Length", length) for length in lengths]
+    async with closed.caller.post("/v2/models/m/infer", data=b"{}", headers=headers) as reply:
+        assert (reply.status, (await reply.json())["code"]) == (400, "InvalidRequest")
+    assert closed.upstream.seen == []

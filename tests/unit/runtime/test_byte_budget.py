@@ -383,3 +383,15 @@ def test_all_honest_callers_finish(size: int) -> None:
     assert all(body.holding.left == 0 for body in bodies)
     assert site.cuts == []
     assert site.budget.held == 0
+
+
+def test_many_cuts_are_counted_and_a_few_of_them_logged(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(100)
+    bodies = [site.body(1000) for _ in range(200)]
+    for body in bodies:
+        body.send(10)
+    site.time.pass_(11)
+    seconds, lines = 11, [each for each in caplog.records if each.message == "body.cut"]
+    assert len(site.cuts) > 150
+    assert 0 < len(lines) <= 20 * seconds
+    assert len(lines) < len(site.cuts) / 2

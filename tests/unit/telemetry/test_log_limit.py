@@ -6,7 +6,7 @@ import pytest
 from adapter.errors import InferenceFailed, InvalidRequest, ModelNotFound
 from adapter.telemetry.log_limit import LogLimit
 
-NOT_FOUND, FAILED = ModelNotFound("no"), InferenceFailed("it raised")
+NOT_FOUND, FAILED = ModelNotFound("no"), InferenceFailed("it raised", model_id="m")
 
 
 class Later(list[Callable[[], None]]):
@@ -41,7 +41,13 @@ def test_twenty_lines_a_second_are_admitted_and_the_others_summed_up(limit, late
     (line,) = caplog.records
     said = (line.message, line.levelname, line.listener, line.error, line.requests)
     assert said == ("request.failed_again", "INFO", "http", "ModelNotFound", 5)
-    assert admitted(limit, NOT_FOUND, 25) == 20
+
+
+def test_while_there_are_more_each_second_has_one_line(limit, later, caplog):
+    for lines, count in ((20, 25), (1, 25), (1, 5), (20, 25)):
+        assert admitted(limit, NOT_FOUND, count) == lines
+        later.pass_by()
+    assert [line.requests for line in caplog.records] == [5, 24, 4, 5]
 
 
 def test_another_error_has_twenty_of_its_own(limit):
@@ -55,9 +61,11 @@ def test_nothing_is_summed_up_where_each_has_its_line(limit, later, caplog):
     assert (caplog.records, later) == ([], [])
 
 
-def test_what_a_model_fails_with_has_a_line_each(limit, later):
-    assert admitted(limit, FAILED, 25) == 25
-    assert later == []
+def test_what_a_model_fails_with_has_lines_of_its_own(limit, later, caplog):
+    assert admitted(limit, FAILED, 25) == 20
+    assert admitted(limit, InferenceFailed("it raised", model_id="other"), 25) == 20
+    later.pass_by()
+    assert [(line.model_id, line.requests) for line in caplog.records] == [("m", 5), ("other", 5)]
 
 
 def test_at_debug_each_has_its_line(limit, caplog):
