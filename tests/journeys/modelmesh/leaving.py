@@ -2,12 +2,16 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import boto3
+import pytest
 import yaml
 
 from tests.buckets import KEYS, Bucket
@@ -48,23 +52,42 @@ def keys(bucket: Bucket, prefix: str = "") -> dict[str, bytes]:
 
 def run(bucket: Bucket, given: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """The program, with a file that has this."""
-    (folder / "isvcs.json").write_text(given)
-    always = ("--to", f"s3://{bucket.name}/by-name", "--bucket", f"localMinIO={bucket.name}")
     return subprocess.run(
-        [sys.executable, PROGRAM, folder / "isvcs.json", *always, *flags],
+        [sys.executable, PROGRAM, *arguments(bucket, given, folder, *flags)],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, **bucket.environ, "AWS_DEFAULT_REGION": "us-east-1"},
+        env={**os.environ, **variables(bucket)},
         check=False,
     )
+
+
+def arguments(bucket: Bucket, given: str, folder: Path, *flags: str) -> list[str]:
+    (folder / "isvcs.json").write_text(given)
+    always = ("--to", f"s3://{bucket.name}/by-name", "--bucket", f"localMinIO={bucket.name}")
+    return [str(folder / "isvcs.json"), *always, *flags]
+
+
+def variables(bucket: Bucket) -> dict[str, str]:
+    return {**bucket.environ, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 def leave(
     bucket: Bucket, services: list[Object], folder: Path, *flags: str
 ) -> tuple[int, list[str]]:
-    """Exit code and lines of the program."""
+    """Exit code and lines of the program, run in this process, which has imported boto3."""
     given = json.dumps({"kind": "List", "items": services})
-    done = run(bucket, given, folder, *flags)
-    assert done.stderr == ""
-    return done.returncode, done.stdout.replace(bucket.name, "BUCKET").splitlines()
+    out, err = StringIO(), StringIO()
+    with (
+        pytest.MonkeyPatch.context() as changed,
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        for name, text in variables(bucket).items():
+            changed.setenv(name, text)
+        changed.setattr(boto3, "DEFAULT_SESSION", None)
+        changed.setattr(sys, "argv", [PROGRAM.name, *arguments(bucket, given, folder, *flags)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(PROGRAM), run_name="__main__")
+    assert err.getvalue() == ""
+    return int(ended.value.code or 0), out.getvalue().replace(bucket.name, "BUCKET").splitlines()
