@@ -1,13 +1,14 @@
 """Who calls the adapter: a platform as SageMaker, which loads, invokes, and unloads on 507."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+from adapter.control.lease import Lease
 from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource
 from adapter.errors import AdapterError, CapacityError, ModelNotFound
-from tests.simulation.models import Call, Spec, Violated
-from tests.simulation.plan import Entry
+from tests.simulation.models import Call, Entry, Spec, Violated
 
 _TRIES = 4
 
@@ -133,7 +134,21 @@ class Callers:
             oracle.not_leased(call, error)
             raise
         oracle.leased(call)
+        try:
+            spec = await self._computed(name, lease)
+        except AdapterError as told:
+            oracle.failed(call, told, self._world.newest[name])
+            raise
+        oracle.happened("infer done", name)
+        oracle.answered(call, spec, expected)
+        return spec
+
+    async def _computed(
+        self, name: str, lease: Lease, done: Callable[[object], object] = bool
+    ) -> Spec:
+        """Have Triton answer a request, which goes on when its caller leaves, until `done`."""
         asked = self._world.begin_call(self._world.triton.infer(lease.record.name, name))
+        asked.add_done_callback(done)
         try:
             spec = await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -142,12 +157,8 @@ class Callers:
             raise
         except AdapterError as error:
             judged = await self._of_adapter(self._control.judged(error, ModelId(name)))
-            told = lease.end(judged)
-            oracle.failed(call, told, self._world.newest[name])
-            raise told from None
+            raise lease.end(judged) from None
         lease.end()
-        oracle.happened("infer done", name)
-        oracle.answered(call, spec, expected)
         return spec
 
     async def _of_adapter(self, work: Any) -> Any:

@@ -26,11 +26,18 @@ class SimDisk:
         self.specs = specs
         self.folders: dict[str, StagedModel] = {}
         self.sizes: object = None
-        self._placed: dict[str, Spec] = {}
+        self._placed: dict[str, str] = {}  # where the files are
         self._draws, self._fault = draws, fault
+        # what the files of the disk cache are at a place; None if there are none any more
+        self.cached: Callable[[str], Spec | None] = lambda _: None
+        self.read: Callable[[str, str], Spec | None] = lambda _, __: None  # by Triton
+        self.admitted: Callable[[Spec], None] = lambda _: None
 
     def spec_at(self, name: str) -> Spec | None:
-        return self._placed.get(name)
+        place = self._placed.get(name)
+        if place is None:
+            return None
+        return self.specs[place] if place in self.specs else self.read(name, place)
 
     async def _act(self, verb: str, name: str, model_id: str) -> None:
         await turns(self._draws.of("disk", verb, name))
@@ -42,19 +49,26 @@ class SimDisk:
 
     async def prepare(self, name: str, model_id: str, source: ModelSource) -> Package:
         await self._act("prepare", name, model_id)
-        spec = self.specs[source.url]
+        spec = self.cached(source.url) if source.is_cached else self.specs[source.url]
+        if spec is None:
+            raise SourceMissing("the files of the cache are gone")
         return Package(
             source.url, (), spec.takes // 4 * 3 if spec.version % 2 else 0, spec.declared, spec.url
         )
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
-        return self.specs[source.url].url != content_key
+        spec = self.cached(source.url) if source.is_cached else self.specs[source.url]
+        return spec is None or spec.url != content_key
 
     async def place(self, name: str, model_id: str, package: Package) -> Placement:
-        await self._act("place", name, model_id)
+        spec = self.specs[package.content_key]
+        await turns(self._draws.of("disk", "place", name))
+        self.admitted(spec)
+        if (fault := self._fault("place", spec.model_id)) is not None:
+            raise self._error(fault)
         placement = Placement((name,))
         self.folders[name] = StagedModel(name, model_id, placement)
-        self._placed[name] = self.specs[package.root]
+        self._placed[name] = package.root
         await turns(self._draws.of("disk", "placed", name))
         return placement
 

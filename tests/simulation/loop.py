@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from adapter.runtime import clock
 from adapter.runtime.threads import Threads
+from tests.simulation.threads import Asked, as_thread
 
 T = TypeVar("T")
 
@@ -83,42 +84,21 @@ def virtual(draws: Draws) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     """Give a function that runs a coroutine in virtual time, which the adapter's clock shows."""
 
     def submit(self: Threads, done: Future[Any], act: Callable[[], Any]) -> None:
-        _as_thread(asyncio.get_running_loop(), draws.of("thread"), done, act)
+        as_thread(asyncio.get_running_loop(), draws.of("thread"), done, act)
 
     real = clock.monotonic, clock.wall, clock.sleep, Threads.submit
+    ask = asyncio.run_coroutine_threadsafe
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(draws)) as runner:
         loop = runner.get_loop()
         clock.monotonic, clock.wall = loop.time, lambda: EPOCH + loop.time()
         clock.sleep = lambda _: None
         Threads.submit = submit
+        asyncio.run_coroutine_threadsafe = Asked
         try:
             yield runner.run
         finally:
             clock.monotonic, clock.wall, clock.sleep, Threads.submit = real
-
-
-def _as_thread(
-    loop: asyncio.AbstractEventLoop, random: Random, done: Future[Any], act: Callable[[], Any]
-) -> None:
-    """Do the work of a thread at a drawn moment, and tell of it at a later one."""
-
-    def begin() -> None:
-        if done.set_running_or_notify_cancel():
-            loop.call_later(_latency(random), work)
-
-    def work() -> None:
-        try:
-            result = act()
-        except BaseException as error:  # noqa: BLE001 - as a thread passes it on
-            loop.call_later(_latency(random), done.set_exception, error)
-        else:
-            loop.call_later(_latency(random), done.set_result, result)
-
-    loop.call_later(_latency(random), begin)
-
-
-def _latency(random: Random) -> float:
-    return random.choice((0.0, 0.0, 0.0, 0.001, 0.01, 0.1))
+            asyncio.run_coroutine_threadsafe = ask
 
 
 async def turns(random: Random) -> None:

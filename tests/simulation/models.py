@@ -27,6 +27,19 @@ class Spec:
         return f"/models/{self.model_id}@{self.version}"
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`at` seconds after the begin of its shift. `words` are what the verb needs."""
+
+    shift: int
+    at: float
+    verb: str
+    words: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.at:.1f} s: {' '.join(map(str, (self.verb, *self.words)))}"
+
+
 @dataclass(slots=True)
 class Call:
     """A caller's load, unload or inference, since `begun`."""
@@ -46,10 +59,13 @@ class Violated(Exception):
 
 def drawn_models(random: Random, room: int) -> dict[str, Spec]:
     """Draw models of which some, not all, fit into `room` bytes together."""
-    return {name: _drawn(name, random, room) for name in NAMES[: random.randint(2, len(NAMES))]}
+    return {
+        name: drawn_model(name, random, room) for name in NAMES[: random.randint(2, len(NAMES))]
+    }
 
 
-def _drawn(name: str, random: Random, room: int) -> Spec:
+def drawn_model(name: str, random: Random, room: int) -> Spec:
+    """Draw the first version of a model."""
     takes = int(room * random.choice((0.02, 0.1, 0.2, 0.3, 0.45, 0.7))) + random.randrange(4 * MIB)
     declares = random.choice((None, None, 1.0, 1.0, 1.3))
     return Spec(

@@ -41,6 +41,7 @@ _FACTOR = 1.25  # of the size on disk
 _RECENT_SECONDS = 20.0
 _OOM = "out of memory"
 _NOTICED_SECONDS = 0.5
+_DEATH_SECONDS = 30.0  # within which the death of a process that loads is noticed
 _ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
 
 
@@ -64,9 +65,7 @@ class Oracle:
         self._measured: set[str] = set()  # urls
         # what others took whose loads ran beside one that readings do not tell apart, by url
         self._shared: dict[str, int] = {}
-        self._taken_for_ours = (
-            0  # what strangers took, which a load beside them may be charged with
-        )
+        self._taken_for_ours = 0  # by strangers, which a load beside them may be charged with
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
         self._shift_begun = 0.0
@@ -194,14 +193,14 @@ class Oracle:
             self.happened("unload failed", call.model_id)
         limits = {"unload": self.settings.unload_seconds}
         self._in_time(call, limits.get(call.verb, self.settings.load_seconds) + _RECENT_SECONDS)
-        if not self._has_cause(call, error, spec):
+        if not self.has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
             raise Violated("2 causes", said)
 
     def _load_bound_ago(self) -> float:
         return self._now() - self.settings.load_seconds - _RECENT_SECONDS
 
-    def _has_cause(self, call: Call, error: AdapterError, spec: Spec) -> bool:
+    def has_cause(self, call: Call, error: AdapterError, spec: Spec) -> bool:
         causes = {
             AlreadyLoaded: self._may_be_there,
             UnloadedMeanwhile: self._was_unloaded,
@@ -272,14 +271,17 @@ class Oracle:
         if self.since(call.begun - _RECENT_SECONDS, "hang", "end"):
             return True
         died = self._at.get(("stub dies", call.model_id), -1.0)
-        if self._world.is_embedded and call.begun <= died < self._now() - _RECENT_SECONDS:
-            return False  # that is noticed within seconds
+        if self._world.is_embedded and call.begun <= died < self._now() - _DEATH_SECONDS:
+            return False
+        return self.may_take_long() and took >= min(5.0, self.settings.load_seconds)
+
+    def may_take_long(self) -> bool:
+        """Whether a load may take longer than it may."""
         faults = ("load", "answer", "unload", "stub ended", "restart")
-        has_fault = any(self.since(0.0, each) for each in faults)
         # several loads of seconds in a row, and their turns, may take longer than one may
         natural = 4 * max(each.seconds for each in self._world.newest.values())
-        may = has_fault or natural + _RECENT_SECONDS > self.settings.load_seconds
-        return may and took >= min(5.0, self.settings.load_seconds)
+        is_long = natural + _RECENT_SECONDS > self.settings.load_seconds
+        return is_long or any(self.since(0.0, each) for each in faults)
 
     # -- rule 2, 3: memory ------------------------------------------------------------------
 
@@ -301,10 +303,9 @@ class Oracle:
 
     def surely_fits(self, call: Call, spec: Spec) -> bool:
         """Whether it would fit even if the adapter knew everything late, and supposed the worst."""
-        truth, others = (
-            self._world.truth,
-            [each for each in self.present.values() if each.model_id != call.model_id],
-        )
+        truth, endpoint = self._world.truth, self._world.endpoint
+        others = [*self.present.values(), *(endpoint.oracle.present() if endpoint else ())]
+        others = [each for each in others if each.model_id != call.model_id]
         # strangers that were there before the first model count as the baseline until the last goes
         booked = truth.held["baseline"] + self._strangers + sum(map(self.most, others))
         moment = call.begun - _RECENT_SECONDS
@@ -352,7 +353,9 @@ class Oracle:
         self._runs_alone(spec)
         if reading is None or reading.lag_seconds or spec.declared is None or not self.serving:
             return
-        if self.since(self._now() - 2.0, "strangers", "unread", "infer done", "end"):
+        recent = self._now() - 2.0  # a size may have been learned while strangers left
+        since = 0.0 if spec.url in self._measured else recent
+        if self.since(since, "strangers") or self.since(recent, "unread", "infer done", "end"):
             return
         coming = [
             each

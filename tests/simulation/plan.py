@@ -11,8 +11,9 @@ from random import Random
 
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
-from tests.simulation.models import Spec, drawn_models
+from tests.simulation.models import Entry, Spec, drawn_models
 from tests.simulation.platforms import Mesh, Operation, drawn_platform
+from tests.simulation.shelf import Shelf, drawn_shelf
 
 # What may be done to an operation of a model, by the port's verb.
 FAULTS = {
@@ -25,20 +26,8 @@ FAULTS = {
     "confirm": ("disk",),
     "remove": ("disk",),
 }
+_OPERATIONS = {"load": 6, "unload": 4, "invoke": 8, "version": 1}
 _KINDS = ("crash", "hang", "stub", "strangers", "unread", *FAULTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """`at` seconds after the begin of its shift. `words` are what the verb needs."""
-
-    shift: int
-    at: float
-    verb: str
-    words: tuple[object, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.at:.1f} s: {' '.join(map(str, (self.verb, *self.words)))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +46,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`reader` and `is_embedded` are the machine's, for the whole run."""
+    """`reader` and `is_embedded` are the machine's, for the whole run; `shelf` is what an endpoint
+    has, on a day that has one.
+    """
 
     seed: int
     device_bytes: int
@@ -67,6 +58,7 @@ class Plan:
     models: dict[str, Spec]
     shifts: tuple[Settings, ...]
     entries: tuple[Entry, ...]
+    shelf: Shelf | None = None
 
     def only(self, entries: tuple[Entry, ...]) -> "Plan":
         return replace(self, entries=entries)
@@ -89,7 +81,18 @@ def drawn(seed: int) -> Plan:
     ]
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
-    return _with_platform(plan)
+    return _with_platform(_with_endpoint(plan))
+
+
+def _with_endpoint(plan: Plan) -> Plan:
+    """Add an endpoint, in some days."""
+    shelf, more = drawn_shelf(plan.seed, plan.device_bytes - plan.baseline, len(plan.shifts))
+    if shelf is None:
+        return plan
+    are_left_out = _OPERATIONS if shelf.is_alone else ()
+    entries = [*more, *(each for each in plan.entries if each.verb not in are_left_out)]
+    entries.sort(key=lambda entry: (entry.shift, entry.at))
+    return replace(plan, entries=tuple(entries), shelf=shelf)
 
 
 def _with_platform(plan: Plan) -> Plan:
@@ -118,8 +121,7 @@ def _shift(random: Random, device_bytes: int) -> Settings:
 
 
 def _operation(random: Random, names: list[str]) -> Operation:
-    verbs = {"load": 6, "unload": 4, "invoke": 8, "version": 1}
-    [verb] = random.choices([*verbs], weights=[*verbs.values()])
+    [verb] = random.choices([*_OPERATIONS], weights=[*_OPERATIONS.values()])
     name = random.choice(names)
     leaves = random.choice((0.0, 0.05, 0.5, 3.0)) if random.random() < 0.15 else None
     if verb == "invoke":

@@ -4,25 +4,14 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextvars import ContextVar
 from hashlib import sha256
 
 from adapter.telemetry.log import EVENTS
+from tests.simulation.alive import ADAPTER
 from tests.simulation.loop import BEGIN
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _BUGS = frozenset({"operation.failed", "task.failed", "task.ended", "triton.restart_hook_failed"})
-
-
-class Adapter:
-    """One adapter of the run; `is_alive` until it is killed."""
-
-    def __init__(self) -> None:
-        self.is_alive = True
-
-
-# Which adapter the code belongs to that runs now; None for the world.
-ADAPTER: ContextVar[Adapter | None] = ContextVar("adapter", default=None)
 
 
 class Story(logging.Handler):
@@ -33,6 +22,8 @@ class Story(logging.Handler):
         self.lines: list[str] = []
         self.counts: Counter[str] = Counter()
         self.bugs: list[str] = []
+        self.hidden = "\0"  # a path that is another in each run
+        self.heard: Callable[[str, dict[str, object]], object] = lambda _, __: None
         self._now = now
         self._hash = sha256()
 
@@ -50,9 +41,10 @@ class Story(logging.Handler):
             error = record.exc_info[1] if record.exc_info else None
             self.bugs.append(f"{event} {fields} {error!r}")
         self._add("adapter", event, fields)
+        self.heard(event, fields)
 
     def _add(self, who: str, event: str, fields: dict[str, object]) -> None:
-        said = json.dumps(fields, default=_said, sort_keys=True)
+        said = json.dumps(fields, default=_said, sort_keys=True).replace(self.hidden, "")
         line = f"{self._now() - BEGIN:11.3f} {who:7} {event} {said if fields else ''}".rstrip()
         self.counts[event] += 1
         self.lines.append(line)

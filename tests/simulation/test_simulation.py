@@ -18,12 +18,17 @@ HERE = Path(__file__).parent
 SEAMS = (
     "adapter._proto",
     "adapter.control.models",
+    "adapter.control.lease",
     "adapter.control.ports",
+    "adapter.control.residency",
     "adapter.core.",
     "adapter.errors",
     "adapter.frontends.grpc.modelmesh",
     "adapter.frontends.grpc.modelmesh_sizes",
+    "adapter.packages.source.",  # what a file takes on disk
     "adapter.runtime.",
+    "adapter.settings.locations",
+    "adapter.store.",
     "adapter.telemetry.",
 )
 

@@ -215,6 +215,7 @@ class SimTriton:
             if not life.over.is_set():
                 return await self._stub_ended(life, held)
         elif fault == "stub dies" and held.spec.is_python:
+            self._note("a process dies in a load", name=name)
             self.processes.end(held.process)
             await life.over.wait()
         if life.over.is_set():

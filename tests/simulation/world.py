@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import inspect
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
@@ -19,8 +18,11 @@ from adapter.core.sizing import Sizes
 from adapter.errors import AdapterError
 from adapter.runtime import background, clock
 from adapter.telemetry.metrics import Metrics
+from tests.simulation.alive import ADAPTER, Adapter, Guarded, Killed
 from tests.simulation.callers import Callers
+from tests.simulation.crowd import Crowd
 from tests.simulation.disk import SimDisk
+from tests.simulation.endpoint import Endpoint
 from tests.simulation.loop import Draws, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
@@ -28,53 +30,13 @@ from tests.simulation.models import Spec, Violated
 from tests.simulation.oracle import Oracle
 from tests.simulation.plan import Entry, Plan, Settings
 from tests.simulation.processes import SimServer
-from tests.simulation.story import ADAPTER, Adapter, Story
+from tests.simulation.story import Story
 from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
 
 _FACTOR = 1.25  # of the size on disk, as oracle.py has it
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
-
-
-class Killed(BaseException):
-    """Raised to an adapter that was killed: it has no effect on the world any more."""
-
-
-class Guarded:
-    """A port of one adapter, which does nothing once that was killed."""
-
-    def __init__(self, target: object, adapter: Adapter) -> None:
-        self._target, self._adapter = target, adapter
-
-    def __getattr__(self, name: str) -> object:
-        found = getattr(self._target, name)
-        if not callable(found):
-            return found
-        call = self._awaited(found) if inspect.iscoroutinefunction(found) else self._called(found)
-        setattr(self, name, call)
-        return call
-
-    def _check(self) -> None:
-        if not self._adapter.is_alive:
-            raise Killed
-
-    def _awaited(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(*args: object, **kwargs: object) -> object:
-            self._check()
-            try:
-                return await act(*args, **kwargs)
-            finally:
-                self._check()
-
-        return call
-
-    def _called(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: object, **kwargs: object) -> object:
-            self._check()
-            return act(*args, **kwargs)
-
-        return call
 
 
 @dataclass(slots=True)
@@ -97,22 +59,33 @@ class World:
         self.truth = Truth(plan.device_bytes, plan.baseline)
         self.specs = {spec.url: spec for spec in plan.models.values()}
         self.newest = dict(plan.models)
+        for spec in plan.shelf.specs() if plan.shelf else ():
+            self.specs[spec.url] = spec
+            self.newest.setdefault(spec.model_id, spec)
         self._set_faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self.faults: Counter[str] = Counter()
         self.disk = SimDisk(self.specs, self.draws, self.take_fault)
+        self.oracle = Oracle(self)
         self.triton = SimTriton(
             self.truth,
             self.draws,
             spec_at=self.disk.spec_at,
             fault=self.take_fault,
             note=self._noted,
-            unload_begins=self._unload_begins,
+            unload_begins=self._judged(self.oracle.unload_begins),
         )
         processes = self.triton.processes
         self.reader = Reader(plan.reader, self.truth, processes.bytes_apart, self.draws)
         self.triton.is_gpu = plan.reader != "host"
         self.is_embedded = plan.is_embedded
-        self.oracle = Oracle(self)
+        self.disk.admitted = self._judged(self.oracle.admitted)
+        self.endpoint: Endpoint | None = None  # of the adapter that runs
+        self._site = Endpoint(self, plan.shelf) if plan.shelf else None
+        if self._site is not None:
+            self.disk.cached = self._judged(self._site.spec_at)
+            self.disk.read = self._judged(self._site.read_by_triton)
+            self.story.heard = self._judged(self._site.oracle.heard)
+            self.story.hidden = str(self._site.root)
         self.violation: Violated | None = None
         self._violated = asyncio.Event()
         self.control: ModelControl | None = None
@@ -145,7 +118,8 @@ class World:
         return self.truth.held.get(held.process.key, 0)
 
     def processes_of(self, model_id: str) -> list[object]:
-        names = {n for n, folder in self.disk.folders.items() if folder.model_id == model_id}
+        folders = self.disk.folders.items()
+        names = {n for n, folder in folders if folder.model_id.partition("#")[0] == model_id}
         return self.triton.processes.of(*names, model_id)
 
     def new_version(self, name: str) -> None:
@@ -158,8 +132,6 @@ class World:
 
     def take_fault(self, verb: str, model_id: str) -> str | None:
         """Return the fault that is set for the next such act, which happens now."""
-        if verb == "place":
-            self._admitted(self.newest[model_id])
         waiting = self._set_faults.get((verb, model_id))
         if not waiting:
             return None
@@ -175,18 +147,20 @@ class World:
         if event.startswith("out of memory"):
             held = self.triton.held(str(fields["name"]))
             self.oracle.happened("out of memory", held.spec.model_id if held else "")
+        if event == "a process dies in a load":
+            self.oracle.happened("stub dies", self.triton.held(str(fields["name"])).spec.model_id)
 
-    def _admitted(self, spec: Spec) -> None:
-        try:
-            self.oracle.admitted(spec)
-        except Violated as found:
-            self.violate(found)
+    def _judged(self, judge: Callable[..., Any]) -> Callable[..., Any]:
+        """Return it with what it finds wrong told to the run, not to who calls it."""
 
-    def _unload_begins(self, held: Held) -> None:
-        try:
-            self.oracle.unload_begins(held)
-        except Violated as found:
-            self.violate(found)
+        def judged(*args: object) -> Any:
+            try:
+                return judge(*args)
+            except Violated as found:
+                self.violate(found)
+                return None
+
+        return judged
 
     async def _keep_triton(self) -> None:
         """What starts Triton again when it has ended, and tells the adapter."""
@@ -304,7 +278,7 @@ class World:
 
     # -- a shift ----------------------------------------------------------------------------
 
-    def _new_adapter(self, settings: Settings) -> tuple[Adapter, ModelControl]:
+    def _new_adapter(self, number: int, settings: Settings) -> tuple[Adapter, ModelControl]:
         adapter = Adapter()
         self._adapters = copy_context()
         self._adapters.run(ADAPTER.set, adapter)
@@ -314,6 +288,7 @@ class World:
         server = None
         if self.is_embedded:
             server = SimServer(self.triton, self.draws, self._restart, LOAD_THREADS)
+        metrics = Metrics()
         guarded = [
             Guarded(each, adapter) if each is not None else None
             for each in (self.triton, self.disk, self.reader, server)
@@ -326,7 +301,7 @@ class World:
             triton=guarded[0],
             packages=guarded[1],
             memory=guarded[2],
-            metrics=Metrics(),
+            metrics=metrics,
             limits=TimeLimits(
                 load=settings.load_seconds,
                 unload=settings.unload_seconds,
@@ -337,6 +312,10 @@ class World:
             loads_again=settings.loads_again,
             load_threads=LOAD_THREADS,
         )
+        self.endpoint = None if settings.platform else self._site
+        if self.endpoint is not None:
+            terms = self.plan.shelf.terms[number]
+            self._adapters.run(self.endpoint.new_adapter, adapter, control, metrics, terms)
         return adapter, control
 
     def _restart(self, reason: str) -> None:
@@ -346,9 +325,11 @@ class World:
 
     async def _shift(self, number: int, settings: Settings) -> None:
         self.story.note(f"adapter {number} starts")
-        adapter, control = self._new_adapter(settings)
+        adapter, control = self._new_adapter(number, settings)
         self.oracle.new_adapter(settings)
         await self.triton.up.wait()
+        if self.endpoint is not None:
+            await self.begin_call(self.endpoint.cache.open())
         await self._opened(control)
         self.control = control
         if self.triton.life is self._served_by:
@@ -356,11 +337,14 @@ class World:
         work = control.run_housekeeping()
         keeping = self._adapters.run(background.begin, "control-watch", work)
         self._begun.append((adapter, keeping))
-        callers = (MeshCallers if settings.platform else Callers)(self, control)
+        callers = [(MeshCallers if settings.platform else Callers)(self, control)]
+        if self.endpoint is not None:
+            await self.begin_call(self.endpoint.begin())
+            callers.append(Crowd(self, control, self.endpoint))
         begun = self.now
         for entry in (each for each in self.plan.entries if each.shift == number):
             await self._until(begun + entry.at)
-            if not callers.play(entry):
+            if not any(each.play(entry) for each in callers):
                 self.play_fault(entry)
         if settings.is_killed and self.draws.of("kill", number).random() < 0.5:
             self._kill(adapter)
@@ -368,7 +352,8 @@ class World:
             await self._quiet(control, callers)
             await self._stop(adapter, control, settings)
         background.end(keeping)
-        callers.leave()
+        for each in callers:
+            each.leave()
 
     async def _opened(self, control: ModelControl) -> None:
         """As the adapter does: the start is tried until Triton answers."""
@@ -388,22 +373,37 @@ class World:
         if moment > self.now:
             await asyncio.sleep(moment - self.now)
 
-    async def _quiet(self, control: ModelControl, callers: Callers) -> None:
+    async def _quiet(self, control: ModelControl, callers: list[Callers]) -> None:
         """Let the faults stop, wait until all has come to rest, and look at everything."""
         self.stop_faults()
         self.story.note("faults stop")
         end = self.now + _QUIET_SECONDS
-        while self.now < end:
-            await asyncio.sleep(5.0)
-            if self.is_up and self._is_at_rest(control, callers):
-                break
-        if self.violation is None and callers.count:
-            raise Violated("2 in time", f"{callers.count} calls are never answered")
+        await self._rested(control, callers, end, 5.0)
+        if self.violation is None and (left := sum(each.count for each in callers)):
+            raise Violated("2 in time", f"{left} calls are never answered")
         await asyncio.sleep(5.0)
+        if self.endpoint is not None:  # it may have looked for other versions
+            await self._rested(control, callers, end, 0.5)
         self.oracle.rest(control)
+        if self.endpoint is not None:
+            self.endpoint.oracle.rest()
 
-    def _is_at_rest(self, control: ModelControl, callers: Callers) -> bool:
-        if callers.count or control.operations.in_flight or control.memory.is_busy:
+    async def _rested(
+        self, control: ModelControl, callers: list[Callers], end: float, pause: float
+    ) -> None:
+        while self.now < end:
+            await asyncio.sleep(pause)
+            if self.is_up and self._is_at_rest(control, callers):
+                return
+
+    def _is_at_rest(self, control: ModelControl, callers: list[Callers]) -> bool:
+        if self.endpoint is not None and not self.endpoint.oracle.is_at_rest():
+            return False
+        if (
+            any(each.count for each in callers)
+            or control.operations.in_flight
+            or control.memory.is_busy
+        ):
             return False
         if not all(held.never_ends for held in self.arriving()):
             return False
@@ -422,6 +422,8 @@ class World:
         self.story.note("adapter stops")
         self.control = None
         await self.begin_call(control.drain(5.0))
+        if self.endpoint is not None:
+            await self.begin_call(self.endpoint.stop())
         await self.begin_call(control.undone())
         adapter.is_alive = False
         if self.is_embedded:
@@ -431,6 +433,8 @@ class World:
         self._carry()
         self.story.note("adapter killed")
         adapter.is_alive, self.control = False, None
+        if self.endpoint is not None:
+            self.begin_of_adapter(self.endpoint.killed())
         if self.is_embedded:  # which ends with it
             self.triton.end()
 
@@ -444,6 +448,8 @@ class World:
 
     async def close(self) -> None:
         """End all that still goes on, adapters too; whatever they do has no effect any more."""
+        if self._site is not None:
+            self._site.close()
         for adapter, keeping in self._begun:
             adapter.is_alive = False
             background.end(keeping)

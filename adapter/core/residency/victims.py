@@ -66,7 +66,9 @@ def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Cand
     freed = [(each, _on(each.held, device)) for each in oldest_first]
     # what has bytes, but none on that device, stays
     might_free = [(each, size) for each, size in freed if size or device is None or not each.held]
-    return fewest(might_free, _missing(figures))
+    # one that was measured to take nothing may have been measured beside others
+    seem_empty = [(each, size) for each, size in freed if not total(each.held)]
+    return fewest(might_free or seem_empty, _missing(figures))
 
 
 def fewest(candidates: Iterable[tuple[_T, int]], missing: int) -> list[_T]:

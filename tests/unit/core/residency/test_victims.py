@@ -60,5 +60,12 @@ def test_a_model_of_which_nothing_is_known_may_go_too():
     assert chosen(figures, a={}, b={GPU: 10}, c={GPU: 10}) == "ab"
 
 
+def test_one_that_seems_to_take_nothing_goes_where_no_other_can():
+    figures = MemoryFigures(10, 0, 100, GPU)
+    assert chosen(figures, a={GPU: 0}) == "a"
+    assert chosen(figures, a={GPU: 0}, b={GPU: 4}) == "b"
+    assert chosen(figures, a={GPU: 0}, b={HOST: 4}) == "a"
+
+
 def test_where_nobody_can_go_nobody_does():
     assert choose([], MemoryFigures(10, 0, 100, HOST)) == []

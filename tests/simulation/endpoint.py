@@ -1,0 +1,131 @@
+"""The endpoint's side of the world: a store, its disk cache, and residency of each adapter."""
+
+import os
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from adapter.control.models import ModelControl
+from adapter.control.residency import Options, Residency
+from adapter.core.residency.waiting import WaitLimits, room_seconds
+from adapter.core.state import ModelState
+from adapter.runtime import background
+from adapter.telemetry.metrics import Metrics
+from tests.simulation.alive import Adapter
+from tests.simulation.cache import Room, SimFolder, files_at, new_cache, said_by
+from tests.simulation.models import Spec, Violated
+from tests.simulation.residents import Residents
+from tests.simulation.shelf import Shelf, Terms
+from tests.simulation.store import CONFIG, SimStore
+
+_MEMORY = "/dev/shm"
+
+
+class Endpoint:
+    """`residency`, `cache` and `terms` are those of the adapter that runs now."""
+
+    def __init__(self, world: object, shelf: Shelf) -> None:
+        self._world, self.shelf = world, shelf
+        self.root = Path(mkdtemp(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
+        self.store = SimStore(
+            shelf.versions, world.draws, world.take_fault, is_exact=shelf.is_exact
+        )
+        self.room = Room(shelf.disk_bytes)
+        self.items = {item.spec.url: item for items in shelf.versions.values() for item in items}
+        self.known: dict[str, Spec] = {}  # what the files at a place are, or were
+        self.oracle = Residents(world, self)
+        self.terms: Terms | None = None
+        self._adapter: Adapter | None = None
+        self._watching: Any = None
+
+    def close(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    # -- one adapter ------------------------------------------------------------------------
+
+    def new_adapter(
+        self, adapter: Adapter, control: ModelControl, metrics: Metrics, terms: Terms
+    ) -> None:
+        """To be called in the context of the adapter."""
+        self.terms, self._adapter, self.control = terms, adapter, control
+        self._folder = SimFolder(self.root / "cache", self.room, self._world.take_fault)
+        self.cache = new_cache(
+            self.store,
+            self._folder,
+            limit_bytes=terms.cache_limit,
+            concurrency=terms.fetch_concurrency,
+            room_seconds=room_seconds(terms.model_wait_seconds),
+            on_evicted=lambda _: None,
+        )
+        options = Options(
+            pin=terms.pin,
+            idle_unload_seconds=terms.idle_unload_seconds,
+            model_wait_seconds=terms.model_wait_seconds,
+            load_concurrency=terms.load_concurrency,
+            revalidate_seconds=terms.revalidate_seconds,
+            limits=WaitLimits(*terms.most_waiting),
+        )
+        self.residency = Residency(control, self.cache, metrics, options)
+        self.oracle.new_adapter()
+
+    async def begin(self) -> None:
+        """As the adapter does once control is open."""
+        self._watching = background.begin("residency-watch", self.residency.run_housekeeping())
+
+    async def stop(self) -> None:
+        background.end(self._watching)
+        await self.residency.close()
+        await self.cache.close()
+
+    async def killed(self) -> None:
+        """What the system does for a process that has gone; in the context of the adapter."""
+        background.end(self._watching)
+        self._folder.close()
+        await self.cache.close()
+
+    # -- what lies on the disk --------------------------------------------------------------
+
+    def spec_at(self, place: str) -> Spec | None:
+        """Return what the files of a cached package are; None if they are not there any more.
+
+        Raises Violated for what the store never had at one time.
+        """
+        said = said_by(files_at(Path(place)))
+        if not said:
+            return None
+        spec = self.known[place] = self.spec_of(said, place)
+        return spec
+
+    def read_by_triton(self, name: str, place: str) -> Spec | None:
+        """Return what Triton finds at the place when it loads the model of this name."""
+        if (spec := self.spec_at(place)) is None and self._world.control is self.control:
+            records = self.control.registry.records()
+            if any(r.name == name and r.state is ModelState.LOADING for r in records):
+                raise Violated("5 cache", f"the files of {name} have left the disk")
+        return spec
+
+    def spec_of(self, said: dict[str, tuple[str, int]], place: str) -> Spec:
+        urls = {part: url for part, (url, _) in said.items()}
+        weights = next(url for part, url in urls.items() if part != CONFIG)
+        item = self.items[weights]
+        config = self.items[urls.get(CONFIG, weights)]
+        if item.is_folder != (CONFIG in said) or config.key != item.key:
+            raise Violated("1 right files", f"{place} has {said}")
+        for part, (url, count) in said.items():
+            if count != self.items[url].size_of(part):
+                raise Violated("1 right files", f"{part} of {url} has {count} bytes")
+        numbers = (config.spec.version, item.spec.version)[not item.is_folder :]
+        if not any(
+            had and had[-len(numbers) :] == numbers for _, had in self.store.history[item.key]
+        ):
+            raise Violated("1 right files", f"the store never had {numbers} of {item.key}")
+        return item.spec
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "cache" / "artifacts"
+
+    @property
+    def work(self) -> Path:
+        return self.root / "cache" / "work"

@@ -1,0 +1,343 @@
+"""The oracle of models that calls load: who may be evicted, what calls may be told, and what the
+disk cache may have. The rules have the numbers of docs/simulation.md.
+"""
+
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from adapter.core.residency.state import ResidencyState
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    BackendError,
+    BackendTimeout,
+    ModelNotReady,
+    NoRoom,
+    StoreDenied,
+    StoreUnavailable,
+    TooManyWaiting,
+)
+from adapter.packages.source.space import BLOCK_BYTES, disk_bytes
+from tests.simulation.cache import files_at, said_by, used
+from tests.simulation.models import Call, Spec, Violated
+from tests.simulation.store import CONFIG, Item
+
+_RECENT_SECONDS = 20.0
+_LONG_SECONDS = 120.0  # what a fetch, a load and their waits may take together
+_SOON_SECONDS = 1.5
+_REFUSED_SECONDS = 6.0  # for which a model is not tried again that cannot be served
+
+
+class Residents:
+    """`waiting`: callers who have no lease yet, by key; `busy`: requests of each name in Triton."""
+
+    def __init__(self, world: object, endpoint: object) -> None:
+        self._world, self._endpoint = world, endpoint
+        self.waiting: Counter[str] = Counter()
+        self.busy: Counter[str] = Counter()
+        self.used_at: dict[str, float] = {}  # by key
+        # keys of models that a platform has loaded by name, and when
+        self.kept: dict[str, float] = {}
+        self._load_begun: dict[str, float] = {}
+
+    def new_adapter(self) -> None:
+        self.waiting, self.busy = Counter(), Counter()
+        self.used_at, self.kept, self._load_begun = {}, {}, {}
+
+    @property
+    def _of_models(self) -> object:
+        return self._world.oracle
+
+    def _since(self, moment: float, *whats: str, key: str = "") -> bool:
+        return self._of_models.since(moment, *whats, model_id=key)
+
+    def is_pinned(self, key: str) -> bool:
+        return any(fnmatchcase(key, pattern) for pattern in self._endpoint.terms.pin)
+
+    def _is_kept(self, key: str) -> bool:
+        """Return whether a platform's load of the model still holds."""
+        if (since := self.kept.get(key)) is None:
+            return False
+        of_it = self._since(since, "stub ended", "unload asked", key=key)
+        return not (of_it or self._since(since, "end", "restart"))
+
+    def present(self) -> list[Spec]:
+        """Return what may have bytes in the ledger of models that calls have loaded."""
+        control = self._endpoint.control
+        found = {held.spec.url: held.spec for held in self._world.all_held()}
+        for record in control.registry.records():
+            if (spec := self._endpoint.known.get(record.source.url)) is not None:
+                found[spec.url] = spec
+        return [spec for url, spec in found.items() if url in self._endpoint.items]
+
+    # -- rule 1, 2: answers -----------------------------------------------------------------
+
+    def answered(self, call: Call, spec: Spec, expected: Spec | None) -> None:
+        if spec.model_id != call.model_id:
+            said = f"an inference of {call.model_id} was answered by {spec.model_id}"
+            raise Violated("1 right model", said)
+        upset = ("unload asked", "stub ended")
+        is_upset = self._since(call.begun, *upset, key=call.model_id)
+        if (
+            expected is not None
+            and expected != spec
+            and not (is_upset or self._since(call.begun, "end"))
+        ):
+            said = f"{call.model_id} answered from {spec.url}, not from {expected.url}"
+            raise Violated("1 right model", said)
+
+    def waited(self, call: Call, begun: float) -> None:
+        """A caller has got a lease or an error, asked for at `begun`."""
+        took, most = self._world.now - begun, self._endpoint.terms.model_wait_seconds
+        upset = self._since(begun - _RECENT_SECONDS, "end", "hang", "restart")
+        if took > most + _SOON_SECONDS + upset * _RECENT_SECONDS:
+            said = f"a call for {call.model_id} waited {took:.1f} s, of {most:.0f} s"
+            raise Violated("2 in time", said)
+
+    def refused(self, call: Call, error: BaseException) -> None:
+        """A call got no lease: the error needs a cause."""
+        if not isinstance(error, AdapterError):
+            raise Violated("2 documented errors", f"call of {call.model_id}: {error!r}")
+        if not self._has_cause(call, error):
+            said = f"call of {call.model_id} failed without a cause: {error!r}"
+            raise Violated("2 causes", said)
+
+    def _has_cause(self, call: Call, error: AdapterError) -> bool:
+        causes = {
+            NoRoom: self._has_no_room,
+            ModelNotReady: self._has_waited,
+            TooManyWaiting: self._do_many_wait,
+            StoreDenied: self._was_denied,
+            StoreUnavailable: self._was_store_away,
+            ArtifactNotFound: self._lacks,
+            BackendTimeout: self._timed_out,
+            BackendError: self._was_refused_by_disk,
+        }
+        found = next((causes[each] for each in type(error).__mro__ if each in causes), None)
+        return self._of_load(call, error) if found is None else found(call, error)
+
+    def failed(self, call: Call, error: AdapterError) -> None:
+        """An inference has failed, whose model was loaded."""
+        if not self._of_models.has_cause(call, error, self._world.newest[call.model_id]):
+            said = f"inference of {call.model_id} failed without a cause: {error!r}"
+            raise Violated("2 causes", said)
+
+    def _of_load(self, call: Call, error: AdapterError) -> bool:
+        """Whether the latest load of the model, which others may have begun, had that cause."""
+        begun = min(call.begun, self._load_begun.get(call.model_id, call.begun)) - _REFUSED_SECONDS
+        load = call if call.verb == "unload" else Call("load", call.model_id, begun)
+        return self._of_models.has_cause(load, error, self._world.newest[call.model_id])
+
+    def _timed_out(self, call: Call, error: AdapterError) -> bool:
+        """The load, or its undo, may have gone on since long before the call."""
+        whats = ("hang", "end")
+        return self._of_models.may_take_long() or self._since(call.begun - _LONG_SECONDS, *whats)
+
+    def _has_waited(self, call: Call, error: AdapterError) -> bool:
+        """Or it waits for its turn, as it may be what ended Triton."""
+        took = self._world.now - call.begun
+        is_suspect = "waits for its turn" in str(error) and self._since(0.0, "end")
+        return took >= self._endpoint.terms.model_wait_seconds - 0.1 or is_suspect
+
+    def _do_many_wait(self, call: Call, _: AdapterError) -> bool:
+        in_all, for_one = self._endpoint.terms.most_waiting
+        # the caller itself counts here, and not there
+        is_full = self.waiting[call.model_id] > for_one
+        return is_full or self.waiting.total() > in_all
+
+    def _was_denied(self, call: Call, _: AdapterError) -> bool:
+        return self._since(call.begun - _LONG_SECONDS, "denied", key=call.model_id)
+
+    def _was_store_away(self, call: Call, _: AdapterError) -> bool:
+        whats = ("unavailable", "cut", "truncated", "longer", "put")
+        return self._since(call.begun - _LONG_SECONDS, *whats, key=call.model_id)
+
+    def _lacks(self, call: Call, _: AdapterError) -> bool:
+        since = call.begun - _LONG_SECONDS
+        is_lost = call.model_id not in self._endpoint.store.has
+        return is_lost or self._since(since, "lacks", "lose", key=call.model_id)
+
+    def _was_refused_by_disk(self, call: Call, error: AdapterError) -> bool:
+        is_plain = type(error) is BackendError
+        disk = is_plain and self._since(call.begun - _LONG_SECONDS, "publish", key=call.model_id)
+        return disk or self._of_load(call, error)
+
+    # -- rule 2: room -----------------------------------------------------------------------
+
+    def _stays(self, key: str) -> bool:
+        """Return whether something kept the model lately, or may have."""
+        used = self.used_at.get(key, -_LONG_SECONDS)
+        is_kept = self._is_kept(key) or self.is_pinned(key) or self.waiting[key] > 0
+        is_moving = any(held.state != "READY" for held in self._world.held_of(key))
+        return is_kept or is_moving or used > self._world.now - _LONG_SECONDS / 2
+
+    def _has_no_room(self, call: Call, error: AdapterError) -> bool:
+        if "on disk" in str(error):
+            return self._is_disk_short(call.model_id) or self._since(
+                call.begun - _LONG_SECONDS, "publish", key=call.model_id
+            )
+        is_late = self._has_waited(call, error)  # whatever it waited for
+        return not self._surely_fits(call.model_id, lambda s: is_late or self._stays(s.model_id))
+
+    def _surely_fits(self, key: str, stays: object) -> bool:
+        """Whether it fits beside what stays, even if the adapter supposed the worst."""
+        world, oracle = self._world, self._of_models
+        if self._since(world.now - _LONG_SECONDS, "out of memory", "strangers", "unload", "load"):
+            return False
+        others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
+        others += [spec for name, spec in oracle.present.items() if name != key]
+        booked = world.truth.held["baseline"] + sum(map(oracle.most, others))
+        most = max(oracle.most(item.spec) for item in self._endpoint.shelf.versions[key])
+        return booked + most + oracle.settings.reserve < oracle.limit
+
+    def _is_disk_short(self, key: str) -> bool:
+        """Whether there may be too little room on disk beside what cannot leave."""
+        endpoint = self._endpoint
+        shelf, terms = endpoint.shelf, endpoint.terms
+        staying = sum(
+            max(map(_on_disk, items))
+            for name, items in shelf.versions.items()
+            if name != key and self._stays(name)
+        )
+        if self._since(self._world.now - _LONG_SECONDS, "fill"):
+            return True
+        limit = min(terms.cache_limit or shelf.disk_bytes * 0.9, shelf.disk_bytes)
+        return staying + 2 * max(map(_on_disk, shelf.versions[key])) > limit
+
+    # -- rule 4: evictions ------------------------------------------------------------------
+
+    def heard(self, event: str, fields: dict[str, object]) -> None:
+        """An adapter that lives has written this line."""
+        if event == "model.loading":
+            self._load_begun[str(fields["model_id"])] = self._world.now
+        judges = {"room": self._for_room, "disk": self._for_disk, "idle": self._as_idle}
+        reason = fields.get("evicted") if event == "model.unloading" else None
+        if reason in judges:
+            self._may_go(str(fields["model_id"]), str(reason))
+            if not judges[reason](str(fields["model_id"])):
+                said = f"{fields['model_id']} was evicted for {reason}, and there was no need"
+                raise Violated("4 evicted", said)
+
+    def _may_go(self, key: str, reason: str) -> None:
+        """Raise if something keeps the model."""
+        record = self._endpoint.control.registry.get(key)
+        if not record.is_on_demand or self._is_kept(key):
+            raise Violated("4 evicted", f"{key} was evicted, which a platform has loaded")
+        if requests := self.busy[record.name]:
+            raise Violated("4 evicted", f"{key} was evicted amid {requests} requests")
+        if self.is_pinned(key) and not self._since(0.0, "stub ended", key=key):
+            raise Violated("4 evicted", f"{key} was evicted for {reason}, and is pinned")
+
+    def _for_room(self, key: str) -> bool:
+        """Whether something that is wanted may not fit beside all that there is."""
+        oracle, world = self._of_models, self._world
+        wanted = self._wanted() + [name for name, count in oracle.loading.items() if count > 0]
+        if self._since(world.now - _LONG_SECONDS, "out of memory", "caller left", "echo"):
+            return True
+        for name in wanted:
+            specs = [world.newest[name]]
+            if name in self._endpoint.shelf.versions:
+                specs = [item.spec for item in self._endpoint.shelf.versions[name]]
+            others = [*self.present(), *oracle.present.values()]
+            booked = world.truth.held["baseline"] + sum(map(oracle.most, others))
+            booked += world.truth.held.get("strangers", 0)
+            # what is being loaded is in the readings and among what is reserved
+            arriving = sum(oracle.most(held.spec) for held in world.arriving())
+            booked = max(booked, world.truth.most_since(world.now - _RECENT_SECONDS) + arriving)
+            if (
+                booked + max(map(oracle.most, specs))
+                > (oracle.limit - oracle.settings.reserve) * 0.9
+            ):
+                return True
+        return False
+
+    def _wanted(self) -> list[str]:
+        """Return the models that calls have asked for, though these may have given up."""
+        entries = self._endpoint.residency.entries
+        return [entry.model_id for entry in entries if entry.waiting or entry.task is not None]
+
+    def _for_disk(self, key: str) -> bool:
+        return any(name != key for name in self._wanted())
+
+    def _as_idle(self, key: str) -> bool:
+        seconds = self._endpoint.terms.idle_unload_seconds
+        since = self._world.now - self.used_at.get(key, -_LONG_SECONDS)
+        return bool(seconds) and since >= seconds
+
+    # -- rule 5: quiet moments --------------------------------------------------------------
+
+    def is_at_rest(self) -> bool:
+        entries = [*self._endpoint.residency.entries]
+        are_settled = all(
+            entry.state is ResidencyState.RESIDENT
+            and entry.task is None
+            and not entry.is_outdated
+            and not self._endpoint.residency.entries.loses(entry)
+            for entry in entries
+        )
+        if self._endpoint.terms.idle_unload_seconds:
+            are_settled &= all(
+                self.is_pinned(entry.model_id) or not entry.record.is_on_demand
+                for entry in entries
+                if entry.record is not None
+            )
+        use = self._endpoint.cache.disk()
+        return are_settled and not use.fetching_bytes
+
+    def rest(self) -> None:
+        """Nothing is under way any more: the books of residency and of the cache are right."""
+        endpoint = self._endpoint
+        entries = [*endpoint.residency.entries]
+        if endpoint.residency.entries.waiting or any(entry.waiting for entry in entries):
+            raise Violated("5 left over", "callers count as waiting, and there are none")
+        records = {r.id: r for r in endpoint.control.registry.records()}
+        for entry in entries:
+            if entry.state is not ResidencyState.RESIDENT:
+                raise Violated("5 left over", f"{entry.model_id} is {entry.state.value}")
+            if records.get(entry.model_id) is not entry.record:
+                raise Violated("5 left over", f"{entry.model_id} counts as loaded, and is not")
+        known = {entry.model_id for entry in entries}
+        if extra := {r.id for r in records.values() if r.is_on_demand} - known:
+            raise Violated("5 left over", f"no call has loaded {sorted(extra)}")
+        for key in self.kept:
+            if self._is_kept(key) and key not in records:
+                raise Violated("5 desired", f"{key} was loaded by its name, and is gone")
+        self._cache_is_right(len({entry.artifact.folder for entry in entries if entry.artifact}))
+
+    def _cache_is_right(self, pinned: int) -> None:
+        endpoint, cache = self._endpoint, self._endpoint.cache
+        folders = sorted(endpoint.artifacts.iterdir())
+        if left := [*endpoint.work.iterdir()]:
+            raise Violated("5 cache", f"{len(left)} folders of fetches are left over")
+        if len(folders) != cache.artifacts:
+            said = f"{len(folders)} artifacts are on disk, and the cache knows {cache.artifacts}"
+            raise Violated("5 cache", said)
+        real = 0
+        for folder in folders:
+            files = folder / "files"
+            endpoint.spec_of(said_by(_package(files)), "an artifact")
+            # folders count as a block each, in the books
+            real += used(files) + BLOCK_BYTES * sum(
+                1 for p in [files, *files.rglob("*")] if p.is_dir()
+            )
+        use = cache.disk()
+        if use.fetching_bytes or cache.used_bytes != use.size_bytes:
+            raise Violated("5 cache", f"{use.fetching_bytes} bytes stay reserved for fetches")
+        if use.size_bytes != real:
+            raise Violated("5 cache", f"it counts {use.size_bytes} bytes, and has {real}")
+        if cache.used_bytes > cache.limit_bytes:
+            raise Violated("5 cache", f"{cache.used_bytes} bytes, of {cache.limit_bytes}")
+        if (held := cache.artifacts - cache.unused()[0]) != pinned:
+            raise Violated("5 cache", f"{held} artifacts count as in use, and {pinned} are")
+
+
+def _package(files: Path) -> dict[str, bytes]:
+    [package] = files.iterdir()
+    return files_at(package)
+
+
+def _on_disk(item: Item) -> int:
+    folders = 3 if item.is_folder else 1
+    config = disk_bytes(item.size_of(CONFIG)) if item.is_folder else 0
+    return disk_bytes(item.size_bytes) + config + folders * BLOCK_BYTES
