@@ -1,6 +1,6 @@
 """Forks adapters off one process that has imported what `serve` imports: in a new interpreter that
 takes each of them a second of CPU. A forked adapter has the arguments, variables, folder and
-descriptors of a new one, and runs the same `main`.
+descriptors of a new one, and runs the same `main`. So has each other command (`run`).
 
 `tests.running` starts this process, `python -m tests.forked`; each process of tests has one.
 """
@@ -19,6 +19,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 _REQUEST_BYTES = 1 << 19
@@ -26,21 +28,47 @@ _REQUEST_BYTES = 1 << 19
 _IMPORTED = ("adapter.__main__", "adapter.cli.serving", "adapter.cli.demo")
 
 
-class Forked:
+def run(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    stdin: bytes = b"",
+    folder: Path | None = None,
+    seconds: float = 100,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end, on files."""
+    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        child = _Child(arguments, environ, [each.fileno() for each in (given, out, err)], folder)
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
+
+class _Child:
     """A child of the process that forks; it has what the tests use of subprocess.Popen."""
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        (said, out), (complained, err), (self._status, status) = (os.pipe() for _ in range(3))
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        descriptors: Sequence[int],
+        folder: Path | None = None,
+    ) -> None:
         self.args = arguments
-        self.stdout: IO[Any] = os.fdopen(said)
-        self.stderr: IO[Any] = os.fdopen(complained)
         self.returncode: int | None = None
         self._lock = threading.Lock()
+        self._status, status = os.pipe()
         try:
-            self.pid = _server().start(arguments, environ, (out, err, status))
+            self.pid = _server().start(arguments, environ, folder, (*descriptors, status))
         finally:
-            for each in (out, err, status):
-                os.close(each)
+            os.close(status)
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
@@ -67,6 +95,21 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class Forked(_Child):
+    """One whose output is read from pipes."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        (said, out), (complained, err) = os.pipe(), os.pipe()
+        self.stdout: IO[Any] = os.fdopen(said)
+        self.stderr: IO[Any] = os.fdopen(complained)
+        try:
+            with open(os.devnull) as nothing:  # noqa: PTH123
+                super().__init__(arguments, environ, (nothing.fileno(), out, err))
+        finally:
+            os.close(out)
+            os.close(err)
+
+
 class _Server:
     """The process that forks, as the tests see it. It ends with its socket."""
 
@@ -87,9 +130,14 @@ class _Server:
         atexit.register(self._end)
 
     def start(
-        self, arguments: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int]
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        folder: Path | None,
+        descriptors: Sequence[int],
     ) -> int:
-        request = {"arguments": arguments, "environ": dict(environ), "folder": os.getcwd()}  # noqa: PTH109
+        at = str(folder or Path.cwd())
+        request = {"arguments": arguments, "environ": dict(environ), "folder": at}
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             return int(self._socket.recv(16))
@@ -113,21 +161,21 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
             os.read(woken, 512)
             _reap(statuses)
             continue
-        data, received, *_ = socket.recv_fds(control, _REQUEST_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
+        data, received, *_ = socket.recv_fds(control, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return None
-        out, err, status = received
+        *standard, status = received
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.dup2(out, 1)
-            os.dup2(err, 2)
+            for number, descriptor in enumerate(standard):
+                os.dup2(descriptor, number)
             control.detach()
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             return json.loads(data)
         statuses[pid] = status
-        os.close(out)
-        os.close(err)
+        for descriptor in standard:
+            os.close(descriptor)
         control.send(str(pid).encode())
 
 
@@ -149,6 +197,7 @@ def main() -> int:
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is None:
         return 0
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - those of this process
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - those of this process
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(request["folder"])

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests import forked
+
 COMMAND = (sys.executable, "-m", "adapter")
 ESCAPE = "\x1b"
 ROOT = Path(__file__).parents[3]
@@ -21,16 +23,8 @@ def run(
     stdin: bytes = b"",
     folder: Path | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """In a pipe. `environ` is added to the environment, as everywhere here."""
-    return subprocess.run(
-        [*COMMAND, *argv],
-        input=stdin,
-        capture_output=True,
-        timeout=100,
-        check=False,
-        cwd=folder,
-        env=_environment(environ),
-    )
+    """On no terminal. `environ` is added to the environment, as everywhere here."""
+    return forked.run(argv, _environment(environ), stdin, folder)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

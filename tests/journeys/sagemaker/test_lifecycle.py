@@ -3,14 +3,13 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.asking import Gate, background, refusal, triton_index
 from tests.processes import beside, descendants, is_alive
 from tests.running import (
@@ -34,9 +33,8 @@ def shared_memory(adapter: RunningAdapter) -> list[Path]:
 
 def run_to_its_end(*flags: str) -> tuple[int, str]:
     """Exit code and stderr of an adapter that should not come up."""
-    command = [sys.executable, "-m", "adapter", "serve", "--log-format=json", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stderr
+    done = forked.run(["serve", "--log-format=json", *flags], os.environ, seconds=60)
+    return done.returncode, done.stderr.decode()
 
 
 def test_sigterm_lets_an_inference_end_and_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
