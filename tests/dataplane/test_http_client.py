@@ -9,6 +9,7 @@ import pytest
 
 from adapter.core.calls import V2Call
 from adapter.errors import BackendUnavailable, InferenceFailed, InvalidRequest
+from tests.cases import rows
 from tests.fakes.http_triton import (
     OK,
     ask,
@@ -271,7 +272,7 @@ async def test_an_answer_without_a_length_lasts_until_the_connection_closes(vers
         assert connections(plane) == "<Pool: 0 connections, 0 idle>"
 
 
-@pytest.mark.parametrize(
+@rows(
     "raw",
     [
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from adapter.errors import BackendError, BackendTimeout, BackendUnavailable
+from tests.cases import rows
 from tests.fakes.http_triton import (
     OK,
     ask,
@@ -111,8 +112,8 @@ async def test_before_there_is_a_triton_nothing_is_delivered():
 # -- late ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [b"", CHUNKED, CHUNKED + b"2\r\nab\r\n"])
-@pytest.mark.parametrize("is_stream", [False, True])
+@rows("first", [b"", CHUNKED, CHUNKED + b"2\r\nab\r\n"])
+@rows("is_stream", [False, True])
 async def test_an_answer_that_does_not_come_in_time_is_a_timeout(first, is_stream):
     async def script(talk):
         await talk.say(first)

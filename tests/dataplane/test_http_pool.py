@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from adapter.dataplane.http_pool import Pool
+from tests.cases import rows
 from tests.fakes.http_triton import OK, ask, connections, pieces_of, post, says, served
 from tests.frontends.http.listener import until
 
@@ -37,7 +38,7 @@ async def test_uploads_of_many_pieces_keep_the_connection_too():
     assert len(upstream.talks) == 1
 
 
-@pytest.mark.parametrize(
+@rows(
     "raw",
     [
         b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",

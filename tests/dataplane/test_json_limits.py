@@ -24,6 +24,7 @@ from adapter.dataplane.json_limits import (
 )
 from adapter.errors import InvalidRequest, PayloadTooLarge
 from adapter.runtime.turns import Turns
+from tests.cases import rows
 
 MIB = 2**20
 DEEP = b"[" * (MOST_LEVELS + 1)
@@ -69,7 +70,7 @@ def test_it_is_refused_where_it_is_deeper_and_nowhere_else(value, most, cuts):
         json_limits.MOST_LEVELS = before
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         DEEP,
@@ -81,7 +82,7 @@ def test_it_is_refused_where_it_is_deeper_and_nowhere_else(value, most, cuts):
         b"[[[[]]]]," * 1000 + DEEP,
     ],
 )
-@pytest.mark.parametrize("size", [1, 7, 10**6])
+@rows("size", [1, 7, 10**6])
 def test_what_is_too_deep_is_refused_however_it_hides(text, size):
     assert is_refused([text[at : at + size] for at in range(0, len(text), size)])
 
@@ -201,8 +202,8 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "values"), SHAPES)
-@pytest.mark.parametrize("size", [1, 3, 1000])
+@rows(("text", "values"), SHAPES)
+@rows("size", [1, 3, 1000])
 def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert not is_refused(pieces, Shapes(values))
@@ -210,8 +211,8 @@ def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
         assert is_refused(pieces, Shapes(values - 1))
 
 
-@pytest.mark.parametrize("dimensions", [b"9" * 30, b"8589934592", b"65536,65536", b"-9,99999999"])
-@pytest.mark.parametrize("key", [b"shape", rb"\u0073hape", rb"sh\u0061p\u0065"])
+@rows("dimensions", [b"9" * 30, b"8589934592", b"65536,65536", b"-9,99999999"])
+@rows("key", [b"shape", rb"\u0073hape", rb"sh\u0061p\u0065"])
 async def test_a_shape_that_no_body_can_fill_is_refused(dimensions, key):
     with pytest.raises(InvalidRequest):
         check_whole(b'{"%s":[%s],"data":[1]}' % (key, dimensions), None, MIB)

@@ -5,6 +5,7 @@ import pytest
 from adapter.frontends.http.head import Heads
 from adapter.frontends.sites import SitePolicy
 from adapter.telemetry.traffic import Traffic
+from tests.cases import rows
 from tests.frontends.http.listener import ANYWHERE, FAST, head, opened, request
 
 LENGTH = "Content-Length: 2"
@@ -41,8 +42,8 @@ def test_nothing_is_plain_before_there_is_a_triton_and_that_is_not_kept():
     assert known.read(raw).plain is not None
 
 
-@pytest.mark.parametrize("path", [FAST, V2, "/v2/models/m/versions/12/infer", FAST + "/"])
-@pytest.mark.parametrize("field", ["Connection: keep-alive", "Connection: Keep-Alive", "X: y"])
+@rows("path", [FAST, V2, "/v2/models/m/versions/12/infer", FAST + "/"])
+@rows("field", ["Connection: keep-alive", "Connection: Keep-Alive", "X: y"])
 def test_an_inference_about_which_nothing_is_special_is_plain(path, field):
     found = heads().read(head(path, LENGTH, field))
     assert found.length == 2
@@ -50,7 +51,7 @@ def test_an_inference_about_which_nothing_is_special_is_plain(path, field):
     assert found.plain.model_id == "m"
 
 
-@pytest.mark.parametrize(
+@rows(
     "raw",
     [
         head(FAST),
@@ -79,7 +80,7 @@ def test_what_is_special_is_not_plain_but_its_end_is_known(raw):
     assert found.length is not None
 
 
-@pytest.mark.parametrize(
+@rows(
     "raw",
     [
         head(FAST, "Transfer-Encoding: chunked"),

@@ -17,6 +17,7 @@ from adapter.cli.commands import COMMANDS
 from adapter.cli.connection import target_of
 from adapter.cli.parser import parse
 from adapter.settings import GROUPS, SECRETS, Settings, flag_of, masked, variable_of
+from tests.cases import rows
 from tests.trees import write_python_model
 from tests.unit.cli.conftest import admin
 
@@ -40,7 +41,7 @@ class TestHelp:
         assert code == 0
         assert "exit codes: 0 done; 2 bad settings or arguments; 1 anything else" in out
 
-    @pytest.mark.parametrize("command", list(COMMANDS))
+    @rows("command", list(COMMANDS))
     def test_each_command_teaches_by_examples(self, run, command):
         code, out, _ = run(command, "--help")
         assert code == 0
@@ -76,10 +77,8 @@ class TestHelp:
         assert run("help") == run("--help")
         assert run()[0] == 0
 
-    @pytest.mark.parametrize(
-        "command", [("serve",), ("check-config",), ("load", "m", "/m"), ("drain",)]
-    )
-    @pytest.mark.parametrize("words", [("--control-token=secret",), ("--control-token", "secret")])
+    @rows("command", [("serve",), ("check-config",), ("load", "m", "/m"), ("drain",)])
+    @rows("words", [("--control-token=secret",), ("--control-token", "secret")])
     def test_a_token_is_no_flag_and_is_not_repeated(self, run, command, words):
         code, out, err = run(*command, *words)
         assert (code, out) == (2, "")
@@ -112,7 +111,7 @@ class TestHelp:
         assert (code, out) == (2, "")
         assert f"; did you mean {meant}?" in err
 
-    @pytest.mark.parametrize("command", list(COMMANDS))
+    @rows("command", list(COMMANDS))
     def test_a_usage_error_leaves_itself_on_the_screen(self, run, command):
         err = run(command, "--no-such-flag")[2]
         usage, error, hint = err.splitlines()
@@ -146,7 +145,7 @@ class TestHelp:
         }.items():
             assert f"  {flag_of(name)} {metavar}" in out
 
-    @pytest.mark.parametrize("command", list(COMMANDS))
+    @rows("command", list(COMMANDS))
     def test_the_names_of_products_keep_their_capitals(self, run, command):
         text = " ".join(run(command, "--help")[1].split())
         summary = COMMANDS[command].summary

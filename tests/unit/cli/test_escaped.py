@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from adapter.cli.commands import COMMANDS
+from tests.cases import rows
 from tests.trees import write_python_model
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\x9b\u202ez"
@@ -99,7 +100,7 @@ def test_an_argument_is_escaped(run, argv):
     assert rude(out + err) == ""
 
 
-@pytest.mark.parametrize("command", list(COMMANDS))
+@rows("command", list(COMMANDS))
 def test_a_flag_that_there_is_not_is_escaped(run, command):
     code, _, err = run(command, f"--{HOSTILE}")
     assert code == 2

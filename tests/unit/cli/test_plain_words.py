@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.cases import rows
 from tests.unit.cli.conftest import admin
 
 NOBODY = "127.0.0.1:1"
@@ -118,7 +119,7 @@ class TestWords:
         assert code == 2
         assert f"{word} is no number of seconds above 0" in err
 
-    @pytest.mark.parametrize(
+    @rows(
         ("word", "meant"),
         [
             ("list", "ps"),

@@ -8,6 +8,7 @@ from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.sizing import Basis, Estimate
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
+from tests.cases import rows
 
 M = ModelId("m")
 MIB = 2**20
@@ -179,8 +180,8 @@ def test_a_size_on_disk_refuses_only_when_half_of_it_would_not_fit(mib, refused)
 CHANGES = [{"unloads": 1}, {"loads": 1}, {"is_settling": True}]
 
 
-@pytest.mark.parametrize("basis", Basis)
-@pytest.mark.parametrize("change", CHANGES)
+@rows("basis", Basis)
+@rows("change", CHANGES)
 def test_what_does_not_fit_yet_waits_while_something_may_make_room(basis, change):
     assert answer(needs(900, basis), **change) is Answer.WAIT
 

@@ -2,6 +2,7 @@ import pytest
 
 from adapter.core.artifacts import ArtifactKey, FetchProgress, parse_artifact_path
 from adapter.errors import InvalidRequest
+from tests.cases import rows
 
 
 @pytest.mark.parametrize("text", ["digits.tar.gz", "team-a/digits.tar.gz", "a b/ä", "x" * 1024])
@@ -9,7 +10,7 @@ def test_a_key_within_the_store_is_taken_as_it_is(text):
     assert parse_artifact_path(text) == text
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "reason"),
     [
         ("", "is empty"),

@@ -28,6 +28,7 @@ from adapter.errors import (
     Overloaded,
     StubDied,
 )
+from tests.cases import rows
 
 MIB = 2**20
 GPU, OTHER = Device("GPU-0"), Device("GPU-1")
@@ -190,7 +191,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("failure", "low", "otherwise"), TABLE)
+@rows(("failure", "low", "otherwise"), TABLE)
 def test_a_failure_is_answered_as_the_table_says(failure, low, otherwise):
     for memory, expected in ((View.LOW, low), (View.OK, otherwise), (View.UNKNOWN, otherwise)):
         error = failure()

@@ -20,6 +20,7 @@ from adapter.errors import (
     PayloadTooLarge,
     StubDied,
 )
+from tests.cases import rows
 
 FAULTS = Faults(Classifier())
 M = ModelId("m")
@@ -71,7 +72,7 @@ DALI = (
 NOBODY = "failed to connect to all addresses; last error"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("code", "text", "kind"),
     [
         ("INVALID_ARGUMENT", failed("Internal: ValueError: no weights"), LoadFailed),
@@ -154,7 +155,7 @@ def test_a_call_that_found_no_triton_was_not_delivered(text):
     assert "Triton cannot be reached" in str(error)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("code", "text"),
     [
         ("UNAVAILABLE", "Socket closed"),
@@ -191,7 +192,7 @@ def test_a_call_about_no_model_fails_like_any_other():
     assert error.model_id is None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("status", "kind", "text", "expected"),
     [
         (404, PLAIN, "Request for unknown model: 'm' is not found", ModelNotFound),
@@ -277,7 +278,7 @@ CALLERS = ("UNIMPLEMENTED", "ALREADY_EXISTS")  # no lack of memory
 OWN_CODES = (*CALLERS, "UNKNOWN", "CANCELLED", "UNAVAILABLE")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("code", "text", "expected"),
     [
         ("NOT_FOUND", f"{UNKNOWN} is not found", ModelNotFound),
@@ -393,7 +394,7 @@ def test_any_other_failure_of_a_model_is_not_suspected(error):
     assert error.suspected is None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("code", "text", "own"),
     [
         *((code, "its own words", code) for code in OWN_CODES),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapter.core.oom import Classifier, Phase, Strength
+from tests.cases import rows
 
 _DATA = Path(__file__).parents[2] / "data"
 _LOADED = "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {};\n"
@@ -50,7 +51,7 @@ def test_out_of_memory_is_recognised(file):
     assert [row["text"] for row in rows if not is_strong(row)] == []
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "rule"),
     [
         ("OutOfMemoryError: CUDA out of memory.", "cuda_out_of_memory"),
@@ -101,7 +102,7 @@ def test_an_allocators_phrase_is_strong(text, rule):
     assert (verdict.strength, verdict.rule) == (Strength.STRONG, rule)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "rule"),
     [
         ("Stub process 'm_0_0' is not healthy.", "stub_not_healthy"),
@@ -134,8 +135,8 @@ def test_a_strong_phrase_wins_over_a_weak_one():
     assert judge(text).strength is Strength.STRONG
 
 
-@pytest.mark.parametrize("http_status", [200, 404, 409, 413, 429, 501, 504])
-@pytest.mark.parametrize("phase", Phase)
+@rows("http_status", [200, 404, 409, 413, 429, 501, 504])
+@rows("phase", Phase)
 def test_other_statuses_are_never_out_of_memory(phase, http_status):
     assert judge("CUDA out of memory.", phase=phase, http_status=http_status).rule is None
 
@@ -152,7 +153,7 @@ def test_an_error_about_the_input_counts_only_with_a_figure(kind):
     assert raised(figure).requested_bytes == 2 * 2**30
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         "BLOOM, ROOM, ZOOM and OOM",
@@ -200,7 +201,7 @@ def test_the_first_of_two_failed_versions_is_read():
     assert judge(text, phase=Phase.LOAD, http_status=400).rule == "bad_alloc"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "requested_bytes"),
     [
         ("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.77 GiB", 20 * 2**20),
@@ -292,7 +293,7 @@ _PIECES = [
 ]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("piece", "phase", "http_status"),
     [
         *((piece, Phase.INFER, 500) for piece in _PIECES),

@@ -1,12 +1,11 @@
 """What passed a limit, and how long that is believed of a package."""
 
-import pytest
-
 from adapter.core.ledger import DeviceBook, LedgerSnapshot
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId
 from adapter.core.overrun import Oversize, exceeded, refusal
 from adapter.errors import InsufficientMemory, MemoryFigures, ModelTooLarge
+from tests.cases import rows
 
 GPU = Device("GPU-1")
 DAY = 24 * 3600.0
@@ -21,7 +20,7 @@ def reading(host: int, gpu: int = 0) -> MemoryReading:
     return MemoryReading({HOST: DeviceReading(100, host), GPU: DeviceReading(100, gpu)})
 
 
-@pytest.mark.parametrize(
+@rows(
     ("host", "gpu", "with_headroom", "device"),
     [
         (100, 0, False, None),

@@ -16,6 +16,7 @@ from adapter.core.sizing import (
     format_size,
     parse_size,
 )
+from tests.cases import rows
 
 ONE, TWO = Device("GPU-1"), Device("GPU-2")
 GPUS = {ONE: 0, TWO: 1}
@@ -31,7 +32,7 @@ def package(
     return Package(f"/{key}", (), size_bytes, declared, key, gpus=gpus)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "count"),
     [
         ("0", 0),
@@ -54,7 +55,7 @@ def test_a_size_is_bytes_or_a_number_with_a_unit(text, count):
     assert parse_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "8 G", "-1", "1,5GiB", "1.GiB", "1e9", "8 GiB x"])
+@rows("text", ["", "GiB", "8 G", "-1", "1,5GiB", "1.GiB", "1e9", "8 GiB x"])
 def test_what_is_no_size_is_refused_with_the_accepted_forms(text):
     with pytest.raises(ValueError, match="write bytes or a number with KiB, MiB, GiB, TiB, KB"):
         parse_size(text)
@@ -126,7 +127,7 @@ def test_files_below_a_mebibyte_say_nothing(size_bytes, basis):
     assert estimate.needs == {HOST: 2 * MIB if basis is Basis.DISK else 0}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("gpus", "devices", "counted"),
     [
         (None, GPUS, {ONE, TWO}),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from adapter.core.memory import HOST, Device
 from adapter.core.model import Package
 from adapter.core.sizing import MAX_REMEMBERED, Sizes
+from tests.cases import rows
 
 ONE, TWO = Device("GPU-1"), Device("GPU-2")
 GPUS = {ONE: 0, TWO: 1}
@@ -82,7 +83,7 @@ def test_junk_is_left_out_and_the_entries_beside_it_are_taken(junk, lessons):
     assert Sizes().restore(sizes.as_dict()) == len(kept)
 
 
-@pytest.mark.parametrize(
+@rows(
     "entry",
     [
         {"bytes": {"d": 1}, "exact": True},

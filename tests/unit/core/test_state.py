@@ -7,6 +7,7 @@ import pytest
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import TRANSITIONS, IllegalTransition, ModelEvent, ModelState, advance
+from tests.cases import rows
 
 LOADING, READY, DEAD, UNLOADING, RETURNING, STUCK = ModelState
 
@@ -38,12 +39,12 @@ PAIRS = list(itertools.product([None, *ModelState], ModelEvent))
 REFUSED = [pair for pair in PAIRS if (pair[0], pair[1].value) not in ALLOWED]
 
 
-@pytest.mark.parametrize(("state", "event"), [pair for pair in PAIRS if pair not in REFUSED])
+@rows(("state", "event"), [pair for pair in PAIRS if pair not in REFUSED])
 def test_an_event_of_the_table_leads_to_its_state(state, event):
     assert advance(state, event) is ALLOWED[state, event.value]
 
 
-@pytest.mark.parametrize(("state", "event"), REFUSED)
+@rows(("state", "event"), REFUSED)
 def test_an_event_out_of_place_raises_and_names_both(state, event):
     with pytest.raises(IllegalTransition, match=f"{event.value} in state") as caught:
         advance(state, event)
@@ -71,7 +72,7 @@ def _at(state: ModelState) -> tuple[Registry, ModelRecord]:
     return registry, record
 
 
-@pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in REFUSED if s is not None])
+@rows(("state", "event"), [(s, e) for s, e in REFUSED if s is not None])
 def test_an_event_out_of_place_changes_nothing_in_the_registry(state, event):
     registry, record = _at(state)
     page = registry.page(None, 10)

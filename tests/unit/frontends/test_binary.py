@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from adapter.errors import InvalidRequest
 from adapter.frontends.http.binary import content_type, json_header_bytes, put_name_back
+from tests.cases import rows
 
 TYPE = "application/vnd.sagemaker-triton.binary+json"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "size"),
     [
         (f"{TYPE};json-header-size=12", 12),
@@ -38,7 +39,7 @@ def test_every_other_type_means_plain_json(text):
     assert json_header_bytes(text, 100) is None
 
 
-@pytest.mark.parametrize(
+@rows(
     "parameters",
     [
         "",

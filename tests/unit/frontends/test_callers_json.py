@@ -6,10 +6,11 @@ import pytest
 
 from adapter.errors import InvalidRequest, PayloadTooLarge
 from adapter.frontends.callers_json import json_object, parsed
+from tests.cases import rows
 
 
-@pytest.mark.parametrize("piece", ["{},", "[],", "1,", "[", "{"])
-@pytest.mark.parametrize("kind", [str, str.encode])
+@rows("piece", ["{},", "[],", "1,", "[", "{"])
+@rows("kind", [str, str.encode])
 def test_what_has_too_many_parts_is_refused_before_it_is_parsed(piece, kind):
     with pytest.raises(PayloadTooLarge, match="100000"):
         parsed(kind("[" + piece * 100_001), "the body")

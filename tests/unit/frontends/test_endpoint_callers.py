@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from adapter.errors import Forbidden, Unauthenticated
 from adapter.frontends.access import Access
 from adapter.frontends.http.endpoint.callers import Caller
+from tests.cases import rows
 
 RIGHT = ["Bearer a-token-of-the-adapter"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("pattern", "path", "may"),
     [
         ("team-a/*", "team-a/digits.tar.gz", True),
@@ -52,7 +53,7 @@ def test_a_key_of_a_pattern_with_many_stars_is_judged_without_trying_each_length
     assert caller.may_ask_for("team/" + "-" * 1000 + ".zip")
 
 
-@pytest.mark.parametrize(
+@rows(
     "operation",
     [
         *("invoke", "infer", "generate_stream", "load", "shared_memory", "trace", "ModelInfer"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from adapter import errors
 from adapter.errors import AdapterError, InvalidRequest, ModelNotFound
 from adapter.frontends.status import GRPC, HTTP, grpc_status, lookup
+from tests.cases import rows
 
 # what grpc leaves as it is in a status text (gRPC over HTTP/2, Percent-Encoded)
 PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
@@ -21,9 +22,7 @@ def encoded_bytes(text: str) -> int:
     return len(quote(text, safe=PLAIN))
 
 
-@pytest.mark.parametrize(
-    "kind", [k for _, k in inspect.getmembers(errors, inspect.isclass) if k in HTTP]
-)
+@rows("kind", [k for _, k in inspect.getmembers(errors, inspect.isclass) if k in HTTP])
 def test_what_http_has_a_status_for_gprc_has_a_code_for(kind):
     assert lookup(GRPC, kind.__new__(kind)) is not None
 

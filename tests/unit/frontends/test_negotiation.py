@@ -14,6 +14,7 @@ from adapter.frontends.http.content_types import (
 )
 from adapter.protocols.content_types import content_types
 from adapter.protocols.tensors import Tensor
+from tests.cases import rows
 
 JSON, NPY, CSV, RAW, TEXT = (
     *("application/json", "application/x-npy", "text/csv", "application/octet-stream"),
@@ -73,7 +74,7 @@ def test_compressed_bodies_are_json_or_refused():
         kind_of("image/png", IMAGES, is_packed=True)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("accept", "told"),
     [
         ("", JSON),

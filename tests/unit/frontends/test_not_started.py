@@ -5,6 +5,7 @@ import pytest
 from adapter import errors
 from adapter.errors import AdapterError, BackendUnavailable, was_not_started
 from adapter.frontends.status import AWS, HTTP, MODEL_ERROR, aws_status, lookup
+from tests.cases import rows
 from tests.unit.frontends.test_status import an, tree
 
 NOT_STARTED = {
@@ -21,7 +22,7 @@ def by_name(kinds: set[type[AdapterError]]) -> list[type[AdapterError]]:
     return sorted(kinds, key=lambda kind: kind.__name__)
 
 
-@pytest.mark.parametrize("kind", by_name(tree(AdapterError) - NOT_STARTED))
+@rows("kind", by_name(tree(AdapterError) - NOT_STARTED))
 def test_an_error_of_which_triton_may_have_had_the_request_does_not_say_so(kind):
     assert not was_not_started(an(kind))
 

@@ -9,6 +9,7 @@ from adapter.frontends.http.endpoint.fast_path import EndpointInference
 from adapter.frontends.http.endpoint.names import Endpoints
 from adapter.frontends.http.endpoint.plain import PlainCalls
 from adapter.frontends.http.head import without_differing
+from tests.cases import rows
 
 HEAD = (
     b"POST /endpoints/any/invocations HTTP/1.1\r\nHost: a\r\n%b"
@@ -26,7 +27,7 @@ def test_what_differs_from_call_to_call_is_left_out(lines: bytes) -> None:
     assert without_differing(HEAD % lines) == (HEAD % b"", [])
 
 
-@pytest.mark.parametrize(
+@rows(
     "lines",
     [
         b"X-Amz-Date: a\r\n Transfer-Encoding: chunked\r\n",
@@ -68,7 +69,7 @@ def test_a_named_endpoint_has_models_of_its_own() -> None:
     assert found.model_id == "named/m"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("target", "headers"),
     [
         (b"/endpoints/any/invocations-response-stream", {}),

@@ -9,6 +9,7 @@ from adapter.core.model import ModelId
 from adapter.errors import AdapterError, MemoryFigures
 from adapter.frontends.http.observer import own_refusal
 from adapter.frontends.status import HTTP, lookup
+from tests.cases import rows
 
 # the branches of the tree: classes that sort errors and are never raised themselves
 GROUPS = {
@@ -94,9 +95,7 @@ def test_every_error_of_the_tree_has_an_expected_answer():
     assert {kind.__name__ for kind in tree(AdapterError) - GROUPS} == set(EXPECTED)
 
 
-@pytest.mark.parametrize(
-    "kind", sorted(tree(AdapterError) - GROUPS, key=lambda kind: kind.__name__)
-)
+@rows("kind", sorted(tree(AdapterError) - GROUPS, key=lambda kind: kind.__name__))
 def test_an_error_is_answered_as_the_interface_says(kind):
     assert lookup(HTTP, an(kind)) == EXPECTED[kind.__name__]
 

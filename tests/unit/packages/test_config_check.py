@@ -10,6 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
 from adapter.packages.config.check import MAX_CONFIG_BYTES, parse, read_config
+from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")
 
@@ -72,7 +73,7 @@ def test_an_ensemble_is_a_model_like_any_other():
     assert parse(text, PATH).config.ensemble_scheduling.step[0].model_name == "a"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "reason"),
     [
         ("\nbackend: 3", ":2:10: Expected string but found: '3'"),
@@ -143,7 +144,7 @@ def test_a_model_file_may_lie_deeper_or_have_dots():
 # --- what a newer schema may know
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "places"),
     [
         ("backend: 'b'", []),

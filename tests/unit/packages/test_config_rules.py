@@ -8,6 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
 from adapter.packages.config.rules import refuse_impossible, served_versions
+from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")
 
@@ -16,7 +17,7 @@ def config(text: str) -> ModelConfig:
     return text_format.Parse(text, ModelConfig())
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "fault"),
     [
         ('input { name: "a" dims: [1, 0] }', "input 'a': dims [1, 0]: each must be 1 or more"),

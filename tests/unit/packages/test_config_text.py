@@ -17,6 +17,7 @@ from adapter.packages.config.text import (
     with_tensors,
     without_name,
 )
+from tests.cases import rows
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_the_name_goes_and_every_other_byte_stays(text, expected):
     assert without_name(text) == expected
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         'input { name: "x" }',
@@ -134,7 +135,7 @@ def test_the_steps_get_their_new_names_and_every_other_byte_stays(frame, step, e
     assert rename_steps(frame % step, STEPS) == frame % expected
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         'model_name: "a"',

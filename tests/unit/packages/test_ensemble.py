@@ -14,6 +14,7 @@ from adapter.core.model import TritonName
 from adapter.core.names import is_safe
 from adapter.errors import InvalidModel
 from adapter.packages.source.ensemble import Member, Plan, mentioned, plan, private_name
+from tests.cases import rows
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
 
@@ -240,14 +241,14 @@ NO_LITERALS = ["net = 1", "# 'net'", "x = 'network'", "x = 'a net'", "x = \"'net
 BROKEN = "print 'x'\n"  # of Python 2
 
 
-@pytest.mark.parametrize("source", LITERALS)
-@pytest.mark.parametrize("before", ["", BROKEN])
+@rows("source", LITERALS)
+@rows("before", ["", BROKEN])
 def test_a_string_literal_is_a_mention(before, source):
     assert mentioned(before + source + "\n", ["net", "other"]) == {"net"}
 
 
-@pytest.mark.parametrize("source", NO_LITERALS)
-@pytest.mark.parametrize("before", ["", BROKEN])
+@rows("source", NO_LITERALS)
+@rows("before", ["", BROKEN])
 def test_what_is_no_whole_string_literal_is_no_mention(before, source):
     assert mentioned(before + source + "\n", ["net"]) == frozenset()
 
@@ -272,7 +273,7 @@ def test_source_that_is_made_to_be_slow_to_parse_is_not_parsed():
     assert searched - began < (parsed - searched) / 3
 
 
-@pytest.mark.parametrize(
+@rows(
     "source",
     [
         "\0'net'",
@@ -297,8 +298,6 @@ def test_no_source_is_an_error(source):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    "piece", ["\\'''\n", '"""\\', "'\\", "'\n", '"', "'''a", "#", "\\'''", "''' "]
-)
+@rows("piece", ["\\'''\n", '"""\\', "'\\", "'\n", '"', "'''a", "#", "\\'''", "''' "])
 def test_searching_takes_linear_time(piece):
     assert mentioned("? " + piece * 100_000, ["net"]) == frozenset()

@@ -8,6 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
 from adapter.packages.source.formats import Layout, layout
+from tests.cases import rows
 
 
 def folder(*paths):
@@ -280,7 +281,7 @@ def test_the_name_of_a_single_file_decides_where_the_type_is_unknown(name, path,
     assert (found.links, found.backend) == (((path, ()),), backend)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("files", "model_type", "path", "target", "config"),
     [
         ("main.py", "Python:3.11", "1/model.py", "main.py", PYTHON),

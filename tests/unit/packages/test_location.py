@@ -4,6 +4,7 @@ import pytest
 
 from adapter.errors import AdapterError, InvalidRequest, SourceMissing
 from adapter.packages.source.location import resolve
+from tests.cases import rows
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_names_of_any_bytes_can_be_said_in_a_file_url(root):
     assert look(f"file://{root}/%FF", root) == odd
 
 
-@pytest.mark.parametrize(
+@rows(
     "url",
     ["", "m", "./m", "s3://bucket/m", "file:m", "file://host/m", "/m\0", "file:///m%00", "/\ud800"],
 )

@@ -12,6 +12,7 @@ from adapter.errors import InvalidModel
 from adapter.packages.config.text import quoted, with_tensors, without_name
 from adapter.packages.source.schema import Schema, merge, parse_schema, tensors_text
 from adapter.protocols.tensors import Tensor
+from tests.cases import rows
 
 
 def config_for(schema: Schema, backend: str) -> str:
@@ -59,7 +60,7 @@ def test_a_schema_may_say_nothing(fields):
     assert parse_schema(raw(**fields), "s") == Schema((), ())
 
 
-@pytest.mark.parametrize(
+@rows(
     ("junk", "reason"),
     [
         (b"", "s.json is not valid JSON: Expecting value: line 1"),
@@ -90,7 +91,7 @@ def test_junk_is_refused_by_place_and_reason(junk, reason):
     assert refusal(junk).startswith(reason)
 
 
-@pytest.mark.parametrize("dimension", [0, -2, 1.0, True, "1", None, 2**63, float("nan")])
+@rows("dimension", [0, -2, 1.0, True, "1", None, 2**63, float("nan")])
 def test_a_dimension_is_positive_or_minus_one(dimension):
     assert "is not a list of positive whole numbers or -1" in refusal(
         raw(inputs=[tensor(shape=[1, dimension])])
@@ -107,7 +108,7 @@ def test_a_refusal_is_short_however_large_the_schema():
         assert len(refusal(junk)) < 400
 
 
-@pytest.mark.parametrize(
+@rows(
     ("datatype", "expected"),
     [
         *((name.removeprefix("TYPE_"), name) for name, number in DataType.items() if number),
@@ -173,7 +174,7 @@ def test_without_batching_all_dimensions_stay():
     assert merge(BATCHED, 0, "c") == BATCHED
 
 
-@pytest.mark.parametrize(
+@rows(
     ("shape", "max_batch_size", "reason"),
     [
         ((10,), 100, ", but with max_batch_size 100 the first dimension must be -1"),
@@ -183,7 +184,7 @@ def test_without_batching_all_dimensions_stay():
         ((), 0, "; Triton needs a dimension besides the batch's"),
     ],
 )
-@pytest.mark.parametrize("field", ["inputs", "outputs"])
+@rows("field", ["inputs", "outputs"])
 def test_a_shape_that_does_not_fit_the_config_is_a_conflict(shape, max_batch_size, reason, field):
     tensors = {"inputs": (), "outputs": ()} | {field: (Tensor("T", "FP32", shape),)}
     with pytest.raises(InvalidModel) as caught:

@@ -4,6 +4,7 @@ import pytest
 
 from adapter.protocols.content_types import content_types
 from adapter.protocols.tensors import Tensor
+from tests.cases import rows
 
 IMAGE = Tensor("IMAGE", "BYTES", (1,))
 ROWS = Tensor("IN", "FP32", (-1,))
@@ -20,7 +21,7 @@ def test_types_are_read_whatever_their_case_and_blanks():
     assert "audio/wav" not in found
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "tensor", "is_batched"),
     [
         ("image/png, audio/*, video/*, application/x-image, text/plain", IMAGE, False),
@@ -47,7 +48,7 @@ def test_a_refusal_names_every_type_that_there_is():
     assert kinds < set(named)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "tensors", "why"),
     [
         ("", [IMAGE], "'' is none of the types that there are: image"),

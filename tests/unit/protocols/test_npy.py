@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from adapter.protocols.npy import MAX_HEAD_BYTES, bytes_needed, read_head, write_head
 from adapter.protocols.tensors import SIZES
+from tests.cases import rows
 
 DTYPES = {
     "BOOL": "|b1",
@@ -76,7 +77,7 @@ def test_of_any_other_array_nothing_is_taken_for_a_tensor(array):
     assert raw[head.offset :] == back.tobytes()
 
 
-@pytest.mark.parametrize(
+@rows(
     ("array", "why"),
     [
         (np.zeros(2, ">f4"), "little-endian"),
@@ -95,7 +96,7 @@ def test_what_cannot_be_a_tensor_is_refused_with_the_reason(array, why):
         read(saved(array))
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         "",
@@ -125,7 +126,7 @@ def test_what_cannot_be_a_tensor_is_refused_with_the_reason(array, why):
         b"\xff" * 100,
     ],
 )
-@pytest.mark.parametrize("version", [1, 2, 3])
+@rows("version", [1, 2, 3])
 def test_a_head_that_is_none_is_refused(text, version):
     with pytest.raises(ValueError, match=r"."):
         read(framed(text, version))

@@ -16,6 +16,7 @@ from adapter.protocols.protobuf import (
     read_repeated,
     with_field,
 )
+from tests.cases import rows
 
 PARAMETERS = st.dictionaries(
     st.text(max_size=8),
@@ -123,7 +124,7 @@ def test_all_of_a_repeated_field_are_read(contents):
     assert read_repeated(raw, 7) == contents
 
 
-@pytest.mark.parametrize(
+@rows(
     ("raw", "words"),
     [
         (b"\x0a\x05abc", "breaks off"),

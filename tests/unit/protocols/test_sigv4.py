@@ -18,6 +18,7 @@ from adapter.protocols.sigv4 import (
     is_signed_by,
     read_claim,
 )
+from tests.cases import rows
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's own example
 PATH = "/endpoints/any/invocations"
@@ -119,7 +120,7 @@ def test_a_signature_of_yesterdays_key_is_refused() -> None:
         is_valid(changed(request, "Authorization", text))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "value", "said"),
     [
         ("Authorization", None, "authorization is there 0 times"),

@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from adapter.protocols import tables as tables_
 from adapter.protocols.tables import read_table, write_table
+from tests.cases import rows
 
 TYPES = {
     **{f"INT{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
@@ -56,7 +57,7 @@ def test_what_is_called_infinite_is():
     assert str(np.frombuffer(raw, "<f4").tolist()) == "[inf, -inf, nan, 0.0]"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "datatype", "why"),
     [
         (b"1,2\n3", "FP32", "row 2 has 1 values; row 1 has 2"),

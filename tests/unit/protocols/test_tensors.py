@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from adapter.protocols.tensors import CODES, cast, may_cast
+from tests.cases import rows
 
 TYPES = {
     name: f"<{'iuf'['IUF'.index(name[0])]}{size}"
@@ -38,7 +39,7 @@ def numbers_of(datatype):
     return np.array(sorted(each for each in near if least <= each <= most), kind)
 
 
-@pytest.mark.parametrize("source", TYPES)
+@rows("source", TYPES)
 def test_a_value_is_what_numpy_makes_of_it_or_out_of_range(source):
     array = numbers_of(source)
     for target in (target for one, target in PAIRS if one == source):

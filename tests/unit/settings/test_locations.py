@@ -3,9 +3,10 @@
 import pytest
 
 from adapter.settings.locations import StoreKind, StoreLocation, parse_location
+from tests.cases import rows
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "location", "shown"),
     [
         ("s3://models", StoreLocation(StoreKind.S3, "models"), "s3://models"),
@@ -25,7 +26,7 @@ def test_a_store_is_a_bucket_a_url_or_a_folder(text, location, shown):
     assert str(location) == (shown or text.rstrip("/"))
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     ["", "s3://", "s3:///key", "ftp://host/x", "S4://x", "https://", "file://host/x", "a\0b"],
 )

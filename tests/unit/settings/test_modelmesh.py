@@ -7,6 +7,7 @@ import pytest
 from adapter.errors import InvalidSettings
 from adapter.settings import load_settings
 from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity
+from tests.cases import rows
 
 MIB = 2**20
 
@@ -22,7 +23,7 @@ def problem(**environ: str) -> str:
     return text
 
 
-@pytest.mark.parametrize(
+@rows(
     ("variable", "value", "setting", "meaning"),
     [
         ("ADAPTER_PORT", "9085", "grpc", "127.0.0.1:9085"),
@@ -100,7 +101,7 @@ def test_what_kubernetes_says_of_a_service_called_adapter_is_no_port(value):
     assert str(load(ADAPTER_PORT=value).settings.grpc) == "127.0.0.1:8085"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("variable", "value"),
     [
         ("ADAPTER_PORT", "abc"),

@@ -6,6 +6,7 @@ import pytest
 
 from adapter.errors import InvalidSettings
 from adapter.settings import Loaded, Reserve, load_settings
+from tests.cases import rows
 
 # Read in the serve script of Triton's repository (2026-08), and in the toolkits of AWS.
 TRITONS = [
@@ -42,7 +43,7 @@ def listeners(loaded: Loaded) -> dict[str, str]:
     return {name: str(getattr(loaded.settings, name)) for name in names}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@rows("name", NAMES)
 def test_every_name_sets_something_or_says_that_it_does_not(name):
     value = dict.fromkeys(NAMES, "9") | {
         "SAGEMAKER_MULTI_MODEL": "false",

@@ -15,6 +15,7 @@ from adapter.settings import (
     parse_address,
     variable_of,
 )
+from tests.cases import rows
 
 
 def load(flags=None, environ=None, file=None) -> Loaded:
@@ -59,7 +60,7 @@ class TestAddress:
         assert parse_address(text) == listener
         assert str(listener) == text
 
-    @pytest.mark.parametrize(
+    @rows(
         "text",
         [
             "",
@@ -122,7 +123,7 @@ class TestOrder:
             f"flag --listen-host: {host!r}: write an address or a name, without a port"
         ]
 
-    @pytest.mark.parametrize(
+    @rows(
         ("address", "is_open"),
         [
             ("127.0.0.1:1", False),
@@ -371,7 +372,7 @@ class TestProblems:
         for line, beginning in zip(found, beginnings, strict=True):
             assert line.startswith(beginning)
 
-    @pytest.mark.parametrize(
+    @rows(
         "flags",
         [
             {"triton_grpc": "127.0.0.1:0"},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapter.telemetry.log import setup_logging
+from tests.cases import rows
 
 
 class Terminal(io.StringIO):
@@ -55,7 +56,7 @@ def test_a_line_is_one_json_object_with_the_fields_merged_in():
     assert time.endswith("Z")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("value", "written"),
     [
         (None, None),

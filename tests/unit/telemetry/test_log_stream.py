@@ -9,6 +9,7 @@ import pytest
 
 from adapter.telemetry.log import setup_logging
 from adapter.telemetry.log_stream import LogStream
+from tests.cases import rows
 
 LINE = "x" * 999 + "\n"
 
@@ -92,8 +93,8 @@ def test_a_stream_whose_reader_has_gone_drops_what_comes(pipe):
     pipe.read = os.open(os.devnull, os.O_RDONLY)
 
 
-@pytest.mark.parametrize("style", ["json", "text"])
-@pytest.mark.parametrize("value", ["z" * 10**6, ["z" * 99] * 10**4, "\0" * 10**5, "é" * 10**5])
+@rows("style", ["json", "text"])
+@rows("value", ["z" * 10**6, ["z" * 99] * 10**4, "\0" * 10**5, "é" * 10**5])
 def test_one_field_of_a_line_has_a_bound(style, value):
     out = io.StringIO()
     setup_logging("info", style, out)

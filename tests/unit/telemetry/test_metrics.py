@@ -12,6 +12,7 @@ from adapter.core.registry import Registry
 from adapter.core.state import ModelEvent
 from adapter.telemetry.metrics import Metrics, State
 from adapter.telemetry.model_metrics import ModelCollector
+from tests.cases import rows
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:
@@ -86,7 +87,7 @@ def test_two_sets_of_metrics_do_not_share_counts():
     assert (scrape(first)[series], scrape(second)[series]) == (1, 0)
 
 
-@pytest.mark.parametrize(
+@rows(
     "series",
     [
         'triton_adapter_requests_total{code="507",frontend="sagemaker",method="load"}',
@@ -153,7 +154,7 @@ def test_two_seconds_of_the_adapters_own_are_told_from_one(seconds):
     assert [found[series % le] for le in bounds] == [float(seconds < le) for le in bounds]
 
 
-@pytest.mark.parametrize(
+@rows(
     "accept",
     [
         "application/openmetrics-text;version=%s",
@@ -161,7 +162,7 @@ def test_two_seconds_of_the_adapters_own_are_told_from_one(seconds):
         "text/plain;version=1.0.0;escaping=%s",
     ],
 )
-@pytest.mark.parametrize("word", ["", "abc", "1..0", "9" * 5000, "\xe9", '"', "="])
+@rows("word", ["", "abc", "1..0", "9" * 5000, "\xe9", '"', "="])
 def test_no_accept_header_keeps_a_scrape_from_its_answer(accept, word):
     body, content_type = Metrics().page(accept % word)
     assert b"triton_adapter_requests_total{" in body
