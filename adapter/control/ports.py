@@ -162,11 +162,17 @@ class Artifacts(Protocol):
         """Have `models` asked when nothing may leave the disk as all of it is loaded."""
 
     async def fetch(
-        self, key: ArtifactKey, progress: FetchProgress, *, unloads: bool = True
+        self,
+        key: ArtifactKey,
+        progress: FetchProgress,
+        *,
+        unloads: bool = True,
+        callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact from disk (DISK) or from the store (MISS), in the version that the
         store has now. The artifact stays on disk until `release`, one for each fetch. `unloads`:
-        idle models may be unloaded for its room on disk.
+        idle models may be unloaded for its room on disk. `callers`: who waits for it, at any time;
+        each has its turn.
 
         Raises ArtifactNotFound, InvalidModel, NoRoom, StoreDenied, StoreUnavailable.
         """

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from adapter.errors import (
 from adapter.packages.source.contents import MAX_ENTRIES
 from adapter.packages.source.unpacking import Limits
 from adapter.runtime import background, clock
+from adapter.runtime.fair_slots import FairSlots
 from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Claim, Disk, Evicted, Kept, artifact_of
@@ -72,7 +73,7 @@ class ArtifactCache:
         self._check_seconds = check_seconds
         self._disk = Disk(folder, limit_bytes, self._evicted)
         self._room = RoomForFetches(self._disk, room_seconds)
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = FairSlots(concurrency)
         self._turns: dict[ArtifactKey, asyncio.Lock] = {}
         self._users: Counter[ArtifactKey] = Counter()  # of each turn
         self._refusals = {name: Refusals() for name in stores}
@@ -206,12 +207,13 @@ class ArtifactCache:
         *,
         unloads: bool = True,
         is_asked_anew: bool = False,
+        callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact, pinned until `release`, and where it was. The version is that which
         the store has now; where the store cannot be asked, the one on disk.
 
         `unloads`: idle models may be unloaded for its room. `is_asked_anew`: the store is asked
-        even if it has just said that it has no such key.
+        even if it has just said that it has no such key. `callers`: as in FairSlots.
         Raises ArtifactNotFound, InvalidModel, InvalidRequest, NoRoom, StoreDenied,
         StoreUnavailable, and BackendError for the disk's faults.
         """
@@ -228,7 +230,7 @@ class ArtifactCache:
                 kept = await self._held(store, key, version.etag)
             if kept is None:
                 self._unfit.raise_known(_question(store, version))
-                async with self._slots:
+                async with self._slots.slot(str(key), callers):
                     found = await self._fetched(key, version, progress, unloads=unloads)
                 return found, CacheUse.MISS
             progress.done_bytes = progress.total_bytes = kept.note.size_bytes

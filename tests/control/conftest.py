@@ -11,13 +11,14 @@ from adapter.control import (
     returns,
     unloader,
 )
-from adapter.control.residency import arrival, eviction, renewal, upkeep
+from adapter.control.residency import eviction, renewal, upkeep
+from adapter.runtime import fair_slots
 
 _TENTHS = [
     *((housekeeping, name) for name in ("_TICK_SECONDS", "_PEAK_SECONDS", "_RECONCILE_SECONDS")),
     *((loader, name) for name in ("_POLL_SECONDS", "_FIRST_POLL_SECONDS")),
     *((module, "_POLL_SECONDS") for module in (memory, reclaim)),
-    *((module, "_LOOK_SECONDS") for module in (arrival, eviction, renewal, returns)),
+    *((module, "_LOOK_SECONDS") for module in (eviction, fair_slots, renewal, returns)),
     (load_limit, "_UNDO_SECONDS"),
     (load_limit, "_POLL_SECONDS"),
     (memory, "_STILL_SECONDS"),

@@ -375,7 +375,8 @@ async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end
             messages = stream.messages()
             await stream.write(b"ab")
             assert len(await anext(messages)) == 2**18
-            await cut.wait()
+            async with asyncio.timeout(30):
+                await cut.wait()
             with pytest.raises(NotTaken, match="reads too slowly"):
                 await anext(messages)
         await until(lambda: len(sent) == 64)

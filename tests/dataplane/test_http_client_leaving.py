@@ -239,7 +239,8 @@ async def test_a_stream_whose_caller_takes_too_little_is_cut_and_read_to_its_end
             async with plane.forward(call, lease) as answer:
                 chunks = answer.chunks()
                 await anext(chunks)
-                await cut.wait()
+                async with asyncio.timeout(30):
+                    await cut.wait()
                 with pytest.raises(ConnectionResetError) as raised:
                     await anext(chunks)
         assert isinstance(raised.value.__cause__, NotTaken)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Collection
 
 from adapter.control.ports import DiskRoom
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, DiskUse, FetchProgress
@@ -34,7 +35,12 @@ class FakeArtifacts:
         self.models = models
 
     async def fetch(
-        self, key: ArtifactKey, progress: FetchProgress, *, unloads: bool = True
+        self,
+        key: ArtifactKey,
+        progress: FetchProgress,
+        *,
+        unloads: bool = True,
+        callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         async with self._turns[key]:
             self.unloads = unloads

@@ -50,10 +50,10 @@ class Residence:
         await self.residency.close()
         await self.house.close()
 
-    async def call(self, name: str) -> CacheUse:
+    async def call(self, name: str, caller: str = "") -> CacheUse:
         """One inference, which takes some turns of the loop."""
         model_id = ModelId(name)
-        lease, use = await self.residency.lease(model_id, ArtifactKey("", name))
+        lease, use = await self.residency.lease(model_id, ArtifactKey("", name), caller)
         with lease as record:
             assert record.id == model_id
             await asyncio.sleep(0)

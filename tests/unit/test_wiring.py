@@ -246,7 +246,7 @@ def test_stores_and_their_cache_are_as_their_settings_say(tmp_path):
         "": "/models",
         "team": "/team",
     }
-    assert (cache.root, cache.limit_bytes, cache._slots._value) == (tmp_path, 3 * 2**30, 7)
+    assert (cache.root, cache.limit_bytes, cache._slots._count) == (tmp_path, 3 * 2**30, 7)
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
@@ -264,7 +264,7 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     }
     adapter = Adapter(load_settings(flags, {}, None))
     assert part(adapter, Options) == Options(("a*",), 71.5, 72.5, 7, 73.5)
-    assert part(adapter, Arrivals)._load_concurrency == 7
+    assert part(adapter, Arrivals)._slots._count == 7
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
     served = part(adapter, Inferences)._serving.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)

@@ -1,9 +1,5 @@
 """Makes a model resident: fetched, then loaded once there is a slot and room."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-
 from adapter.control.models import ModelControl
 from adapter.control.ports import Artifacts
 from adapter.control.residency.entries import Entries, Entry
@@ -26,15 +22,12 @@ from adapter.errors import (
     StoreUnavailable,
 )
 from adapter.runtime import clock
+from adapter.runtime.fair_slots import FairSlots
 from adapter.telemetry.metrics import Metrics
 
 
 def source_of(artifact: Artifact) -> ModelSource:
     return ModelSource(artifact.folder, is_cached=True, key=str(artifact.key))
-
-
-# How often a load that waits for its slot looks when no other load reports its end.
-_LOOK_SECONDS = 0.25
 
 
 class Arrivals:
@@ -59,10 +52,7 @@ class Arrivals:
         self._eviction = eviction
         self._metrics = metrics
         self._room_seconds = room_seconds(wait_seconds)
-        self._load_concurrency = load_concurrency
-        self._loading: set[ModelId] = set()
-        self._queue = asyncio.Lock()
-        self._load_ended = asyncio.Event()
+        self._slots = FairSlots(load_concurrency, self._hangs)
 
     async def bring(self, entry: Entry) -> CacheUse:
         """Make the model resident; return where its files were."""
@@ -115,7 +105,9 @@ class Arrivals:
         """`unloads`: other models may be unloaded for its room on disk."""
         begun = clock.monotonic()
         try:
-            artifact, use = await self._artifacts.fetch(entry.key, progress, unloads=unloads)
+            artifact, use = await self._artifacts.fetch(
+                entry.key, progress, unloads=unloads, callers=entry.callers
+            )
         except AdapterError as error:
             self._fetch_failed(entry, error, clock.monotonic() - begun, unloads)
             raise
@@ -153,7 +145,7 @@ class Arrivals:
         terms = Terms(is_on_demand=True)
         while True:
             await self._turn(entry, was_broken_off=was_broken_off)
-            async with self._slot(entry.model_id):
+            async with self._slots.slot(entry.model_id, entry.callers):
                 try:
                     return await self._try(entry, terms)
                 except CapacityError as error:
@@ -175,24 +167,8 @@ class Arrivals:
                     raise
             patience -= await self._waited(entry)
 
-    @asynccontextmanager
-    async def _slot(self, model_id: ModelId) -> AsyncIterator[None]:
-        """Wait for a slot, in order of arrival, and hold it for one load."""
-        async with self._queue:
-            while sum(not self._hangs(each) for each in self._loading) >= self._load_concurrency:
-                self._load_ended.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_SECONDS):
-                        await self._load_ended.wait()
-            self._loading.add(model_id)
-        try:
-            yield
-        finally:
-            self._loading.discard(model_id)
-            self._load_ended.set()
-
-    def _hangs(self, model_id: ModelId) -> bool:
-        known = self._control.registry.get(model_id)
+    def _hangs(self, name: str) -> bool:
+        known = self._control.registry.get(ModelId(name))
         return known is not None and self._control.load_threads.hangs_since(known) is not None
 
     async def _turn(self, entry: Entry, *, was_broken_off: bool) -> None:

@@ -121,14 +121,18 @@ class Residency:
         self.entries.refuse_known(model_id)
         self.entries.refuse_one_more(model_id)
 
-    async def lease(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]:
-        """Return a lease of the model, which is fetched and loaded first where need be.
+    async def lease(
+        self, model_id: ModelId, key: ArtifactKey, caller: str = ""
+    ) -> tuple[Lease, CacheUse]:
+        """Return a lease of the model, which is fetched and loaded first where need be. `caller`:
+        who asks, if that is known; each has its turn.
 
         The lease must be begun before anything else is awaited. Raises ModelNotReady when that
         takes longer than `model_wait_seconds` (the load goes on), TooManyWaiting, NoRoom, what the
         store and the load raise, and BackendUnavailable amid a start or a drain.
         """
         if (lease := self.resident(model_id, key)) is not None:
+            self._note_use(model_id, caller)
             return lease, CacheUse.HIT
         self._control.refuse_unless_open()
         await self._control.catch_up(model_id)
@@ -136,15 +140,16 @@ class Residency:
             await self._upkeep.notice_loss(known)
         self.refuse(model_id, key)
         leave_out()
-        entry, begun = self.entries.awaited(model_id, key), clock.monotonic()
+        entry, begun = self.entries.awaited(model_id, key, caller), clock.monotonic()
         try:
             record, use = await self._served(entry, begun + self.options.model_wait_seconds)
             # no eviction comes before the caller has begun its lease
             lease = self._control.leases.of(record)
             self._uses[use].inc()
+            self._note_use(model_id, caller)
             return lease, use
         finally:
-            self.entries.left(entry)
+            self.entries.left(entry, caller)
             self._metrics.endpoint_wait_seconds.observe(clock.monotonic() - begun)
 
     async def bring(self, model_id: ModelId, key: ArtifactKey) -> None:
@@ -249,6 +254,11 @@ class Residency:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _note_use(self, model_id: ModelId, caller: str) -> None:
+        entry = self.entries.get(model_id) if caller else None
+        if entry is not None:
+            entry.used[caller] = clock.monotonic()
 
     def _refuse_another(self, model_id: ModelId, key: ArtifactKey) -> None:
         """V2 finds a model without the suffix of its archive; a key is taken as it is."""

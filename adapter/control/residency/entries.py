@@ -1,6 +1,7 @@
 """What is known of each model that is loaded on demand."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,16 +26,19 @@ _MOST_REFUSED = 1024
 class Entry:
     """One model. Whoever changes its state holds `lock`.
 
-    `waiting`: callers who have no lease yet. `task` makes it resident, for all of them. `lack`: why
-    it was not loaded at the last try, while it waits for room. `record` is that of its latest load,
-    `checked_at` when the store was last seen to have the version of `artifact` (time.monotonic),
-    `is_outdated`: the store has another version, and `newer` is that, once it was fetched.
+    `callers`: who waits for a lease, and how often; "": nobody knows who. `used`: when each known
+    caller was last given one (time.monotonic). `task` makes it resident, for all of them. `lack`:
+    why it was not loaded at the last try, while it waits for room. `record` is that of its latest
+    load, `checked_at` when the store was last seen to have the version of `artifact`
+    (time.monotonic), `is_outdated`: the store has another version, and `newer` is that, once it was
+    fetched.
     """
 
     model_id: ModelId
     key: ArtifactKey
     state: ResidencyState = ResidencyState.ABSENT
-    waiting: int = 0
+    callers: Counter[str] = field(default_factory=Counter)
+    used: dict[str, float] = field(default_factory=dict)
     task: asyncio.Task[CacheUse] | None = None
     progress: FetchProgress = field(default_factory=FetchProgress)
     artifact: Artifact | None = None
@@ -45,6 +49,11 @@ class Entry:
     is_outdated: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def waiting(self) -> int:
+        """How many callers have no lease yet."""
+        return self.callers.total()
+
     def apply(self, event: ResidencyEvent) -> None:
         self.state = advance(self.state, event)
 
@@ -53,7 +62,7 @@ class Entries:
     """All entries by the model's id, and the failures that are answered without another try."""
 
     def __init__(self, registry: Registry, artifacts: Artifacts, limits: WaitLimits) -> None:
-        self.waiting = 0
+        self.callers: Counter[str] = Counter()  # of all entries
         self._registry = registry
         self._artifacts = artifacts
         self._limits = limits
@@ -66,25 +75,33 @@ class Entries:
     def get(self, model_id: ModelId) -> Entry | None:
         return self._entries.get(model_id)
 
-    def awaited(self, model_id: ModelId, key: ArtifactKey) -> Entry:
-        """Return the entry for one more caller, who is to call `left`."""
-        self.refuse_one_more(model_id)
+    @property
+    def waiting(self) -> int:
+        """How many callers have no lease yet."""
+        return self.callers.total()
+
+    def awaited(self, model_id: ModelId, key: ArtifactKey, caller: str = "") -> Entry:
+        """Return the entry for one more wait of `caller`, who is to call `left`."""
+        self.refuse_one_more(model_id, caller)
         entry = self._entries.get(model_id)
         if entry is None:
             entry = self._entries[model_id] = Entry(model_id, key)
-        entry.waiting += 1
-        self.waiting += 1
+        for callers in (entry.callers, self.callers):
+            callers[caller] += 1
         return entry
 
-    def refuse_one_more(self, model_id: ModelId) -> None:
-        """Raise TooManyWaiting if as many callers wait as may."""
-        entry = self._entries.get(model_id)
-        self._limits.refuse_one_more(model_id, self.waiting, entry.waiting if entry else 0)
+    def refuse_one_more(self, model_id: ModelId, caller: str = "") -> None:
+        """Raise TooManyWaiting if as many calls wait as may."""
+        entry, own = self._entries.get(model_id), self.callers[caller] if caller else 0
+        for_one = entry.waiting if entry else 0
+        self._limits.refuse_one_more(model_id, self.waiting, for_one, own)
 
-    def left(self, entry: Entry) -> None:
-        """Note that a caller waits no more."""
-        entry.waiting -= 1
-        self.waiting -= 1
+    def left(self, entry: Entry, caller: str = "") -> None:
+        """Note that a call of `caller` waits no more."""
+        for callers in (entry.callers, self.callers):
+            callers[caller] -= 1
+            if not callers[caller]:
+                del callers[caller]
         self.tidy(entry)
 
     def tidy(self, entry: Entry) -> None:

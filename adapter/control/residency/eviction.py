@@ -18,6 +18,7 @@ from adapter.core.residency.victims import (
     Keeps,
     choose,
     fewest,
+    is_of_others,
     what_keeps,
 )
 from adapter.errors import AdapterError, CapacityError
@@ -75,7 +76,8 @@ class Eviction:
 
     async def make(self, error: CapacityError) -> bool:
         """Evict what `error` needs, at least one model; return False when nothing could go."""
-        chosen = choose(self._candidates(), error.figures)
+        entry = self._entries.get(ModelId(error.model_id or ""))
+        chosen = choose(self._candidates(entry), error.figures)
         work = (self.evict(each.model_id, "room") for each in chosen)
         return any(await asyncio.gather(*work))
 
@@ -152,10 +154,14 @@ class Eviction:
 
     # -- who could go -----------------------------------------------------------------------
 
-    def _candidates(self) -> list[Candidate]:
-        ledger = self._control.memory.ledger
+    def _candidates(self, asked_for: Entry | None = None) -> list[Candidate]:
+        """Return who could go; `asked_for`: the model that needs the room."""
+        ledger, callers = self._control.memory.ledger, asked_for.callers if asked_for else {}
         return [
-            Candidate(entry.model_id, record.used_at, ledger.of(entry.model_id))
+            Candidate(
+                *(entry.model_id, record.used_at, ledger.of(entry.model_id)),
+                is_of_others=is_of_others(entry.used, callers, clock.monotonic()),
+            )
             for entry, record in self.loaded()
             if not entry.lock.locked() and self.what_keeps(entry, record) is None
         ]

@@ -1,8 +1,8 @@
 """Which models leave memory, and which files the disk, when room is needed: the least recently used
-of those that nothing keeps.
+of those that nothing keeps. A caller's own go before those that others have just used.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -15,6 +15,9 @@ from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures
 
 _T = TypeVar("_T")
+
+# So long a model that a caller has used stays for it, while those who need room have others.
+_RECENT_SECONDS = 30.0
 
 
 class Keeps(Enum):
@@ -32,11 +35,22 @@ FOR_NOW = frozenset({Keeps.IN_FLIGHT, Keeps.AWAITED, Keeps.CHANGING})
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that could go. `used_at` is its record's, `held` are its bytes in the ledger."""
+    """A model that could go. `used_at` is its record's, `held` are its bytes in the ledger.
+    `is_of_others`: it goes after those that are not.
+    """
 
     model_id: ModelId
     used_at: float
     held: Bytes
+    is_of_others: bool = False
+
+
+def is_of_others(used: Mapping[str, float], callers: Collection[str], now: float) -> bool:
+    """Return whether a caller that is none of `callers` has used the model just now. Where none of
+    them is known, all are alike.
+    """
+    recent = (caller for caller, at in used.items() if now - at < _RECENT_SECONDS)
+    return any(callers) and any(caller not in callers for caller in recent)
 
 
 def what_keeps(record: ModelRecord, *, is_awaited: bool, is_pinned: bool) -> Keeps | None:
@@ -61,7 +75,7 @@ def choose(candidates: Sequence[Candidate], figures: MemoryFigures) -> list[Cand
     """Return whom to evict together: at least one, while there is one, and as many as are needed
     by the figures. What the figures do not say is found out by the next try.
     """
-    oldest_first = sorted(candidates, key=lambda each: each.used_at)
+    oldest_first = sorted(candidates, key=lambda each: (each.is_of_others, each.used_at))
     device = figures.device
     freed = [(each, _on(each.held, device)) for each in oldest_first]
     # what has bytes, but none on that device, stays

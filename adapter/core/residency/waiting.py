@@ -20,17 +20,19 @@ def room_seconds(wait_seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    """How many callers may wait in all, and for one model."""
+    """How many calls may wait in all, and for one model. A known caller may have half of all."""
 
     in_all: int = 256
     for_one: int = 32
 
-    def refuse_one_more(self, model_id: ModelId, in_all: int, for_one: int) -> None:
-        """Raise TooManyWaiting if so many wait already."""
+    def refuse_one_more(self, model_id: ModelId, in_all: int, for_one: int, own: int = 0) -> None:
+        """Raise TooManyWaiting if so many wait already, `own` of them of the same known caller."""
         if for_one >= self.for_one:
             why = f"{for_one} callers wait for model {model_id!r} already"
         elif in_all >= self.in_all:
             why = f"{in_all} callers wait for models already"
+        elif own >= max(1, self.in_all // 2):
+            why = f"{own} calls of this caller wait for models already"
         else:
             return
         raise TooManyWaiting(why, model_id=model_id, retry_after_ms=_RETRY_AFTER_MS)

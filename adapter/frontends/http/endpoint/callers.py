@@ -36,9 +36,10 @@ class Key:
 
 
 class Caller:
-    """Somebody whose signature is right."""
+    """Somebody whose signature is right; `name`: the access key."""
 
-    def __init__(self, models: Sequence[str]) -> None:
+    def __init__(self, models: Sequence[str], name: str = "") -> None:
+        self.name = name
         self._may_ask = re.compile("|".join(map(_expression, models)), re.DOTALL)
 
     def may_ask_for(self, path: str) -> bool:
@@ -54,7 +55,7 @@ class Callers:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._secrets = {name: key.secret for name, key in keys.items()}
-        self._callers = {name: Caller(key.models) for name, key in keys.items()}
+        self._callers = {name: Caller(key.models, name) for name, key in keys.items()}
         self._now = now
 
     def judge(self, request: web.BaseRequest) -> Claim:

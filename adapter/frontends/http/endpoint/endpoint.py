@@ -59,7 +59,9 @@ class Residency(Protocol):
 
     def resident(self, model_id: ModelId, key: ArtifactKey | None = None) -> Lease | None: ...
     def refuse(self, model_id: ModelId, key: ArtifactKey) -> None: ...
-    async def lease(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]: ...
+    async def lease(
+        self, model_id: ModelId, key: ArtifactKey, caller: str = ""
+    ) -> tuple[Lease, CacheUse]: ...
     async def make_room(self, error: CapacityError) -> bool: ...
 
 
@@ -150,6 +152,7 @@ class Endpoint:
             request["model_id"] = told.model_id = model_id
             if caller is not None and not caller.may_ask_for(key.path):
                 raise ArtifactNotFound(missing(key), model_id=model_id)
+            request["caller"] = "" if caller is None else caller.name
             return await self._invoked(model_id, key, request, body)
 
     def _find(self, members: Members, told: Told) -> tuple[ModelId, ArtifactKey]:
@@ -211,7 +214,7 @@ class Endpoint:
     async def _invoked_once(
         self, model_id: ModelId, key: ArtifactKey, request: web.BaseRequest, body: bytes | None
     ) -> web.StreamResponse:
-        lease, use = await self._leased(model_id, key)
+        lease, use = await self._leased(model_id, key, request["caller"])
         told_of(request).cache = use
         try:
             with lease:
@@ -221,9 +224,11 @@ class Endpoint:
         except (BackendError, CapacityError) as error:
             raise await self._control.judged(error, model_id) from error
 
-    async def _leased(self, model_id: ModelId, key: ArtifactKey) -> tuple[Lease, CacheUse]:
+    async def _leased(
+        self, model_id: ModelId, key: ArtifactKey, caller: str
+    ) -> tuple[Lease, CacheUse]:
         try:
-            return await self._residency.lease(model_id, key)
+            return await self._residency.lease(model_id, key, caller)
         except ArtifactNotFound as error:
             if self._callers is None:
                 raise

@@ -1,0 +1,81 @@
+"""Slots for work that is done for callers: each caller has its turn, whatever others ask for."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import inf
+
+# How often those who wait are looked at when no work reports its end.
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    name: str
+    callers: Collection[str]
+    turn: asyncio.Future[None]
+
+
+class FairSlots:
+    """`count` slots, without those of work that `hangs`. Work is known by its name.
+
+    A free slot goes to the caller whose last one is longest ago; of that caller's work, to what
+    came first. Work that no caller waits for any more comes last.
+    """
+
+    def __init__(self, count: int, hangs: Callable[[str], bool] = lambda _: False) -> None:
+        self._count = count
+        self._hangs = hangs
+        self._held: Counter[str] = Counter()
+        self._waiting: list[_Waiter] = []
+        self._given = 0
+        self._last: dict[str, int] = {}  # of each caller: which slot of all was its last
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def slot(self, name: str, callers: Collection[str]) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it. `callers`: who waits for the work, at any time."""
+        waiter = _Waiter(name, callers, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._give()
+        try:
+            await waiter.turn
+            yield
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            else:
+                self._held[name] -= 1
+                self._give()
+
+    def _give(self) -> None:
+        while (waiting := self._patient()) and self._is_free():
+            waiter = min(waiting, key=self._turn)
+            self._waiting.remove(waiter)
+            self._held[waiter.name] += 1
+            self._given += 1
+            if waiter.callers:
+                self._last[min(waiter.callers, key=self._last_of)] = self._given
+            waiter.turn.set_result(None)
+        if self._waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _patient(self) -> list[_Waiter]:
+        """Without those that are cancelled, and about to leave."""
+        return [each for each in self._waiting if not each.turn.done()]
+
+    def _look(self) -> None:
+        self._timer = None
+        self._give()
+
+    def _is_free(self) -> bool:
+        self._held = +self._held
+        return sum(n for name, n in self._held.items() if not self._hangs(name)) < self._count
+
+    def _turn(self, waiter: _Waiter) -> float:
+        return min(map(self._last_of, waiter.callers), default=inf)
+
+    def _last_of(self, caller: str) -> float:
+        return self._last.get(caller, 0)

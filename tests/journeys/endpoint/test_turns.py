@@ -1,0 +1,78 @@
+"""Cold starts of two keys: one asks for many models at once, the other for one."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter
+from tests.trees import infer_body, write_python_model
+
+pytestmark = pytest.mark.triton
+
+_SECRETS = {"AKIDMANY": "the secret of many", "AKIDONE": "the secret of one"}
+_MODELS = 8
+_WAIT = """
+import os, time
+while not os.path.exists({gate!r}):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[RunningAdapter]:
+    """One load at a time, each of which waits for the file `gate`."""
+    draft = write_python_model(
+        tmp_path / "draft", initialize=_WAIT.format(gate=str(tmp_path / "gate")).strip()
+    )
+    for name in [*(f"many/{number}" for number in range(_MODELS)), "one/a"]:
+        shutil.copytree(draft, tmp_path / "store" / name)
+    config = tmp_path / "adapter.yaml"
+    keys = ["AKIDMANY env:MANY many/*", "AKIDONE env:ONE one/*"]
+    config.write_text(json.dumps({"endpoint_keys": keys}))
+    environ = {
+        "MANY": _SECRETS["AKIDMANY"],
+        "ONE": _SECRETS["AKIDONE"],
+        "ADAPTER_CONTROL_TOKEN": "canary-7f3a9c0e51d24b86",
+    }
+    store = (f"--model-store={tmp_path}/store", f"--cache-dir={tmp_path}/cache")
+    flags = (f"--config={config}", *store, "--load-concurrency=1", COMPLETE)
+    with embedded_adapter(*flags, environ=environ) as running:
+        yield running
+
+
+def invoke(adapter: RunningAdapter, key: str, model: str) -> None:
+    client = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=f"http://{adapter.http}",
+        region_name="eu-west-1",
+        aws_access_key_id=key,
+        aws_secret_access_key=_SECRETS[key],
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+    body = json.dumps(infer_body(1.0))
+    client.invoke_endpoint(EndpointName="any", TargetModel=model, Body=body)
+
+
+def test_a_cold_start_of_one_key_waits_for_no_more_than_the_load_under_way(
+    keyed: RunningAdapter, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(_MODELS + 1) as pool:
+        calls = [
+            pool.submit(invoke, keyed, "AKIDMANY", f"many/{number}") for number in range(_MODELS)
+        ]
+        for number in range(_MODELS):  # their files are there: all of them wait for their loads
+            keyed.wait_for("artifact.fetched", key=f"many/{number}")
+        keyed.wait_for("model.loading")
+        calls.append(pool.submit(invoke, keyed, "AKIDONE", "one/a"))
+        keyed.wait_for("artifact.fetched", key="one/a")
+        (tmp_path / "gate").touch()
+        for call in calls:
+            call.result(100)
+    order = [line["model_id"] for line in keyed.events("model.loading")]
+    assert order.index("one/a") == 1, order
