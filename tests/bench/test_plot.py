@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from contextlib import closing
+from functools import cache
 
 import pytest
 
@@ -66,6 +67,12 @@ def run(tmp_path_factory):
         yield lambda kind: copy.deepcopy(results[kind])
 
 
+@pytest.fixture(scope="module")
+def picture(run):
+    """Draw a kind of run with latencies so many times as long, once: it is only looked at."""
+    return cache(lambda kind, factor: drawn(scaled(run(kind), factor)))
+
+
 every_kind = pytest.mark.parametrize("kind", [NORMAL, OPEN, CHURN, ERRORS])
 pytestmark = pytest.mark.slow
 
@@ -106,8 +113,8 @@ def test_axes_are_named_with_their_units(run, kind):
 
 @every_kind
 @pytest.mark.parametrize("factor", [1e-1, 1, 1e3], ids=["microseconds", "as it was", "seconds"])
-def test_ticks_are_plain_numbers(run, kind, factor):
-    found = [tick.get_text() for tick in ticks(drawn(scaled(run(kind), factor)))]
+def test_ticks_are_plain_numbers(picture, kind, factor):
+    found = [tick.get_text() for tick in ticks(picture(kind, factor))]
 
     assert len(found) > 8
     assert [tick for tick in found if not PLAIN.match(tick)] == []
@@ -128,8 +135,8 @@ def scaled(result, factor):
 
 @every_kind
 @pytest.mark.parametrize("factor", [1e-1, 1, 1e3], ids=["microseconds", "as it was", "seconds"])
-def test_no_text_covers_another_or_leaves_the_picture(run, kind, factor):
-    figure = drawn(scaled(run(kind), factor))
+def test_no_text_covers_another_or_leaves_the_picture(picture, kind, factor):
+    figure = picture(kind, factor)
     boxes = [(each.get_text(), each.get_window_extent()) for each in texts(figure)]
     ends = figure.bbox
 
