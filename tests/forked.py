@@ -6,6 +6,7 @@ descriptors of a new one, and runs the same `main`. So has each other command (`
 """
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,7 +41,7 @@ def run(
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(stdin)
         given.seek(0)
-        child = _Child(arguments, environ, [each.fileno() for each in (given, out, err)], folder)
+        child = Child(arguments, environ, [each.fileno() for each in (given, out, err)], folder)
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -51,8 +53,10 @@ def run(
         return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
 
-class _Child:
-    """A child of the process that forks; it has what the tests use of subprocess.Popen."""
+class Child:
+    """A child of the process that forks; it has what the tests use of subprocess.Popen. On a
+    terminal it leads a session of its own, whose terminal is the first of the descriptors.
+    """
 
     def __init__(
         self,
@@ -60,13 +64,21 @@ class _Child:
         environ: Mapping[str, str],
         descriptors: Sequence[int],
         folder: Path | None = None,
+        *,
+        is_on_terminal: bool = False,
     ) -> None:
         self.args = arguments
         self.returncode: int | None = None
         self._lock = threading.Lock()
         self._status, status = os.pipe()
         try:
-            self.pid = _server().start(arguments, environ, folder, (*descriptors, status))
+            request = {
+                "arguments": arguments,
+                "environ": dict(environ),
+                "folder": str(folder or Path.cwd()),
+                "is_on_terminal": is_on_terminal,
+            }
+            self.pid = _server().start(request, (*descriptors, status))
         finally:
             os.close(status)
 
@@ -95,7 +107,7 @@ class _Child:
         self.send_signal(signal.SIGKILL)
 
 
-class Forked(_Child):
+class Forked(Child):
     """One whose output is read from pipes."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -129,15 +141,7 @@ class _Server:
             )
         atexit.register(self._end)
 
-    def start(
-        self,
-        arguments: Sequence[str],
-        environ: Mapping[str, str],
-        folder: Path | None,
-        descriptors: Sequence[int],
-    ) -> int:
-        at = str(folder or Path.cwd())
-        request = {"arguments": arguments, "environ": dict(environ), "folder": at}
+    def start(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             return int(self._socket.recv(16))
@@ -200,9 +204,15 @@ def main() -> int:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - those of this process
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - those of this process
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if request["is_on_terminal"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever was inherited
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environ"])
+    if path := os.environ.get("PYTHONPATH"):
+        sys.path[:0] = path.split(os.pathsep)
     sys.argv[1:] = request["arguments"]
     return importlib.import_module("adapter.__main__").main()
 

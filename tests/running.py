@@ -79,6 +79,10 @@ class Client:
             self._connection = None
 
 
+# variables that a process reads before it runs any Python
+_READ_AT_START = ("LD_", "PYTHONSAFEPATH")
+
+
 class RunningAdapter:
     """`triton-adapter serve` as a child process. `started` holds the fields of adapter.started."""
 
@@ -102,7 +106,8 @@ class RunningAdapter:
         self._may_read.set()
         given = {**os.environ, **(environ or {})}
         is_special = descriptors is not None or module != "adapter" or own_session
-        if anew or is_special or "PYTHONPATH" in (environ or {}):
+        is_read_at_start = any(name.startswith(_READ_AT_START) for name in environ or ())
+        if anew or is_special or is_read_at_start:
             command = [sys.executable, "-m", module, *SERVE, *flags]
             if descriptors is not None:
                 command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]

@@ -35,15 +35,6 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **environ}
 
 
-# Makes the terminal that of the new session, so that Ctrl-C is a signal, and becomes the command.
-_TAKE_TERMINAL = """\
-import fcntl, os, signal, sys, termios
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts with `&`
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
 class Terminal:
     """One command on a terminal of 100 columns and 30 lines. `said` is all that it wrote."""
 
@@ -51,14 +42,8 @@ class Terminal:
         self.said = ""
         size = {"COLUMNS": "100", "LINES": "30"}
         self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _TAKE_TERMINAL, *COMMAND, *argv],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**size, **_environment(environ)},
-            start_new_session=True,
-        )
+        given = {**size, **_environment(environ)}
+        self.process = forked.Child(argv, given, [slave] * 3, is_on_terminal=True)
         os.close(slave)
 
     def until(self, pattern: str, seconds: float = 90) -> str:
