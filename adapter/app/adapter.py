@@ -100,17 +100,20 @@ class Adapter:
         )
         self._single = ModelId(settings.single_model.name) if settings.single_model else None
         shared = self._build_shared(backend.faults)
-        models = Repository(
-            self._control,
-            self._triton.versions,
-            settings.all_roots,
-            takes_files=settings.inline_files == "on",
-            load_of_store=self._load_of_store(),
-            hint=self._hint_of_store(),
-        )
+        models = self._build_models()
         self._rest = build_rest(shared, self._dataplane, models)
         self._grpc = Rpc(shared, self._triton, backend.faults, self._rpc, self._limits)
         self._services = self._grpc.services(models)
+
+    def _build_models(self) -> Repository:
+        return Repository(
+            self._control,
+            self._triton.versions,
+            self._settings.all_roots,
+            takes_files=self._settings.inline_files == "on",
+            load_of_store=self._load_of_store(),
+            hint=self._hint_of_store(),
+        )
 
     def _build_dataplane(self, faults: Faults) -> HttpDataPlane:
         return HttpDataPlane(
