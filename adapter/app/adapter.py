@@ -43,6 +43,7 @@ from adapter.packages.source.location import start_models
 from adapter.runtime import background, clock, lag
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.threads import REPOSITORY
+from adapter.runtime.turns import Turns
 from adapter.runtime.unread import Unread
 from adapter.settings import Address, Loaded, for_programs
 from adapter.store.cache import ArtifactCache
@@ -89,7 +90,7 @@ class Adapter:
         self._wanted = WantedModels(self._control, ready_when=settings.ready_when)
         self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
         self._readiness = self._build_readiness()
-        self._budget = budget = self._build_budget()
+        self._budget, self._turns = (budget := self._build_budget()), Turns()
         self._unread = Unread(budget, budget.share, self._metrics.streams_cut.inc)
         self._dataplane = self._build_dataplane(backend.faults)
         self._rpc = GrpcDataPlane(
@@ -120,6 +121,7 @@ class Adapter:
             faults,
             timeout_seconds=self._settings.infer_timeout_seconds,
             unread=self._unread,
+            turns=self._turns,
             max_unpacked_bytes=self._settings.gathered_bytes,
             answered_nothing=self._control.operations.answered_nothing,
         )
@@ -169,6 +171,7 @@ class Adapter:
             control=self._control,
             drain=self._drain,
             budget=self._budget,
+            turns=self._turns,
             rpc=self._rpc,
             faults=faults,
             is_ready=self._readiness.is_ready,

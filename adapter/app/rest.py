@@ -84,6 +84,7 @@ def _build(
         observer,
         drain=shared.drain,
         connections=_count_connections(shared, name),
+        turns=shared.turns,
         is_endpoint=shared.residency is not None,
     )
     return Rest(name, address, heads, listener)

@@ -122,6 +122,7 @@ class Rpc:
             timeout_seconds=shared.settings.infer_timeout_seconds,
             max_message_bytes=self._limits.direct,
             budget=shared.budget,
+            turns=shared.turns,
             on_shed=metrics.shedding(name, "refused", "flood", "streams"),
         )
         proxy = ProxyListener(context, max_connections=shared.max_connections)

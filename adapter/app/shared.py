@@ -12,6 +12,7 @@ from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.frontends.access import Access
 from adapter.frontends.drain import Drain
 from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.turns import Turns
 from adapter.settings import Address, Settings
 from adapter.settings.vertex import VertexRoutes
 from adapter.telemetry.metrics import Metrics
@@ -21,7 +22,8 @@ from adapter.telemetry.tracing import Tracing
 @dataclass(frozen=True, slots=True)
 class Shared:
     """`max_connections`: of each listener. `single_model`: the one that /invocations is about.
-    `residency`: None without a store. `budget`: of callers' bytes.
+    `residency`: None without a store. `budget`: of callers' bytes. `turns`: of all that takes long
+    on the event loop.
     """
 
     settings: Settings
@@ -30,6 +32,7 @@ class Shared:
     control: ModelControl
     drain: Drain
     budget: ByteBudget
+    turns: Turns
     rpc: GrpcDataPlane
     faults: Faults
     is_ready: Callable[[], bool]

@@ -103,6 +103,7 @@ class HttpDataPlane:
         unread: Unread,
         max_unpacked_bytes: int = 2**26,
         answered_nothing: Callable[[ModelRecord], None] = lambda _: None,
+        turns: Turns | None = None,
     ) -> None:
         self.host = ""
         self.idle: Callable[[], Connection | None] = _none
@@ -110,7 +111,7 @@ class HttpDataPlane:
         self.check = partial(check_whole, max_unpacked=max_unpacked_bytes)
         self._max_unpacked = max_unpacked_bytes
         self.unread = unread
-        self.turns = Turns()  # of bodies that take long to check
+        self.turns = turns or Turns()  # of bodies that take long to check
         self._timeout = timeout_seconds
         self._answered_nothing = answered_nothing
         self._pool: Pool | None = None

@@ -13,13 +13,17 @@ import pytest
 
 from adapter.app import Adapter
 from adapter.app.on_demand import OnDemand
+from adapter.app.rpc import Rpc
 from adapter.control.models import ModelControl
 from adapter.control.residency import Options, Residency
 from adapter.control.residency.arrival import Arrivals
+from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
+from adapter.runtime.turns import Turns
 from adapter.settings import Loaded, Settings, load_settings
 from adapter.store.cache import ArtifactCache
 
@@ -268,6 +272,12 @@ def test_models_on_demand_are_as_their_settings_say(tmp_path, on_demand):
     assert list(part(adapter, OnDemand).preload()) == ["b.zip"]
     served = part(adapter, Inferences)._serving.__self__
     assert isinstance(served, Residency if on_demand else ModelControl)
+
+
+def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
+    adapter = Adapter(load_settings({}, {}, None))
+    kinds = (HttpListener, HttpDataPlane, Rpc)
+    assert len({id(part(part(adapter, kind), Turns)) for kind in kinds}) == 1
 
 
 def test_by_default_a_mesh_loads_one_model_at_once_and_calls_load_two(tmp_path):

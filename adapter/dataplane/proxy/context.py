@@ -46,6 +46,7 @@ class ProxyContext:
         max_message_bytes: int,
         budget: ByteBudget,
         on_shed: Callable[[str], None] = lambda _: None,
+        turns: Turns | None = None,
     ) -> None:
         self.policy = policy
         self.connect_triton = connect_triton
@@ -54,7 +55,7 @@ class ProxyContext:
         self.max_message_bytes = max_message_bytes
         self.budget = budget
         self.on_shed = on_shed
-        self.turns = Turns()
+        self.turns = turns or Turns()
         self.caller_limits = CallerLimits()
         self.is_stopping = False
         self.calls: HeaderBlockCache[Call] = HeaderBlockCache(partial(read_call, policy))

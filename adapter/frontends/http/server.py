@@ -50,12 +50,13 @@ class HttpListener:
         limits: Limits | None = None,
         look_seconds: float = 1,
         connections: Connections | None = None,
+        turns: Turns | None = None,
         is_endpoint: bool = False,
     ) -> None:
         self.limits = limits or Limits()
         self.fast = fast
         self.heads = heads
-        self.turns = Turns()
+        self.turns = turns or Turns()
         self._serve = serve
         self._observer = observer
         self._is_refusing = False
