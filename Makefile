@@ -7,10 +7,13 @@ SECONDS ?= 60
 TRITON := $(or $(TRITON),$(TRITON_SERVER))
 # more than two cores: tests of a real Triton mostly wait, the quick ones less
 WORKERS ?= 7
-unit: WORKERS = 3
-# where the quick tests are; all others need a Triton, or what only a run of everything is worth
-QUICK = tests/unit tests/control tests/backend tests/dataplane tests/frontends \
-  tests/contract/test_doubles.py tests/journeys/modelmesh tests/test_architecture.py tests/test_docs.py
+# where the quick tests are; all others need a Triton, or what only a run of everything is worth.
+# Each part is a process, which collects its own tests alone: for workers each would collect all.
+QUICK_pure = tests/unit
+QUICK_frontends = tests/frontends tests/contract/test_doubles.py tests/journeys/modelmesh
+QUICK_control = tests/control tests/dataplane tests/backend tests/test_architecture.py tests/test_docs.py
+QUICK_PARTS = pure frontends control
+QUICK = $(foreach part,$(QUICK_PARTS),$(QUICK_$(part)))
 # where `make run` listens: also of the environment, as for every command
 ADAPTER_HTTP ?= 127.0.0.1:8080
 ADAPTER_ADMIN ?= 127.0.0.1:8081
@@ -50,8 +53,10 @@ test: setup  ## what every change must pass, against a real Triton; TRITON=/path
 	  $(if $(TRITON),tests/contract tests/journeys)
 
 unit: setup  ## the quick tests, before no Triton
-	$(PYTEST) -n $(WORKERS) --dist worksteal --hypothesis-profile=few \
-	  -m 'not triton and not slow and not nightly' $(QUICK)
+	@$(MAKE) --silent --keep-going --jobs=3 --output-sync $(addprefix quick-,$(QUICK_PARTS))
+
+quick-%:
+	$(PYTEST) -q -n 0 --hypothesis-profile=few -m 'not triton and not slow and not nightly' $(QUICK_$*)
 
 coverage: setup  ## branches of core, control, packages and protocols that the quick tests take: 95 % at least
 	.venv/bin/python -m coverage run -m pytest -q -n 0 -m 'not triton and not slow and not nightly' $(QUICK)

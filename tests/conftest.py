@@ -20,7 +20,7 @@ asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # the loop that the ada
 # No example is a fault for the time it takes: others use the machine, too. `make unit` takes `few`:
 # it is run often, with other examples each time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("few", settings.get_profile("untimed"), max_examples=25)
+settings.register_profile("few", settings.get_profile("untimed"), max_examples=10)
 settings.load_profile("untimed")
 # The two differ in when they write and what they close; asyncio's is what a reader debugs with.
 _BOTH_LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}

@@ -6,20 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapter.core import sizing
 from adapter.core.memory import HOST, Device
 from adapter.core.model import Package
-from adapter.core.sizing import MAX_REMEMBERED, Sizes
+from adapter.core.sizing import Sizes
 from tests.cases import rows
 
 ONE, TWO = Device("GPU-1"), Device("GPU-2")
 GPUS = {ONE: 0, TWO: 1}
 
 
-def test_of_too_many_packages_in_a_file_the_last_are_taken():
+def test_of_too_many_packages_in_a_file_the_last_are_taken(monkeypatch):
+    monkeypatch.setattr(sizing, "MAX_REMEMBERED", 100)
     entry = {"bytes": {ONE: 1}, "exact": True}
-    entries = [{"key": str(number), **entry} for number in range(MAX_REMEMBERED + 2)]
+    entries = [{"key": str(number), **entry} for number in range(102)]
     sizes = Sizes()
-    assert sizes.restore({"packages": entries}) == MAX_REMEMBERED
+    assert sizes.restore({"packages": entries}) == 100
     assert not sizes.is_exact("1")
     assert sizes.is_exact("2")
 

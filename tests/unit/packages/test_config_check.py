@@ -118,7 +118,7 @@ def test_a_reason_is_short_however_long_the_line(text):
     assert len(refusal(text)) < 400
 
 
-@pytest.mark.parametrize("text", ["a {" * 5000, "a {" * 5000 + "}" * 5000])
+@pytest.mark.parametrize("text", ["a {" * 1000, "a {" * 1000 + "}" * 1000])
 def test_a_config_nested_too_deeply_is_refused(text):
     assert refusal(text) == "m/config.pbtxt is nested too deeply"
 
