@@ -9,22 +9,21 @@ import pytest
 
 from adapter._proto import model_runtime_pb2 as mmesh
 from tests.journeys.memory.models import GIB, MIB, check_agreement, tree_bytes, write_eater
-from tests.running import RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
 # small: the kernel takes a second to hand out 3 GiB
 _LIMIT = GIB
+_FLAGS = ("--memory-source=host", "--memory-limit=1GiB")
 _MODEL_MIB = 215
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     root = tmp_path_factory.mktemp("models")
-    with embedded_adapter(
-        "--memory-source=host", "--memory-limit=1GiB", f"--model-roots={root}"
-    ) as adapter:
+    with embedded_adapter(*_FLAGS, COMPLETE, f"--model-roots={root}") as adapter:
         yield adapter, root
 
 
@@ -153,12 +152,15 @@ time.sleep(3600)
 
 
 def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_in_triton(
-    adapter: RunningAdapter, root: Path
+    tmp_path: Path,
 ) -> None:
-    """The last test of this adapter: one of Triton's threads for loads is stuck from here on."""
-    package = write_eater(root / "early", 1, imports=_GROWS_AT_IMPORT)
-    with closing(adapter.client()) as client:
-        assert client.load("small", write_eater(root / "tiny", 35)).status == 200
+    """One of Triton's threads for loads is stuck from there on."""
+    package = write_eater(tmp_path / "early", 1, imports=_GROWS_AT_IMPORT)
+    with (
+        embedded_adapter(*_FLAGS, f"--model-roots={tmp_path}") as adapter,
+        closing(adapter.client()) as client,
+    ):
+        assert client.load("small", write_eater(tmp_path / "tiny", 35)).status == 200
         ended, refused = (client.load("early", package).json() for _ in range(2))
         for body in (ended, refused):
             assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body
@@ -167,4 +169,4 @@ def test_a_load_that_is_ended_while_triton_completes_its_configuration_is_left_i
         assert "it can never fit" in refused["error"] or "(learned)" in refused["error"]
         adapter.wait_for("model.load_stuck", model_id="early")
         assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
-    check_agreement(adapter, stuck=["early"])
+        check_agreement(adapter, stuck=["early"])
