@@ -1,4 +1,4 @@
-"""A limit of 1 GiB, and models that truly take 0.2 GiB each: four fit, the fifth does not."""
+"""A limit of 512 MiB, and models that truly take over 95 MiB each: four fit, the fifth does not."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
-from tests.journeys.memory.models import GIB, MIB, check_agreement, tree_bytes, write_eater
+from tests.journeys.memory.models import MIB, check_agreement, tree_bytes, write_eater
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
-_MODEL_MIB = 215
-_SHARE = 0.03
+_LIMIT = 512 * MIB
+_MODEL_MIB = 95
+_SHARE = 0.06
 _FOUR = ("a", "b", "c", "d")
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
     root = tmp_path_factory.mktemp("models")
-    flags = ("--memory-source=host", "--memory-limit=1GiB", "--memory-reserve=0")
+    flags = ("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0")
     with embedded_adapter(*flags, COMPLETE, f"--model-roots={root}") as adapter:
         yield adapter, root
 
@@ -41,7 +42,7 @@ def refused(client: Client, url: Path) -> dict[str, Any]:
     reply = client.load("e", url)
     body = reply.json()
     assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
-    assert body["limit_bytes"] == GIB
+    assert body["limit_bytes"] == _LIMIT
     return body
 
 
@@ -50,7 +51,7 @@ def check_one_out_one_in(adapter: RunningAdapter, client: Client, url: Path) -> 
     assert client.delete("/models/b").status == 200
     assert client.load("e", url).status == 200
     assert client.post("/models/e/invoke", infer_body(1.5)).json()["outputs"][0]["data"] == [1.5]
-    assert tree_bytes(adapter) <= GIB
+    assert tree_bytes(adapter) <= _LIMIT
     check_agreement(adapter)
 
 
