@@ -108,6 +108,12 @@ def message_of_fields() -> bytes:
     return prefixed(name + b"\x10\x00" * 16_000)
 
 
+def large_json(size: int) -> bytes:
+    values = size // 4
+    head = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[%d],"data":[1.5' % values
+    return head + b",1.5" * (values - 1) + b"]}]}"
+
+
 def large_answer() -> bytes:
     body, size = binary_request(2 * MIB)
     return post(STREAMED, body, f"{TARGET}: one", f"Content-Type: {RAW}{size}")
@@ -167,6 +173,10 @@ HTTP: dict[str, Callable[[], Pieces]] = {
     ),
     "forms": lambda: repeat(
         post(INVOKE, b"--x\r\n" * 50_000, "Content-Type: multipart/form-data; boundary=x"), 8
+    ),
+    "JSON of 40 MiB": lambda: repeat(post(INVOKE, large_json(40 * MIB)), 2),
+    "raw tensors of 40 MiB": lambda: repeat(
+        post(INVOKE, (large := binary_request(10 * MIB))[0], f"Content-Type: {RAW}{large[1]}"), 2
     ),
     "CSV": lambda: repeat(
         post("/models/typed/invoke", b"1," * (4 * MIB - 1) + b"1", "Content-Type: text/csv"), 2
