@@ -10,9 +10,11 @@ WORKERS ?= 7
 # where the quick tests are; all others need a Triton, or what only a run of everything is worth.
 # Each part is a process, which collects its own tests alone: for workers each would collect all.
 QUICK_pure = tests/unit
-QUICK_frontends = tests/frontends tests/contract/test_doubles.py tests/journeys/modelmesh
-QUICK_control = tests/control tests/dataplane tests/backend tests/test_architecture.py tests/test_docs.py
-QUICK_PARTS = pure frontends control
+QUICK_control = tests/control
+QUICK_http = tests/frontends/http tests/frontends/test_held_errors.py tests/test_architecture.py
+QUICK_grpc = tests/frontends/grpc tests/contract/test_doubles.py tests/journeys/modelmesh
+QUICK_triton = tests/dataplane tests/backend tests/test_docs.py
+QUICK_PARTS = pure control http grpc triton
 QUICK = $(foreach part,$(QUICK_PARTS),$(QUICK_$(part)))
 # where `make run` listens: also of the environment, as for every command
 ADAPTER_HTTP ?= 127.0.0.1:8080
@@ -53,7 +55,7 @@ test: setup  ## what every change must pass, against a real Triton; TRITON=/path
 	  $(if $(TRITON),tests/contract tests/journeys)
 
 unit: setup  ## the quick tests, before no Triton
-	@$(MAKE) --silent --keep-going --jobs=3 --output-sync $(addprefix quick-,$(QUICK_PARTS))
+	@$(MAKE) --silent --keep-going --jobs=5 --output-sync $(addprefix quick-,$(QUICK_PARTS))
 
 quick-%:
 	$(PYTEST) -q -n 0 --hypothesis-profile=few -m 'not triton and not slow and not nightly' $(QUICK_$*)

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.control import presence
 from adapter.control.presence import Phase
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.state import ModelState
@@ -177,22 +178,25 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
 
 
 @pytest.mark.parametrize("size", [1, MIB], ids=["small", "too large for the fallback server"])
-async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(size):
+async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(
+    size, monkeypatch
+):
+    monkeypatch.setattr(presence, "_END_SECONDS", 0.2)
     message = request_of("nope", *[0.0] * size)
     limits = MessageLimits(unary=MIB, stream=MIB)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
-        presence = proxy.house.control.presence
+        known = proxy.house.control.presence
         call = channel.unary_unary(INFER)
-        presence.phase = Phase.STARTING
+        known.phase = Phase.STARTING
         assert (await refusal(call(message)))[0] == "UNAVAILABLE"
         code, text = await refusal(call(message, metadata=MESH))
         assert (code, text.partition(",")[0]) == (
             "NOT_FOUND",
             "ModelNotFound: the adapter is starting",
         )
-        presence.phase = Phase.STOPPING
+        known.phase = Phase.STOPPING
         assert (await refusal(call(message, metadata=MESH)))[0] == "UNAVAILABLE"
-        presence.phase = Phase.OPEN
+        known.phase = Phase.OPEN
         proxy.house.server.pid = None
         loaded = request_of("m", *[0.0] * size)
         code, text = await refusal(call(loaded, metadata=[("mm-model-id", "m")]))
