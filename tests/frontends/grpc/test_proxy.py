@@ -117,7 +117,7 @@ MESH = [("mm-model-id", "nope")]
 NOT_LOADED = "ModelNotFound: model 'nope' is not loaded"
 
 
-@pytest.mark.parametrize("size", [1, MIB], ids=["small", "too large for the fallback server"])
+@pytest.mark.parametrize("size", [1, MIB // 3], ids=["small", "too large for the fallback server"])
 async def test_what_is_not_loaded_is_refused_in_tritons_words_and_to_a_mesh_in_others(size):
     message = request_of("nope", *[0.0] * size)
     limits = MessageLimits(unary=MIB, stream=MIB)
@@ -177,7 +177,7 @@ async def test_it_refuses_at_once_as_the_fallback_server_does(why, size, is_of_m
         proxy.house.control.registry.serving("m").abandoned = 0
 
 
-@pytest.mark.parametrize("size", [1, MIB], ids=["small", "too large for the fallback server"])
+@pytest.mark.parametrize("size", [1, MIB // 3], ids=["small", "too large for the fallback server"])
 async def test_a_mesh_is_told_not_found_while_the_adapter_starts_and_when_triton_has_ended(
     size, monkeypatch
 ):
