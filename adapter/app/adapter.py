@@ -60,6 +60,8 @@ _TRITON_SECONDS = 4.0
 # For the 503 answers to requests that are still in flight at the end of a drain.
 _ANSWER_SECONDS = 1.0
 _SHARE_IN_FLIGHT = 4
+# Answers of streams that wait for their callers: twice the largest one, by default.
+_UNREAD_BYTES = 2**27
 _ASKS_NO_STORE = "; models of a store are loaded by name only with the setting on_demand"
 _STORE_LACKS_IT = "; nor is there such a key in the store"
 
@@ -91,7 +93,9 @@ class Adapter:
         self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
         self._readiness = self._build_readiness()
         self._budget, self._turns = (budget := self._build_budget()), Turns()
-        self._unread = Unread(budget, budget.share, self._metrics.streams_cut.inc)
+        self._unread = Unread(
+            budget, min(budget.share, _UNREAD_BYTES), self._metrics.streams_cut.inc
+        )
         self._dataplane = self._build_dataplane(backend.faults)
         self._rpc = GrpcDataPlane(
             backend.faults,
