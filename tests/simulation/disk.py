@@ -6,7 +6,7 @@ from dataclasses import replace
 from adapter.core.model import ModelSource, Package, Placement, StagedModel
 from adapter.errors import AdapterError, BackendError, InvalidModel, SourceMissing
 from tests.simulation.loop import Draws, turns
-from tests.simulation.models import Spec
+from tests.simulation.models import Spec, steps_of
 
 _SAID = {
     "disk": lambda: BackendError("the disk refuses"),
@@ -26,7 +26,8 @@ class SimDisk:
         self.specs = specs
         self.folders: dict[str, StagedModel] = {}
         self.sizes: object = None
-        self._placed: dict[str, str] = {}  # where the files are
+        # where the files are of a model in Triton, and which part of their package it is
+        self._placed: dict[str, tuple[str, int]] = {}
         self._draws, self._fault = draws, fault
         # what the files of the disk cache are at a place; None if there are none any more
         self.cached: Callable[[str], Spec | None] = lambda _: None
@@ -34,10 +35,11 @@ class SimDisk:
         self.admitted: Callable[[Spec], None] = lambda _: None
 
     def spec_at(self, name: str) -> Spec | None:
-        place = self._placed.get(name)
-        if place is None:
+        if name not in self._placed:
             return None
-        return self.specs[place] if place in self.specs else self.read(name, place)
+        place, part = self._placed[name]
+        spec = self.specs[place] if place in self.specs else self.read(name, place)
+        return None if spec is None else spec.parts()[part]
 
     async def _act(self, verb: str, name: str, model_id: str) -> None:
         await turns(self._draws.of("disk", verb, name))
@@ -52,8 +54,9 @@ class SimDisk:
         spec = self.cached(source.url) if source.is_cached else self.specs[source.url]
         if spec is None:
             raise SourceMissing("the files of the cache are gone")
+        root = source.url if source.is_cached else spec.url
         return Package(
-            source.url, (), spec.takes // 4 * 3 if spec.version % 2 else 0, spec.declared, spec.url
+            root, (), spec.takes // 4 * 3 if spec.version % 2 else 0, spec.declared, spec.url
         )
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
@@ -66,9 +69,12 @@ class SimDisk:
         self.admitted(spec)
         if (fault := self._fault("place", spec.model_id)) is not None:
             raise self._error(fault)
-        placement = Placement((name,))
+        helpers = [f"{name}.h{number}" for number in range(spec.helpers)]
+        steps = steps_of(name, spec)
+        placement = Placement((*helpers, name), tuple(steps))
         self.folders[name] = StagedModel(name, model_id, placement)
-        self._placed[name] = package.root
+        for number, each in enumerate((*helpers, *steps, name)):
+            self._placed[each] = package.root, number
         await turns(self._draws.of("disk", "placed", name))
         return placement
 
@@ -88,8 +94,9 @@ class SimDisk:
     async def remove(self, name: str) -> None:
         folder = self.folders.get(name)
         await self._act("remove", name, folder.model_id if folder else "")
-        self.folders.pop(name, None)
-        self._placed.pop(name, None)
+        if (gone := self.folders.pop(name, None)) is not None:
+            for each in gone.placement.names:
+                self._placed.pop(each, None)
 
     async def staged(self) -> list[StagedModel]:
         await turns(self._draws.of("disk", "staged"))

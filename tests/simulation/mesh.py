@@ -20,9 +20,9 @@ from tests.fakes.mesh_cache import Churn, MeshCache
 from tests.simulation.callers import Callers
 from tests.simulation.mesh_books import MeshOracle
 from tests.simulation.models import Call, Spec, Violated
+from tests.simulation.oracle import FACTOR
 from tests.simulation.plan import Entry
 
-_FACTOR = 1.25  # of the size on disk
 _DEFAULT_BYTES = 1_000_000
 _TOLD_SECONDS = 30.0
 _POLL_SECONDS, _START_SECONDS = 2.0, 180.0
@@ -56,7 +56,7 @@ class MeshCallers(Callers):
             control,
             (),
             default_bytes=_DEFAULT_BYTES,
-            size_factor=_FACTOR,
+            size_factor=FACTOR,
             memory_bytes=None if reads else world.plan.device_bytes,
             buffer_bytes=0,
         )

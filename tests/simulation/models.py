@@ -1,6 +1,6 @@
 """The models of a run: what their files are and really take; calls for them, and what is wrong."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tests.simulation.memory import MIB
@@ -11,7 +11,8 @@ NAMES = "abcdefgh"
 @dataclass(frozen=True, slots=True)
 class Spec:
     """Version `version` of a model. `declared`: what its config says that it takes. `grows`: what
-    it takes more under traffic, at most. `is_python`: in processes of its own.
+    it takes more under traffic, at most. `is_python`: in processes of its own. `steps` of an
+    ensemble and `helpers` are further models of the package, `whole` the package of such a part.
     """
 
     model_id: str
@@ -21,10 +22,36 @@ class Spec:
     declared: int | None
     grows: int
     seconds: float
+    steps: int = 0
+    helpers: int = 0
+    whole: "Spec | None" = None
+
+    @property
+    def package(self) -> "Spec":
+        return self.whole or self
+
+    def parts(self) -> list["Spec"]:
+        """Return the models of the package: helpers and steps, and the entry, which of an ensemble
+        takes next to nothing.
+        """
+        others = self.helpers + self.steps
+        if not others:
+            return [self]
+        share = self.takes // (others if self.steps else others + 1)
+        part = replace(self, takes=share, declared=None, grows=0, steps=0, helpers=0, whole=self)
+        entry = replace(part, takes=self.takes - share * others, steps=self.steps)
+        if self.steps:
+            return [*[part] * others, replace(entry, is_python=False)]
+        return [*[part] * others, replace(entry, grows=self.grows)]
 
     @property
     def url(self) -> str:
         return f"/models/{self.model_id}@{self.version}"
+
+
+def steps_of(name: str, spec: Spec) -> list[str]:
+    """Return the names in Triton of the steps of the ensemble under this name."""
+    return [f"{name}.s{number}" for number in range(spec.steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +69,14 @@ class Entry:
 
 @dataclass(slots=True)
 class Call:
-    """A caller's load, unload or inference, since `begun`."""
+    """A caller's load, unload or inference, since `begun`. `extra`: the seconds that others' calls
+    for the model may take before it.
+    """
 
     verb: str
     model_id: str
     begun: float
+    extra: float = 0.0
 
 
 class Violated(Exception):
@@ -77,3 +107,13 @@ def drawn_model(name: str, random: Random, room: int) -> Spec:
         grows=random.choice((0, 0, takes // 4)),
         seconds=random.choice((0.05, 0.3, 1.0, 4.0, 20.0)),
     )
+
+
+def drawn_packages(random: Random, room: int) -> dict[str, Spec]:
+    """Draw a package with an ensemble, and one whose Python code calls others by name."""
+    ensemble, helped = drawn_model("p", random, room), drawn_model("q", random, room)
+    steps, helpers = random.choice((1, 2, 3)), random.choice((1, 2))
+    return {
+        "p": replace(ensemble, steps=steps, helpers=random.choice((0, 0, 1)), grows=0),
+        "q": replace(helped, helpers=helpers),
+    }

@@ -36,14 +36,13 @@ from tests.simulation.triton import LOAD_THREADS, Held
 
 SLACK_BYTES = 16 * MIB
 _LEAST_BYTES = 64 * MIB  # what a load of unknown size wants free
-_FACTOR = 1.25  # of the size on disk
+FACTOR = 1.25  # of the size on disk
 # So long ago a fault may have happened that a failure is still due to.
 _RECENT_SECONDS = 20.0
 _OOM = "out of memory"
 _NOTICED_SECONDS = 0.5
 _DEATH_SECONDS = 30.0  # within which the death of a process that loads is noticed
 _ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
-
 
 # After these what there is of a load, or another load of the model, goes on.
 _GO_ON = (AlreadyLoaded, UnloadedMeanwhile, BackendTimeout, BackendUnavailable)
@@ -119,7 +118,7 @@ class Oracle:
         self.serving[call.model_id] = spec
         self._measured.add(spec.url)
         held = [each for each in self._world.held_of(call.model_id) if each.state == "READY"]
-        if not any(each.spec == spec for each in held):
+        if not any(each.spec.package == spec for each in held):
             raise Violated("1 right model", f"{call.model_id} was loaded, and Triton has it not")
 
     def answered(self, call: Call, spec: Spec, expected: Spec | None) -> None:
@@ -137,7 +136,7 @@ class Oracle:
         if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_loading(call):
             return
         self.present.pop(call.model_id, None)
-        if held := [h for h in self._world.held_of(call.model_id) if h.state == "READY"]:
+        if held := [h for h in self._world.held_of(call.model_id) if h.state != "LOADING"]:
             said = f"{call.model_id} was unloaded, and Triton has {held[0].name}"
             raise Violated("2 unloads", said)
         if self._world.is_embedded and (left := self._world.processes_of(call.model_id)):
@@ -150,7 +149,7 @@ class Oracle:
         )
 
     def _in_time(self, call: Call, seconds: float) -> None:
-        took = self._now() - call.begun
+        took = self._now() - call.begun - call.extra
         if took > seconds:
             said = f"{call.verb} of {call.model_id} took {took:.1f} s, of {seconds:.0f} s"
             raise Violated("2 in time", said)
@@ -287,7 +286,7 @@ class Oracle:
 
     def most(self, spec: Spec) -> int:
         """Return the most that the adapter may suppose the model to take."""
-        disk = int(spec.takes * 0.75 * _FACTOR) + 1
+        disk = int(spec.takes * 0.75 * FACTOR) + 1
         least = max(spec.declared or 0, spec.takes + spec.grows, disk, _LEAST_BYTES)
         return least + self._shared.get(spec.url, 0) + self._taken_for_ours + SLACK_BYTES
 
@@ -329,8 +328,9 @@ class Oracle:
 
     def _was_given_up(self, held: Held) -> bool:
         """Whether Triton may go on with an unload, or an undo, that has failed for the adapter."""
-        begun, model_id = held.unloading_since, held.spec.model_id
-        return self.since(begun, "unload failed", model_id=model_id) or self.since(begun, "hang")
+        since, model_id = held.unloading_since, held.spec.model_id
+        has_hung = self.since(self._load_bound_ago(), "hang")
+        return has_hung or self.since(since, "unload failed", model_id=model_id)
 
     def _ran_out(self, call: Call, spec: Spec) -> bool:
         if self._was_hit(call, _OOM):
@@ -381,7 +381,7 @@ class Oracle:
             return
         specs = self._world.specs.values()
         beside = {each for each in specs if self._is_recent(each)} | {spec}
-        beside |= {held.spec for held in self._world.arriving()}
+        beside |= {held.spec.package for held in self._world.arriving()}
         for each in beside:
             others = sum(o.takes + o.grows for o in beside if o != each)
             self._shared[each.url] = max(self._shared.get(each.url, 0), others)
@@ -442,8 +442,8 @@ class Oracle:
 
     def _same(self, records: list[ModelRecord], stuck: set[str]) -> None:
         world = self._world
-        names = {str(record.name) for record in records}
-        served = {str(r.name) for r in records if r.state is ModelState.READY}
+        names = {str(name) for record in records for name in record.placement.names}
+        served = {str(n) for r in records if r.state is ModelState.READY for n in r.placement.names}
         has = {held.name for held in world.all_held() if held.state == "READY"}
         if missing := served - has:
             raise Violated("5 left over", f"Triton does not have {sorted(missing)}")
@@ -488,13 +488,13 @@ class Oracle:
             held = self._world.triton.held(record.name)
             if held is None or not held.spec.is_python or held.process.over.is_set():
                 continue
-            # Triton went on with an unload that had failed, and with the next load of the model:
-            # the processes of both were measured
+            # Triton went on with a failed unload beside the next load: both were measured
             was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
             if was_unloading or not control.memory.is_measured(record.id):
                 continue
             booked = total(control.memory.ledger.of(record.id))
-            real, most = self._world.bytes_of(held), held.spec.takes + held.spec.grows
+            real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
+            most = held.spec.package.takes + held.spec.grows
             if booked < real * 0.9 - SLACK_BYTES or booked > most * 1.1 + SLACK_BYTES:
                 said = f"{record.id} has {booked // MIB} MiB, and takes {real // MIB}"
                 raise Violated("5 ledger", said)

@@ -11,8 +11,8 @@ from random import Random
 
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
-from tests.simulation.models import Entry, Spec, drawn_models
-from tests.simulation.platforms import Mesh, Operation, drawn_platform
+from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
+from tests.simulation.platforms import V2, Operation, Platform, drawn_platform
 from tests.simulation.shelf import Shelf, drawn_shelf
 
 # What may be done to an operation of a model, by the port's verb.
@@ -41,7 +41,7 @@ class Settings:
     unload_seconds: float
     warms_up: bool
     is_killed: bool
-    platform: Mesh | None = None
+    platform: Platform | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,15 @@ def _with_platform(plan: Plan) -> Plan:
     if platform is None:
         return plan
     shift, number = _shift(random, plan.device_bytes), len(plan.shifts)
-    shift = replace(shift, platform=platform, loads_again=random.choice((None, False)))
+    shift, models = replace(shift, platform=platform), plan.models
+    if isinstance(platform, V2):
+        models = models | drawn_packages(random, plan.device_bytes - plan.baseline)
+    else:
+        shift = replace(shift, loads_again=random.choice((None, False)))
     rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _KINDS}
     entries = _entries(random, number, list(plan.models), rates, platform.operation)
-    return replace(plan, shifts=(*plan.shifts, shift), entries=(*plan.entries, *entries))
+    shifts, entries = (*plan.shifts, shift), [*plan.entries, *entries]
+    return replace(plan, models=models, shifts=shifts, entries=tuple(entries))
 
 
 def _shift(random: Random, device_bytes: int) -> Settings:

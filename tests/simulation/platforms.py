@@ -22,10 +22,33 @@ class Mesh:
         return "use", (random.choice(names), random.choice((1, 1, 3, 10)), leaves)
 
 
-def drawn_platform(random: Random, device_bytes: int, reader: str) -> Mesh | None:
+@dataclass(frozen=True, slots=True)
+class V2:
+    """Callers of V2's model repository."""
+
+    def operation(self, random: Random, names: list[str]) -> Operation:
+        verbs = {"load": 6, "reload": 2, "unload": 4, "invoke": 8, "version": 1, "index": 2}
+        [verb] = random.choices([*verbs], weights=[*verbs.values()])
+        name = random.choice([*names, *"pqpq"])
+        leaves = random.choice((0.0, 0.05, 0.5, 3.0)) if random.random() < 0.1 else None
+        words = {
+            "invoke": (name, random.choice((1, 1, 3, 10)), leaves),
+            "version": (name,),
+            "index": (),
+        }
+        return verb, words.get(verb, (name, leaves))
+
+
+Platform = Mesh | V2
+
+
+def drawn_platform(random: Random, device_bytes: int, reader: str) -> Platform | None:
     """Return the platform of a day's last shift; None where it is as all others."""
-    if random.random() < 0.5 or (reader in {"nvml", "triton"} and device_bytes < _GPU_BYTES):
+    if random.random() < 0.5:
         return None
+    is_small = reader in {"nvml", "triton"} and device_bytes < _GPU_BYTES
+    if is_small or Random(random.random()).random() < 0.4:
+        return V2()
     return Mesh(
         load_concurrency=random.choice((1, 2, 4)),
         churn_seconds=random.choice((3.0, 100.0)),

@@ -25,6 +25,7 @@ SEAMS = (
     "adapter.errors",
     "adapter.frontends.grpc.modelmesh",
     "adapter.frontends.grpc.modelmesh_sizes",
+    "adapter.frontends.model_repository",
     "adapter.packages.source.",  # what a file takes on disk
     "adapter.runtime.",
     "adapter.settings.locations",

@@ -21,7 +21,7 @@ from adapter.errors import (
 )
 from tests.simulation.loop import Draws, turns
 from tests.simulation.memory import MIB, Truth
-from tests.simulation.models import Spec
+from tests.simulation.models import Spec, steps_of
 from tests.simulation.processes import Process, Processes
 
 CALL_SECONDS = 10.0
@@ -170,16 +170,36 @@ class SimTriton:
             if (spec := self._spec_at(name)) is None:
                 return LoadFailed("failed to poll from model repository")
             old = life.models.get(name)
-            if old is not None and old.state == "READY":
-                if old.spec == spec:
-                    return None
-                self.processes.end(old.process)
-            process = self.processes.start(name, spec)
-            held = life.models[name] = Held(name, spec, process)
-            try:
-                return await self._initialize(life, held)
-            finally:
+            if old is not None and old.state == "READY" and old.spec == spec:
+                return None
+            entries = [self._entry(life, each) for each in [*steps_of(name, spec), name]]
+            error = await self._initialized(life, entries)
+            if error is not None and not life.over.is_set():
+                for held in entries:
+                    self._drop(life, held)
+            return error
+
+    async def _initialized(self, life: Life, entries: list[Held]) -> AdapterError | None:
+        try:
+            for held in entries:
+                if (error := await self._initialize(life, held)) is not None:
+                    return error
+        finally:
+            for held in entries:
                 held.ended.set()
+        return None
+
+    def _entry(self, life: Life, name: str) -> Held:
+        """Begin to load what is under this name, in place of what was."""
+        if (old := life.models.get(name)) is not None and old.state == "READY":
+            self.processes.end(old.process)
+        spec = self._spec_at(name)
+        held = life.models[name] = Held(name, spec, self.processes.start(name, spec))
+        return held
+
+    def _with_steps(self, life: Life, held: Held) -> list[Held]:
+        steps = [life.models.get(each) for each in steps_of(held.name, held.spec)]
+        return [held, *(each for each in steps if each is not None)]
 
     async def _initialize(self, life: Life, held: Held) -> AdapterError | None:
         spec, random = held.spec, self._draws.of("initialize", held.name)
@@ -273,8 +293,14 @@ class SimTriton:
                 raise BackendUnavailable("Socket closed", delivered=True)
         if held.state == "READY":
             self._unload_begins(held)
-            held.state, held.unloading_since = "UNLOADING", _now()
-            self._go(self._unload(life, held))
+            entries = [h for h in self._with_steps(life, held) if h.state == "READY"]
+            for each in entries:
+                each.state, each.unloading_since = "UNLOADING", _now()
+            self._go(self._unload_all(life, entries))
+
+    async def _unload_all(self, life: Life, entries: list[Held]) -> None:
+        for held in entries:
+            await self._unload(life, held)
 
     async def _unload(self, life: Life, held: Held) -> None:
         random = self._draws.of("unload", held.name)
@@ -350,13 +376,15 @@ class SimTriton:
             await self._either(life.over, random.choice((0.0, 0.01, 0.01, 0.1, 0.5, 6.0)))
             if life.over.is_set():
                 raise BackendUnavailable("Socket closed", delivered=True)
-            if held.process.is_real and held.process.over.is_set():
-                await self._either(life.over, 1.0)
-                raise StubDied(f"Stub process '{name}_0_0' is not healthy.", model_id=model_id)
+            for each in self._with_steps(life, held):
+                if each.process.is_real and each.process.over.is_set():
+                    await self._either(life.over, 1.0)
+                    text = f"Stub process '{each.name}_0_0' is not healthy."
+                    raise StubDied(text, model_id=model_id)
             self._grow(held, random)
             if not is_ours and (fault := self._fault("infer", held.spec.model_id)) is not None:
                 raise self._said(fault, model_id)
-            return held.spec
+            return held.spec.package
         finally:
             held.in_flight -= 1
             held.of_callers -= not is_ours

@@ -27,15 +27,17 @@ from tests.simulation.loop import Draws, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
-from tests.simulation.oracle import Oracle
+from tests.simulation.oracle import FACTOR, Oracle
 from tests.simulation.plan import Entry, Plan, Settings
+from tests.simulation.platforms import V2, Mesh
 from tests.simulation.processes import SimServer
+from tests.simulation.repository import V2Callers
 from tests.simulation.story import Story
 from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
 
-_FACTOR = 1.25  # of the size on disk, as oracle.py has it
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
+_CALLERS = {Mesh: MeshCallers, V2: V2Callers}
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
 
 
@@ -58,6 +60,7 @@ class World:
         self.story = Story(self._loop.time)
         self.truth = Truth(plan.device_bytes, plan.baseline)
         self.specs = {spec.url: spec for spec in plan.models.values()}
+        self.specs |= {f"/models/{name}": spec for name, spec in plan.models.items()}
         self.newest = dict(plan.models)
         for spec in plan.shelf.specs() if plan.shelf else ():
             self.specs[spec.url] = spec
@@ -118,15 +121,15 @@ class World:
         return self.truth.held.get(held.process.key, 0)
 
     def processes_of(self, model_id: str) -> list[object]:
-        folders = self.disk.folders.items()
-        names = {n for n, folder in folders if folder.model_id.partition("#")[0] == model_id}
-        return self.triton.processes.of(*names, model_id)
+        folders = self.disk.folders.values()
+        owned = [each for each in folders if each.model_id.partition("#")[0] == model_id]
+        return self.triton.processes.of(model_id, *(n for e in owned for n in e.placement.names))
 
     def new_version(self, name: str) -> None:
         """Somebody puts other files in place of the model's."""
         old = self.newest[name]
         new = replace(old, version=old.version + 1, takes=int(old.takes * 0.9))
-        self.newest[name] = self.specs[new.url] = new
+        self.newest[name] = self.specs[new.url] = self.specs[f"/models/{name}"] = new
 
     # -- faults -----------------------------------------------------------------------------
 
@@ -283,7 +286,7 @@ class World:
         self._adapters = copy_context()
         self._adapters.run(ADAPTER.set, adapter)
         self.triton.load_seconds = settings.load_seconds
-        sizes = Sizes(_FACTOR, 0)
+        sizes = Sizes(FACTOR, 0)
         sizes.restore(self.disk.sizes)
         server = None
         if self.is_embedded:
@@ -337,7 +340,7 @@ class World:
         work = control.run_housekeeping()
         keeping = self._adapters.run(background.begin, "control-watch", work)
         self._begun.append((adapter, keeping))
-        callers = [(MeshCallers if settings.platform else Callers)(self, control)]
+        callers = [_CALLERS.get(type(settings.platform), Callers)(self, control)]
         if self.endpoint is not None:
             await self.begin_call(self.endpoint.begin())
             callers.append(Crowd(self, control, self.endpoint))

@@ -1,8 +1,11 @@
-"""Faults of what ModelMesh is told, and of what is done for it."""
+"""Faults of what ModelMesh is told and what is done for it, and of packages of several models."""
 
+from adapter.control.loader import Loader
+from adapter.control.unloader import Unloader
 from adapter.core.admission import MeshBooks
 from adapter.frontends.grpc.modelmesh import ModelRuntime
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
+from adapter.frontends.model_repository import Repository
 from tests.simulation.faults.fault import Fault
 
 PLATFORMS = [
@@ -45,5 +48,37 @@ PLATFORMS = [
         "drop",
         "self._sizes.pop(model_id, None)",
         "pass",
+    ),
+    Fault(
+        "of a package the entry alone is unloaded",
+        "its helpers stay in Triton, with their memory",
+        Unloader,
+        "_ask",
+        "for name in reversed(record.placement.load):",
+        "for name in record.placement.load[-1:]:",
+    ),
+    Fault(
+        "the unload of a package waits for its entry alone",
+        "its steps are still there when the unload is answered",
+        Unloader,
+        "unload",
+        "names = frozenset(record.placement.names)",
+        "names = frozenset({record.name})",
+    ),
+    Fault(
+        "of a package the entry alone is loaded",
+        "Python code calls models that Triton does not have",
+        Loader,
+        "_try",
+        "for name in record.placement.load:",
+        "for name in record.placement.load[-1:]:",
+    ),
+    Fault(
+        "a load of V2 does not look whether the files have changed",
+        "the old files are served, and the caller was told that the new ones are",
+        Repository,
+        "_load",
+        "if not is_forced and not has_changed:",
+        "if not is_forced:",
     ),
 ]
