@@ -24,16 +24,16 @@ pytestmark = [
 ]
 
 _IMPORTS = "import numpy, os, time"
-# 1: dies; 2: answers 64 MiB; 3: hangs; all else: answers as many values
+# 1: dies; 2: answers 32 MiB; 3: hangs; all else: answers as many values
 _ANSWER = """
 if values[0] == 1:
     os._exit(1)
 if values[0] == 3:
     time.sleep(3600)
 if values[0] == 2:
-    values = numpy.full(16 * 2**20, 2, numpy.float32)
+    values = numpy.full(8 * 2**20, 2, numpy.float32)
 """
-_LARGE = 64 * MIB
+_LARGE = 32 * MIB
 _INSTANCES = "instance_group { kind: KIND_CPU count: 2 }\n"
 _CALLS_ANOTHER = """
 inputs = [pb_utils.Tensor("IN", values)]
