@@ -151,9 +151,10 @@ class Callers:
         asked.add_done_callback(done)
         try:
             spec = await asyncio.shield(asked)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as left:
             lease.abandon()
             asked.add_done_callback(lambda done: lease.end(done.exception()))
+            lease.__exit__(type(left), left, None)  # as where a `with` block has it
             raise
         except AdapterError as error:
             judged = await self._of_adapter(self._control.judged(error, ModelId(name)))

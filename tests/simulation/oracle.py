@@ -41,6 +41,7 @@ FACTOR = 1.25  # of the size on disk
 _RECENT_SECONDS = 20.0
 _OOM = "out of memory"
 _NOTICED_SECONDS = 0.5
+_STALLED_SECONDS = 25.0
 _DEATH_SECONDS = 30.0  # within which the death of a process that loads is noticed
 _ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
 
@@ -172,6 +173,15 @@ class Oracle:
         if held.of_callers and is_asked and self._now() - asked < self.settings.unload_seconds / 2:
             said = f"{model_id} is unloaded amid {held.of_callers} requests"
             raise Violated("4 in flight", said)
+
+    def loads_again(self, held: Held) -> None:
+        """Triton is told to load a name that it unloads: a dead or stalled unload needs that."""
+        seconds = self._now() - held.unloading_since
+        is_dead = held.process.is_real and held.process.over.is_set()
+        is_hung = self.since(held.unloading_since - _RECENT_SECONDS, "hang")
+        if not (is_dead or is_hung or held.in_flight) and seconds < _STALLED_SECONDS:
+            said = f"{held.spec.model_id} is loaded again {seconds:.1f} s into its unload"
+            raise Violated("2 unloads", said)
 
     def not_leased(self, call: Call, error: AdapterError) -> None:
         """No lease was given: of a model that must answer that is wrong."""
@@ -376,7 +386,12 @@ class Oracle:
             raise Violated("3 admission", f"{said} left, of {least // MIB}")
 
     def _loads_beside(self, spec: Spec) -> None:
-        """A size that is learned by a reader that lags may be of what else was loaded then."""
+        """A size that is learned by a reader that lags may be of what else was loaded then; one of
+        a model that declares none of what stood still until then.
+        """
+        if self._world.reader.kind == "nvml" and spec.declared is None:
+            others = sum(h.spec.takes for h in self._world.arriving() if h.spec != spec)
+            self._shared[spec.url] = max(self._shared.get(spec.url, 0), others)
         if self._world.reader.kind != "triton":
             return
         specs = self._world.specs.values()
@@ -434,6 +449,9 @@ class Oracle:
     def _idle(self, control: ModelControl, records: list[ModelRecord]) -> None:
         if control.operations.in_flight:
             raise Violated("5 left over", f"{control.operations.in_flight} operations never end")
+        stuck = [*control.registry.stuck.values()]
+        if left := [each.id for each in control.load_threads.holders() if each not in stuck]:
+            raise Violated("5 left over", f"load threads are taken by {left}, which are not loaded")
         for record in records:
             if record.in_flight or record.abandoned:
                 raise Violated("5 left over", f"{record.id} has {record.in_flight} leases")

@@ -79,6 +79,8 @@ def drawn(seed: int) -> Plan:
     entries = [
         entry for shift in range(count) for entry in _entries(random, shift, list(models), rates)
     ]
+    entries += _bursts(Draws(seed).of("bursts"), count, list(models))
+    entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
     return _with_platform(_with_endpoint(plan))
@@ -111,6 +113,16 @@ def _with_platform(plan: Plan) -> Plan:
     entries = _entries(random, number, list(plan.models), rates, platform.operation)
     shifts, entries = (*plan.shifts, shift), [*plan.entries, *entries]
     return replace(plan, models=models, shifts=shifts, entries=tuple(entries))
+
+
+def _bursts(random: Random, count: int, names: list[str]) -> list[Entry]:
+    """Draw moments at which all models are asked for at once."""
+    found = []
+    for shift in range(count):
+        if random.random() < 0.3:
+            at = random.uniform(0.0, 60.0)
+            found += [Entry(shift, at, "load", (name, None)) for name in names]
+    return found
 
 
 def _shift(random: Random, device_bytes: int) -> Settings:
@@ -165,7 +177,7 @@ def _fault(random: Random, shift: int, at: float, kind: str, names: list[str]) -
         "crash": (),
         "hang": (random.choice((0.5, 3.0, 15.0)),),
         "stub": (random.choice(names),),
-        "strangers": (random.choice((50, 200)) * MIB, random.choice((1.0, 20.0))),
+        "strangers": (random.choice((50, 200)) * MIB, random.choice((1.0, 20.0, 300.0))),
         "unread": (random.choice((1.0, 20.0)),),
     }
     return Entry(shift, at, kind, words[kind])

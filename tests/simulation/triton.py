@@ -28,6 +28,7 @@ CALL_SECONDS = 10.0
 LOAD_THREADS = 4
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _LEAK_BYTES = 2 * MIB
+_MANY_PARTS = 30  # of a load that takes memory all the time
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +72,11 @@ class SimTriton:
         fault: Callable[[str, str], str | None],
         note: Callable[..., None],
         unload_begins: Callable[[Held], None],
+        loads_again: Callable[[Held], None],
     ) -> None:
         self.truth, self._draws = truth, draws
         self._spec_at, self._fault, self._note = spec_at, fault, note
-        self._unload_begins = unload_begins
+        self._unload_begins, self._loads_again = unload_begins, loads_again
         self.processes = Processes(truth, draws)
         self.load_seconds, self.is_gpu = 60.0, False
         self.live, self.lives, self.version = False, 0, "2.51.0"
@@ -191,7 +193,10 @@ class SimTriton:
 
     def _entry(self, life: Life, name: str) -> Held:
         """Begin to load what is under this name, in place of what was."""
-        if (old := life.models.get(name)) is not None and old.state == "READY":
+        old = life.models.get(name)
+        if old is not None and old.state == "UNLOADING":
+            self._loads_again(old)
+        if old is not None and old.state == "READY":
             self.processes.end(old.process)
         spec = self._spec_at(name)
         held = life.models[name] = Held(name, spec, self.processes.start(name, spec))
@@ -208,6 +213,8 @@ class SimTriton:
         if fault == "slow":
             seconds += self.load_seconds * random.choice((0.5, 1.5))
         parts = random.choice((1, 1, 2, 3))
+        if self._draws.of("parts", held.name).random() < 0.1:
+            parts = _MANY_PARTS
         for part in range(parts):
             if fault is not None and fault != "slow" and part == parts - 1:
                 return await self._failed(life, held, fault)
@@ -349,7 +356,10 @@ class SimTriton:
         """Return what was so when it was asked, which may be otherwise when the answer arrives."""
         life = await self._asked("index")
         found = {name for name, held in life.models.items() if held.state in states}
-        await turns(self._draws.of("index"))
+        random = self._draws.of("index")
+        await turns(random)
+        if random.random() < 0.1:
+            await self._either(life.over, random.choice((0.05, 0.5)))
         if life.over.is_set():
             raise BackendUnavailable("Socket closed", delivered=True)
         return found

@@ -23,7 +23,7 @@ from tests.simulation.callers import Callers
 from tests.simulation.crowd import Crowd
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
-from tests.simulation.loop import Draws, virtual
+from tests.simulation.loop import Draws, Standstill, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
@@ -76,6 +76,7 @@ class World:
             fault=self.take_fault,
             note=self._noted,
             unload_begins=self._judged(self.oracle.unload_begins),
+            loads_again=self._judged(self.oracle.loads_again),
         )
         processes = self.triton.processes
         self.reader = Reader(plan.reader, self.truth, processes.bytes_apart, self.draws)
@@ -471,30 +472,39 @@ class World:
 
 def played(plan: Plan) -> Outcome:
     """Play the run in virtual time."""
+    worlds: list[World] = []
+    log = logging.getLogger("adapter")
+    before = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    log.propagate = False
     gc.collect()
     gc.disable()
     try:
         with virtual(Draws(plan.seed)) as run:
-            return run(_played(plan))
+            run(_played(plan, worlds))
+    except Standstill as error:
+        [world] = worlds
+        world.violation = world.violation or Violated(
+            "2 in time", f"the day goes on and on: {error}"
+        )
     finally:
         gc.enable()
+        log.level, log.propagate = before
+        for each in worlds:
+            log.removeHandler(each.story)
+    [world] = worlds
+    operations = sum(n for event, n in world.story.counts.items() if event in _OPERATIONS)
+    return Outcome(plan, world.story, world.violation, operations, world.faults)
 
 
-async def _played(plan: Plan) -> Outcome:
+async def _played(plan: Plan, worlds: list[World]) -> None:
     world = World(plan)
-    log = logging.getLogger("adapter")
-    log.addHandler(world.story)
-    before = log.level, log.propagate
-    log.setLevel(logging.INFO)
-    log.propagate = False
+    worlds.append(world)
+    logging.getLogger("adapter").addHandler(world.story)
     try:
         await world.play()
     finally:
         await world.close()
-        log.removeHandler(world.story)
-        log.level, log.propagate = before
-    operations = sum(n for event, n in world.story.counts.items() if event in _OPERATIONS)
-    return Outcome(plan, world.story, world.violation, operations, world.faults)
 
 
 _OPERATIONS = ("model.loading", "model.unloading", "call")
