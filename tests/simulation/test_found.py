@@ -15,7 +15,7 @@ FOUND = [
         "a Triton that has only been slow counts as another one",
         (
             "c is being loaded when Triton stops answering for 15 s. Its unload begins, and it is"
-            " taken for stuck. Triton answers again, and is taken for a restarted one: c is forgotten, its folder"
+            " taken for stuck. Triton answers again, as if restarted: c is forgotten, its folder"
             " removed, and Triton goes on to load it."
         ),
     ),
