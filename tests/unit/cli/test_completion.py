@@ -1,18 +1,21 @@
 """What shells propose, by the scripts that `triton-adapter completion` prints."""
 
+import io
 import subprocess
-import sys
+from contextlib import redirect_stdout
 
 import pytest
 
+from adapter import cli
 from adapter.cli.commands import COMMANDS
 
 
 @pytest.fixture(scope="module")
 def script():
     """What completes the command in bash."""
-    argv = [sys.executable, "-m", "adapter", "completion", "bash"]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    with redirect_stdout(io.StringIO()) as out:
+        assert cli.main(["completion", "bash"], {}) == 0
+    return out.getvalue()
 
 
 class TestCompletion:
