@@ -6,10 +6,6 @@ without a cause among them is a violation.
 
 from collections import defaultdict
 
-from adapter.control.models import ModelControl
-from adapter.core.memory import total
-from adapter.core.registry import ModelRecord
-from adapter.core.state import ModelState
 from adapter.errors import (
     AdapterError,
     AlreadyLoaded,
@@ -32,24 +28,22 @@ from adapter.errors import (
 from tests.simulation.memory import MIB
 from tests.simulation.models import Call, Spec, Violated
 from tests.simulation.plan import Settings
-from tests.simulation.triton import LOAD_THREADS, Held
+from tests.simulation.rest import OOM, RECENT_SECONDS, SLACK_BYTES, Rest
+from tests.simulation.triton import Held
 
-SLACK_BYTES = 16 * MIB
 _LEAST_BYTES = 64 * MIB  # what a load of unknown size wants free
 FACTOR = 1.25  # of the size on disk
-# So long ago a fault may have happened that a failure is still due to.
-_RECENT_SECONDS = 20.0
-_OOM = "out of memory"
 _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
-_DEATH_SECONDS = 30.0  # within which the death of a process that loads is noticed
+# within which the death of a process that loads is noticed, also of one that was never seen
+_DEATH_SECONDS = 65.0
 _ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
 
 # After these what there is of a load, or another load of the model, goes on.
 _GO_ON = (AlreadyLoaded, UnloadedMeanwhile, BackendTimeout, BackendUnavailable)
 
 
-class Oracle:
+class Oracle(Rest):
     """`serving`: the models that must answer, with the files that they were loaded from. `present`:
     those that may have bytes in the ledger.
     """
@@ -110,7 +104,7 @@ class Oracle:
 
     def loaded(self, call: Call, spec: Spec) -> None:
         """A load has been answered well."""
-        self._in_time(call, self.settings.load_seconds + _RECENT_SECONDS)
+        self._in_time(call, self.settings.load_seconds + RECENT_SECONDS)
         upset = ("unload asked", "stub ended", "end")
         if any(self.since(call.begun, each, model_id=call.model_id) for each in upset[:2]):
             return
@@ -133,7 +127,7 @@ class Oracle:
 
     def unloaded(self, call: Call) -> None:
         """An unload has been answered well: the model is gone, and what it took."""
-        self._in_time(call, self.settings.unload_seconds + _RECENT_SECONDS)
+        self._in_time(call, self.settings.unload_seconds + RECENT_SECONDS)
         if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_loading(call):
             return
         self.present.pop(call.model_id, None)
@@ -160,7 +154,7 @@ class Oracle:
         told = self._at.get(("death told", call.model_id), -1.0)
         if told < 0.0 or not self._world.is_embedded or self.since(told, "end"):
             return
-        if not self.since(told - _RECENT_SECONDS, "load asked", model_id=call.model_id):
+        if not self.since(told - RECENT_SECONDS, "load asked", model_id=call.model_id):
             raise Violated("2 dead", f"{call.model_id} has died, and is given another request")
 
     def unload_begins(self, held: Held) -> None:
@@ -169,7 +163,7 @@ class Oracle:
         asked = self._at.get(("unload asked", model_id), -1.0)
         is_asked = self.unloading[model_id] > 0
         # those of an adapter that was killed are nobody's
-        is_asked &= self._now() - self._shift_begun > _RECENT_SECONDS
+        is_asked &= self._now() - self._shift_begun > RECENT_SECONDS
         if held.of_callers and is_asked and self._now() - asked < self.settings.unload_seconds / 2:
             said = f"{model_id} is unloaded amid {held.of_callers} requests"
             raise Violated("4 in flight", said)
@@ -178,7 +172,7 @@ class Oracle:
         """Triton is told to load a name that it unloads: a dead or stalled unload needs that."""
         seconds = self._now() - held.unloading_since
         is_dead = held.process.is_real and held.process.over.is_set()
-        is_hung = self.since(held.unloading_since - _RECENT_SECONDS, "hang")
+        is_hung = self.since(held.unloading_since - RECENT_SECONDS, "hang")
         if not (is_dead or is_hung or held.in_flight) and seconds < _STALLED_SECONDS:
             said = f"{held.spec.model_id} is loaded again {seconds:.1f} s into its unload"
             raise Violated("2 unloads", said)
@@ -201,13 +195,13 @@ class Oracle:
         if call.verb == "unload":
             self.happened("unload failed", call.model_id)
         limits = {"unload": self.settings.unload_seconds}
-        self._in_time(call, limits.get(call.verb, self.settings.load_seconds) + _RECENT_SECONDS)
+        self._in_time(call, limits.get(call.verb, self.settings.load_seconds) + RECENT_SECONDS)
         if not self.has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
             raise Violated("2 causes", said)
 
     def _load_bound_ago(self) -> float:
-        return self._now() - self.settings.load_seconds - _RECENT_SECONDS
+        return self._now() - self.settings.load_seconds - RECENT_SECONDS
 
     def has_cause(self, call: Call, error: AdapterError, spec: Spec) -> bool:
         causes = {
@@ -220,8 +214,8 @@ class Oracle:
             InvalidModel: self._has_bad_files,
             SourceMissing: self._has_bad_files,
             StubDied: self._has_died,
-            LoadFailed: lambda *_: self._was_hit(call, "load", "stub ended", "answer", _OOM),
-            InferenceFailed: lambda *_: self._was_hit(call, "infer", "stub ended", _OOM),
+            LoadFailed: lambda *_: self._was_hit(call, "load", "stub ended", "answer", OOM),
+            InferenceFailed: lambda *_: self._was_hit(call, "infer", "stub ended", OOM),
             ModelNotFound: self._may_be_gone,
             ModelNotReady: self._may_be_gone,
             BackendTimeout: self._may_time_out,
@@ -244,7 +238,7 @@ class Oracle:
 
     def _has_died(self, call: Call, _: Spec) -> bool:
         self.happened("death told", call.model_id)
-        return self._was_hit(call, "load", "stub ended", _OOM)
+        return self._was_hit(call, "load", "stub ended", OOM)
 
     def _may_be_gone(self, call: Call, _: Spec) -> bool:
         must_answer = call.model_id in self.serving and self._world.is_up
@@ -252,17 +246,17 @@ class Oracle:
 
     def _was_away(self, call: Call, _: Spec) -> bool:
         whats = ("end", "hang", "answer", "stop", "restart")
-        return not self._world.is_up or self.since(call.begun - _RECENT_SECONDS, *whats)
+        return not self._world.is_up or self.since(call.begun - RECENT_SECONDS, *whats)
 
     def _was_refused_by_disk(self, call: Call, _: Spec) -> bool:
         disk = ("prepare", "place", "confirm", "remove")
         return self.since(call.begun, *disk) or self.since(
-            call.begun - _RECENT_SECONDS, "hang", "end"
+            call.begun - RECENT_SECONDS, "hang", "end"
         )
 
     def _may_be_there(self, call: Call, _: Spec) -> bool:
         """Whether somebody else may have loaded the model, or loads it, or it comes back."""
-        begun = call.begun - self.settings.load_seconds - _RECENT_SECONDS
+        begun = call.begun - self.settings.load_seconds - RECENT_SECONDS
         return (
             call.model_id in self.serving
             or self.loading[call.model_id] > 0
@@ -275,21 +269,29 @@ class Oracle:
         begun = call.begun if call.verb == "load" else 0.0
         return any(self.since(begun, each, model_id=call.model_id) for each in whats)
 
-    def _may_time_out(self, call: Call, _: Spec) -> bool:
+    def _may_time_out(self, call: Call, spec: Spec) -> bool:
         took = self._now() - call.begun
-        if self.since(call.begun - _RECENT_SECONDS, "hang", "end"):
+        if self.since(call.begun - RECENT_SECONDS, "hang", "end"):
             return True
         died = self._at.get(("stub dies", call.model_id), -1.0)
         if self._world.is_embedded and call.begun <= died < self._now() - _DEATH_SECONDS:
             return False
+        if call.verb == "unload" and self._ends_its_load(call, spec):
+            return False
         return self.may_take_long() and took >= min(5.0, self.settings.load_seconds)
+
+    def _ends_its_load(self, call: Call, spec: Spec) -> bool:
+        """Whether nothing keeps the unload of a python model: a load that hangs is ended."""
+        upset = ("unload", "answer", "stub dies", "stub ended")
+        was_hit = any(self.since(0.0, each, model_id=call.model_id) for each in upset)
+        return self._world.is_embedded and spec.is_python and not was_hit
 
     def may_take_long(self) -> bool:
         """Whether a load may take longer than it may."""
         faults = ("load", "answer", "unload", "stub ended", "restart")
         # several loads of seconds in a row, and their turns, may take longer than one may
         natural = 4 * max(each.seconds for each in self._world.newest.values())
-        is_long = natural + _RECENT_SECONDS > self.settings.load_seconds
+        is_long = natural + RECENT_SECONDS > self.settings.load_seconds
         return is_long or any(self.since(0.0, each) for each in faults)
 
     # -- rule 2, 3: memory ------------------------------------------------------------------
@@ -306,9 +308,9 @@ class Oracle:
         return min(device, self.settings.memory_limit or device)
 
     def _is_too_large(self, call: Call, spec: Spec) -> bool:
-        others = ("strangers", "unload", _OOM)
+        others = ("strangers", "unload", OOM)
         is_large = self.most(spec) + self._world.truth.held["baseline"] > self.limit * 0.9
-        return is_large or self.since(call.begun - _RECENT_SECONDS, *others)
+        return is_large or self.since(call.begun - RECENT_SECONDS, *others)
 
     def surely_fits(self, call: Call, spec: Spec) -> bool:
         """Whether it would fit even if the adapter knew everything late, and supposed the worst."""
@@ -317,7 +319,7 @@ class Oracle:
         others = [each for each in others if each.model_id != call.model_id]
         # strangers that were there before the first model count as the baseline until the last goes
         booked = truth.held["baseline"] + self._strangers + sum(map(self.most, others))
-        moment = call.begun - _RECENT_SECONDS
+        moment = call.begun - RECENT_SECONDS
         loading = sum(self.most(each) for each in others if each.model_id not in self.serving)
         used = truth.most_since(moment) + loading
         return max(booked, used) + self.most(spec) + self.settings.reserve < self.limit
@@ -343,7 +345,7 @@ class Oracle:
         return has_hung or self.since(since, "unload failed", model_id=model_id)
 
     def _ran_out(self, call: Call, spec: Spec) -> bool:
-        if self._was_hit(call, _OOM):
+        if self._was_hit(call, OOM):
             return True
         if call.verb == "infer":  # a text that means it is believed once
             reading = self._world.reader.last
@@ -403,7 +405,7 @@ class Oracle:
 
     def _is_recent(self, spec: Spec) -> bool:
         """Whether the model was let in so lately that it may not be measured yet."""
-        return self.since(self._now() - _RECENT_SECONDS, "admitted", model_id=spec.model_id)
+        return self.since(self._now() - RECENT_SECONDS, "admitted", model_id=spec.model_id)
 
     def is_known(self, spec: Spec) -> bool:
         return spec.declared is not None or spec.url in self._measured
@@ -420,99 +422,6 @@ class Oracle:
         admitted = [self._at.get(("admitted", h.spec.model_id), -1.0) for h in others]
         is_fresh = now - min(admitted) < _STILL_SECONDS and now - asked < _ALONE_SECONDS
         upset = ("unread", "stub ended", "hang", "caller left")
-        if is_fresh and not self.since(asked - _RECENT_SECONDS, *upset):
+        if is_fresh and not self.since(asked - RECENT_SECONDS, *upset):
             said = f"{model_id}, of unknown size, is loaded beside {others[0].spec.model_id}"
             raise Violated("3 admission", said)
-
-    # -- rule 5, 6: quiet moments -----------------------------------------------------------
-
-    def rest(self, control: ModelControl) -> None:
-        """Nothing is under way any more: all books agree with the truth."""
-        records = control.registry.records()
-        stuck = {str(name) for name in control.registry.stuck}
-        self._idle(control, records)
-        self._not_stuck(stuck)
-        self._same(records, stuck)
-        self._came_back(control)
-        for model_id in self.serving:
-            if control.registry.get(model_id) is None:
-                raise Violated("5 desired", f"{model_id} was loaded, and is not any more")
-        book = control.memory.ledger.snapshot()
-        if book.reserved_bytes:
-            raise Violated("5 ledger", f"{book.reserved_bytes} bytes stay reserved")
-        if not stuck and book.models != len(records):
-            raise Violated("5 ledger", f"it has {book.models} models, of {len(records)}")
-        self._near_the_truth(control)
-        if self._world.story.bugs:
-            raise Violated("7 bugs", self._world.story.bugs[0])
-
-    def _idle(self, control: ModelControl, records: list[ModelRecord]) -> None:
-        if control.operations.in_flight:
-            raise Violated("5 left over", f"{control.operations.in_flight} operations never end")
-        stuck = [*control.registry.stuck.values()]
-        if left := [each.id for each in control.load_threads.holders() if each not in stuck]:
-            raise Violated("5 left over", f"load threads are taken by {left}, which are not loaded")
-        for record in records:
-            if record.in_flight or record.abandoned:
-                raise Violated("5 left over", f"{record.id} has {record.in_flight} leases")
-            if record.state not in {ModelState.READY, ModelState.DEAD}:
-                raise Violated("5 left over", f"{record.id} is {record.state.value}")
-
-    def _same(self, records: list[ModelRecord], stuck: set[str]) -> None:
-        world = self._world
-        names = {str(name) for record in records for name in record.placement.names}
-        served = {str(n) for r in records if r.state is ModelState.READY for n in r.placement.names}
-        has = {held.name for held in world.all_held() if held.state == "READY"}
-        if missing := served - has:
-            raise Violated("5 left over", f"Triton does not have {sorted(missing)}")
-        if extra := has - names - stuck:
-            raise Violated("5 left over", f"Triton has {sorted(extra)}, which no model is")
-        extra = set(world.disk.folders) - names - stuck
-        if extra and not self.since(self._shift_begun, "remove", "place"):
-            raise Violated("5 left over", f"folders stay: {sorted(extra)}")
-        if world.is_embedded:
-            run = {each.name for each in world.triton.processes.all if each.is_real}
-            if extra := run - names - stuck:
-                raise Violated("5 left over", f"processes stay: {sorted(extra)}")
-
-    def _not_stuck(self, stuck: set[str]) -> None:
-        """Nothing is stuck but what Triton still loads, and never all of its threads."""
-        for name in stuck:
-            held = self._world.triton.held(name)
-            if held is None or held.state != "LOADING":
-                raise Violated("5 left over", f"{name} counts as stuck, and Triton is done with it")
-        if self._world.is_embedded and len(stuck) >= LOAD_THREADS:
-            raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
-
-    def _came_back(self, control: ModelControl) -> None:
-        """What Triton has lost is loaded again, where the adapter does that."""
-        upset = ("load", "prepare", "place", "confirm", "answer", _OOM, "stub ended")
-        is_full = sum(map(self.most, self.present.values())) > self.limit * 0.8
-        if not self.settings.loads_again or is_full or self._ends > 1:
-            return
-        for model_id in self._lost:
-            end = self._at["end", ""]
-            if any(self.since(end - _RECENT_SECONDS, each) for each in upset):
-                continue
-            record = control.registry.get(model_id)
-            if record is None or record.state is not ModelState.READY:
-                raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
-
-    def _near_the_truth(self, control: ModelControl) -> None:
-        """What the ledger has of models in processes of their own is what they took at most."""
-        if self._world.reader.kind != "host":
-            return
-        for record in control.registry.records():
-            held = self._world.triton.held(record.name)
-            if held is None or not held.spec.is_python or held.process.over.is_set():
-                continue
-            # Triton went on with a failed unload beside the next load: both were measured
-            was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
-            if was_unloading or not control.memory.is_measured(record.id):
-                continue
-            booked = total(control.memory.ledger.of(record.id))
-            real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
-            most = held.spec.package.takes + held.spec.grows
-            if booked < real * 0.9 - SLACK_BYTES or booked > most * 1.1 + SLACK_BYTES:
-                said = f"{record.id} has {booked // MIB} MiB, and takes {real // MIB}"
-                raise Violated("5 ledger", said)

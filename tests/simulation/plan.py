@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from tests.simulation.incidents import drawn_incident
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
@@ -83,7 +84,15 @@ def drawn(seed: int) -> Plan:
     entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
-    return _with_platform(_with_endpoint(plan))
+    return _with_platform(_with_endpoint(_with_incident(plan)))
+
+
+def _with_incident(plan: Plan) -> Plan:
+    """Add a scripted incident, in some days."""
+    shifts = range(len(plan.shifts))
+    ends = [max((e.at for e in plan.entries if e.shift == shift), default=0.0) for shift in shifts]
+    found = drawn_incident(Draws(plan.seed).of("incidents"), list(plan.models), ends)
+    return replace(plan, entries=(*plan.entries, *found))
 
 
 def _with_endpoint(plan: Plan) -> Plan:

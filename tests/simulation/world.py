@@ -142,7 +142,7 @@ class World:
         fault = waiting.pop(0)
         self._noted(f"{verb} of {model_id}: {fault}")
         self.oracle.happened(verb, model_id)
-        self.oracle.happened(fault, model_id)
+        self.oracle.happened("load hangs" if fault == "hang" else fault, model_id)
         self.faults[f"{verb}: {fault}"] += 1
         return fault
 

@@ -1,0 +1,47 @@
+"""Short scripts of operations and faults that chance seldom puts together; drawn from a stream of
+their own, and played after all else of a shift.
+"""
+
+from random import Random
+
+from tests.simulation.models import Entry
+
+# Seconds after the one before, the verb, and its words after the model.
+_Step = tuple[float, str, tuple[object, ...]]
+_SCRIPTS: tuple[tuple[_Step, ...], ...] = (
+    (  # a process that dies while its model is loaded
+        (1.0, "fault", ("load", "stub dies")),
+        (0.0, "load", (None,)),
+    ),
+    (  # a load that hangs, and is to be ended
+        (1.0, "fault", ("load", "hang")),
+        (0.0, "load", (None,)),
+        (5.0, "unload", (None,)),
+    ),
+    (  # a model that has lost its process, and is used all the same
+        (1.0, "load", (None,)),
+        (40.0, "stub", ()),
+        *((0.5, "invoke", (1, None)) for _ in range(4)),
+    ),
+    (  # a model that says of one input after the other that memory was short
+        (1.0, "load", (None,)),
+        (40.0, "fault", ("infer", "echo")),
+        (0.0, "invoke", (1, None)),
+        (10.0, "fault", ("infer", "echo")),
+        (0.0, "invoke", (1, None)),
+    ),
+)
+_LAST_SECONDS = 10.0  # before the faults stop
+
+
+def drawn_incident(random: Random, names: list[str], ends: list[float]) -> list[Entry]:
+    """Draw an incident in one of the shifts, which end at `ends`; most days have none."""
+    if random.random() < 0.6:
+        return []
+    shift, name = random.randrange(len(ends)), random.choice(names)
+    at, found = ends[shift], []
+    for pause, verb, words in random.choice(_SCRIPTS):
+        at += pause
+        about = (words[0], name, *words[1:]) if verb == "fault" else (name, *words)
+        found.append(Entry(shift, at, verb, about))
+    return [*found, Entry(shift, at + _LAST_SECONDS, "version", (name,))]

@@ -1,0 +1,109 @@
+"""What must be so at quiet moments, when nothing is under way: all books agree with the truth."""
+
+from adapter.control.models import ModelControl
+from adapter.core.memory import total
+from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
+from tests.simulation.memory import MIB
+from tests.simulation.models import Violated
+from tests.simulation.triton import LOAD_THREADS
+
+SLACK_BYTES = 16 * MIB
+# So long ago a fault may have happened that a failure is still due to.
+RECENT_SECONDS = 20.0
+OOM = "out of memory"
+
+
+class Rest:
+    """A part of the oracle, for rules 5 and 7."""
+
+    def rest(self, control: ModelControl) -> None:
+        """Nothing is under way any more: all books agree with the truth."""
+        records = control.registry.records()
+        stuck = {str(name) for name in control.registry.stuck}
+        self._idle(control, records)
+        self._not_stuck(stuck)
+        self._same(records, stuck)
+        self._came_back(control)
+        for model_id in self.serving:
+            if control.registry.get(model_id) is None:
+                raise Violated("5 desired", f"{model_id} was loaded, and is not any more")
+        book = control.memory.ledger.snapshot()
+        if book.reserved_bytes:
+            raise Violated("5 ledger", f"{book.reserved_bytes} bytes stay reserved")
+        if not stuck and book.models != len(records):
+            raise Violated("5 ledger", f"it has {book.models} models, of {len(records)}")
+        self._near_the_truth(control)
+        if self._world.story.bugs:
+            raise Violated("7 bugs", self._world.story.bugs[0])
+
+    def _idle(self, control: ModelControl, records: list[ModelRecord]) -> None:
+        if control.operations.in_flight:
+            raise Violated("5 left over", f"{control.operations.in_flight} operations never end")
+        stuck = [*control.registry.stuck.values()]
+        if left := [each.id for each in control.load_threads.holders() if each not in stuck]:
+            raise Violated("5 left over", f"load threads are taken by {left}, which are not loaded")
+        for record in records:
+            if record.in_flight or record.abandoned:
+                raise Violated("5 left over", f"{record.id} has {record.in_flight} leases")
+            if record.state not in {ModelState.READY, ModelState.DEAD}:
+                raise Violated("5 left over", f"{record.id} is {record.state.value}")
+
+    def _same(self, records: list[ModelRecord], stuck: set[str]) -> None:
+        world = self._world
+        names = {str(name) for record in records for name in record.placement.names}
+        served = {str(n) for r in records if r.state is ModelState.READY for n in r.placement.names}
+        has = {held.name for held in world.all_held() if held.state == "READY"}
+        if missing := served - has:
+            raise Violated("5 left over", f"Triton does not have {sorted(missing)}")
+        if extra := has - names - stuck:
+            raise Violated("5 left over", f"Triton has {sorted(extra)}, which no model is")
+        extra = set(world.disk.folders) - names - stuck
+        if extra and not self.since(self._shift_begun, "remove", "place"):
+            raise Violated("5 left over", f"folders stay: {sorted(extra)}")
+        if world.is_embedded:
+            run = {each.name for each in world.triton.processes.all if each.is_real}
+            if extra := run - names - stuck:
+                raise Violated("5 left over", f"processes stay: {sorted(extra)}")
+
+    def _not_stuck(self, stuck: set[str]) -> None:
+        """Nothing is stuck but what Triton still loads, and never all of its threads."""
+        for name in stuck:
+            held = self._world.triton.held(name)
+            if held is None or held.state != "LOADING":
+                raise Violated("5 left over", f"{name} counts as stuck, and Triton is done with it")
+        if self._world.is_embedded and len(stuck) >= LOAD_THREADS:
+            raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
+
+    def _came_back(self, control: ModelControl) -> None:
+        """What Triton has lost is loaded again, where the adapter does that."""
+        upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
+        is_full = sum(map(self.most, self.present.values())) > self.limit * 0.8
+        if not self.settings.loads_again or is_full or self._ends > 1:
+            return
+        for model_id in self._lost:
+            end = self._at["end", ""]
+            if any(self.since(end - RECENT_SECONDS, each) for each in upset):
+                continue
+            record = control.registry.get(model_id)
+            if record is None or record.state is not ModelState.READY:
+                raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
+
+    def _near_the_truth(self, control: ModelControl) -> None:
+        """What the ledger has of models in processes of their own is what they took at most."""
+        if self._world.reader.kind != "host":
+            return
+        for record in control.registry.records():
+            held = self._world.triton.held(record.name)
+            if held is None or not held.spec.is_python or held.process.over.is_set():
+                continue
+            # Triton went on with a failed unload beside the next load: both were measured
+            was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
+            if was_unloading or not control.memory.is_measured(record.id):
+                continue
+            booked = total(control.memory.ledger.of(record.id))
+            real = sum(map(self._world.bytes_of, self._world.held_of(record.id)))
+            most = held.spec.package.takes + held.spec.grows
+            if booked < real * 0.9 - SLACK_BYTES or booked > most * 1.1 + SLACK_BYTES:
+                said = f"{record.id} has {booked // MIB} MiB, and takes {real // MIB}"
+                raise Violated("5 ledger", said)
