@@ -28,7 +28,8 @@ from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
 from tests.simulation.models import Spec, Violated
 from tests.simulation.oracle import FACTOR, Oracle
-from tests.simulation.plan import Entry, Plan, Settings
+from tests.simulation.outages import Outages
+from tests.simulation.plan import Plan, Settings
 from tests.simulation.platforms import V2, Mesh
 from tests.simulation.processes import SimServer
 from tests.simulation.repository import V2Callers
@@ -52,7 +53,7 @@ class Outcome:
     faults: Counter[str]
 
 
-class World:
+class World(Outages):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.draws = Draws(plan.seed)
@@ -189,60 +190,6 @@ class World:
         if control.is_open:
             with suppress(AdapterError):
                 await control.triton_restarted()
-
-    async def _hang(self, seconds: float) -> None:
-        """Triton answers nothing for a while, and has all its models afterwards."""
-        if (life := self.triton.life) is None:
-            return
-        self.triton.hung_until = max(self.triton.hung_until, self.now + seconds)
-        await asyncio.sleep(min(1.0, seconds))
-        if self.triton.life is not life or seconds < 1.0:
-            return
-        self.triton.live = False
-        await asyncio.sleep(max(0.0, self.triton.hung_until - self.now))
-        if self.triton.life is life and not self.triton.live:
-            self.oracle.happened("hang")
-            self.triton.answers()
-            self._tell_back()
-
-    def play_fault(self, entry: Entry) -> None:
-        verb, words = entry.verb, entry.words
-        self.oracle.happened(verb)
-        self.story.note(f"fault: {verb}", words=words)
-        if verb != "fault":
-            self.faults[verb] += 1
-        plays: dict[str, Callable[..., object]] = {
-            "fault": self._set_fault,
-            "crash": self.triton.end,
-            "hang": lambda seconds: self.begin(self._hang(seconds)),
-            "stub": self._end_stub,
-            "strangers": self._strangers_come,
-            "unread": self._unread,
-        }
-        plays[verb](*words)
-
-    def _set_fault(self, verb: str, model_id: str, fault: str) -> None:
-        self._set_faults[verb, model_id].append(fault)
-
-    def _end_stub(self, model_id: str) -> None:
-        for each in self.processes_of(model_id):
-            self.triton.processes.end(each)
-        self.oracle.happened("stub ended", model_id)
-
-    def _strangers_come(self, count: int, seconds: float) -> None:
-        self.truth.add("strangers", count)
-        self._loop.call_later(seconds, self._strangers_leave, count)
-
-    def _unread(self, seconds: float) -> None:
-        self.reader.unread_until = self.now + seconds
-
-    def _strangers_leave(self, count: int) -> None:
-        self.oracle.happened("strangers")
-        self.truth.add("strangers", -count)
-
-    def stop_faults(self) -> None:
-        self._set_faults.clear()
-        self.reader.unread_until = self.triton.hung_until = 0.0
 
     # -- tasks ------------------------------------------------------------------------------
 
