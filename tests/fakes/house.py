@@ -1,7 +1,6 @@
 """ModelControl with fakes all around it."""
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -13,6 +12,7 @@ from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.sizing import Sizes
 from adapter.core.state import ModelState
+from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.memory import FakeMemory
 from tests.fakes.packages import FakePackages, FakeStore
@@ -55,7 +55,7 @@ class House:
         self.memory = FakeMemory(self.steps, self._used, self._of_models)
         self.memory.limit_bytes = limit
         self.control = ModelControl(
-            registry=Registry(time.monotonic),
+            registry=Registry(clock.monotonic),
             ledger=Ledger(memory_limit, lambda _: headroom),
             sizes=Sizes(),
             triton=self.triton,

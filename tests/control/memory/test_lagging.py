@@ -86,7 +86,6 @@ async def test_a_load_is_not_measured_from_figures_older_than_the_change_before(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.slow
 async def test_figures_of_before_an_unload_or_a_failure_measure_nothing(house, fails):
     declare(house, a=100)
     house.sizes["a"] = 150 * MIB
