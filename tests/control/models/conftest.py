@@ -4,6 +4,7 @@ import pytest_asyncio
 
 from adapter.control.ports import TimeLimits
 from tests.control.models.steps import MIB
+from tests.control.virtual import pytest_asyncio_loop_factories, virtual_time  # noqa: F401
 from tests.fakes.house import House
 
 

@@ -3,6 +3,7 @@
 import pytest_asyncio
 
 from tests.control.reconciler.steps import MIB, QUICK
+from tests.control.virtual import pytest_asyncio_loop_factories, virtual_time  # noqa: F401
 from tests.fakes.house import House
 
 
