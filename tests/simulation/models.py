@@ -111,9 +111,9 @@ def drawn_model(name: str, random: Random, room: int) -> Spec:
 
 def drawn_packages(random: Random, room: int) -> dict[str, Spec]:
     """Draw a package with an ensemble, and one whose Python code calls others by name."""
-    ensemble, helped = drawn_model("p", random, room), drawn_model("q", random, room)
+    ensemble, helped = drawn_model("y", random, room), drawn_model("z", random, room)
     steps, helpers = random.choice((1, 2, 3)), random.choice((1, 2))
     return {
-        "p": replace(ensemble, steps=steps, helpers=random.choice((0, 0, 1)), grows=0),
-        "q": replace(helped, helpers=helpers),
+        "y": replace(ensemble, steps=steps, helpers=random.choice((0, 0, 1)), grows=0),
+        "z": replace(helped, helpers=helpers),
     }
