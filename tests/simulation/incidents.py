@@ -21,7 +21,7 @@ _SCRIPTS: tuple[tuple[_Step, ...], ...] = (
     (  # a model that has lost its process, and is used all the same
         (1.0, "load", (None,)),
         (40.0, "stub", ()),
-        *((0.5, "invoke", (1, None)) for _ in range(4)),
+        *((3.0, "invoke", (1, None)) for _ in range(3)),
     ),
     (  # a model that says of one input after the other that memory was short
         (1.0, "load", (None,)),
@@ -35,8 +35,8 @@ _LAST_SECONDS = 10.0  # before the faults stop
 
 
 def drawn_incident(random: Random, names: list[str], ends: list[float]) -> list[Entry]:
-    """Draw an incident in one of the shifts, which end at `ends`; most days have none."""
-    if random.random() < 0.6:
+    """Draw an incident in one of the shifts, which end at `ends`; some days have none."""
+    if random.random() < 0.4:
         return []
     shift, name = random.randrange(len(ends)), random.choice(names)
     at, found = ends[shift], []

@@ -16,8 +16,6 @@ MISSED = frozenset(
     {
         "a Triton that has only been slow counts as another one",  # found by a seed of its own
         "what stood still is charged to others",
-        "a text that means memory is always believed",
         "growth under traffic is not measured",
-        "the death of a process is not noticed",
     }
 )
