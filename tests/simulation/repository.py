@@ -51,8 +51,8 @@ class V2Callers(Callers):
     async def _load_once(self, name: str, *, is_forced: bool = False) -> None:
         """Load the model, or load it again where its files have changed, or it is forced."""
         spec, oracle = self._world.newest[name], self._oracle
-        # a load of others, and an unload, come first
-        extra = oracle.settings.load_seconds + oracle.settings.unload_seconds
+        # a load of others and its undo, or an unload, come first
+        extra = oracle.settings.load_seconds + 2 * oracle.settings.unload_seconds
         call = Call("load", name, self._world.now, extra)
         oracle.happened("load asked", name)
         oracle.present[name] = spec
