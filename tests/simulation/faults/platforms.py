@@ -2,7 +2,6 @@
 
 from adapter.control.loader import Loader
 from adapter.control.unloader import Unloader
-from adapter.core.admission import MeshBooks
 from adapter.frontends.grpc.modelmesh import ModelRuntime
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.frontends.model_repository import Repository
@@ -40,14 +39,6 @@ PLATFORMS = [
         "after_load",
         "return self._told(model_id) if self._control.memory.is_measured(model_id) else 0",
         "return self.default_bytes",
-    ),
-    Fault(
-        "ModelMesh's books keep what was unloaded",
-        "they seem to be over capacity for good, and each load waits for half of its time",
-        MeshBooks,
-        "drop",
-        "self._sizes.pop(model_id, None)",
-        "pass",
     ),
     Fault(
         "of a package the entry alone is unloaded",
