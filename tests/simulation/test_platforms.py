@@ -1,0 +1,53 @@
+"""Days of a few lines that show what the oracle sees of ModelMesh and of V2's repository calls."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.faults import FAULTS
+from tests.simulation.memory import MIB
+from tests.simulation.models import Entry, Spec
+from tests.simulation.plan import Settings, drawn
+from tests.simulation.platforms import V2, Mesh
+from tests.simulation.world import played
+
+MODEL = Spec("a", 1, is_python=True, takes=100 * MIB, declared=None, grows=0, seconds=1.0)
+MODELS = {
+    "a": replace(MODEL, declared=MODEL.takes),
+    "y": replace(MODEL, model_id="y", steps=2, helpers=1),
+    "z": replace(MODEL, model_id="z", helpers=2),
+}
+MESH = Mesh(load_concurrency=1, churn_seconds=3.0, tells_disk=True)
+SETTINGS = Settings(
+    memory_limit=None,
+    reserve=0,
+    loads_again=None,
+    load_seconds=60.0,
+    unload_seconds=40.0,
+    warms_up=False,
+    is_killed=False,
+)
+DAYS = {
+    "of a package the entry alone is unloaded": (
+        V2(),
+        [(1, "load", "z", None), (20, "unload", "z", None)],
+    ),
+    "a load of V2 does not look whether the files have changed": (
+        V2(),
+        [(1, "load", "z", None), (20, "version", "z"), (25, "load", "z", None)],
+    ),
+    "modelSize does not wait for the measurement": (MESH, [(5, "use", "a", 1, None)]),
+    "ModelMesh is told all of the limit": (MESH, [(5, "use", "a", 1, None)]),
+}
+
+
+@pytest.mark.parametrize("fault", DAYS)
+def test_a_day_is_right_unless_the_fault_is_put_back(fault):
+    platform, entries = DAYS[fault]
+    shifts = (replace(SETTINGS, platform=platform),)
+    listed = tuple(Entry(0, at, verb, tuple(words)) for at, verb, *words in entries)
+    day = replace(drawn(1), shelf=None, is_embedded=True, reader="host", device_bytes=1000 * MIB)
+    day = replace(day, models=MODELS, shifts=shifts, entries=listed)
+    assert played(day).violation is None
+    with FAULTS[fault].put_back():
+        assert played(day).violation is not None
