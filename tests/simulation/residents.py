@@ -187,9 +187,15 @@ class Residents:
             return False
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
         others += [spec for name, spec in oracle.present.items() if name != key]
-        booked = world.truth.held["baseline"] + sum(map(oracle.most, others))
+        booked = world.truth.held["baseline"] + sum(map(oracle.most, others)) + self._strayed()
         most = max(oracle.most(item.spec) for item in self._endpoint.shelf.versions[key])
         return booked + most + oracle.settings.reserve < oracle.limit
+
+    def _strayed(self) -> int:
+        """Return the bytes of processes that have outlived their model."""
+        held = self._world.truth.held
+        known = {each.process.key for each in self._world.all_held()} | {"baseline"}
+        return sum(count for holder, count in held.items() if holder not in known)
 
     def _is_disk_short(self, key: str) -> bool:
         """Whether there may be too little room on disk beside what cannot leave."""

@@ -105,10 +105,11 @@ class Entries:
         self.tidy(entry)
 
     def tidy(self, entry: Entry) -> None:
-        """Forget an entry that says nothing."""
+        """Forget an entry that says nothing. A renewal may have one whose place another has."""
         is_used = entry.waiting or entry.task is not None or entry.lock.locked()
-        if entry.state is ResidencyState.ABSENT and not is_used:
-            self._entries.pop(entry.model_id, None)
+        is_known = self._entries.get(entry.model_id) is entry
+        if is_known and entry.state is ResidencyState.ABSENT and not is_used:
+            del self._entries[entry.model_id]
 
     def loses(self, entry: Entry) -> bool:
         """Return whether the model is not served any more though nobody here has unloaded it."""

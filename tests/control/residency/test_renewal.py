@@ -290,6 +290,21 @@ async def test_an_unload_amid_a_renewal_leaves_nothing_of_it(residence):
     residence.check()
 
 
+async def test_the_renewal_of_a_model_that_was_evicted_leaves_its_next_load_alone(residence):
+    await residence.call("a")
+    change(residence, "a", "2")
+    fetching = residence.steps.hold("fetch a")
+    renewing = residence.house.begin(renewed(residence))
+    await fetching.reached.wait()
+    assert await residence.residency.eviction.evict(ModelId("a"), "room")
+    calling = residence.house.begin(residence.call("a"))
+    await asyncio.sleep(0)  # it waits for the fetch of the renewal
+    fetching.open()
+    await asyncio.gather(renewing, calling)
+    await residence.residency.sweep()
+    residence.check("a")
+
+
 async def test_a_version_on_its_way_is_known_by_plain_characters(residence):
     await residence.call("a")
     change(residence, "a", 'W/"ce6e5db-12"')
