@@ -83,6 +83,14 @@ class Crowd(Callers):
                 raise
             await self._asked(key)
 
+    async def all_answer(self) -> None:
+        """Nothing fails any more: each model that has room is loaded for a call."""
+        for key in self._endpoint.shelf.versions:
+            try:
+                await self.ask_once(key)
+            except AdapterError as error:
+                self._residents.must_answer(key, error)
+
     async def _asked(self, key: str) -> None:
         call = Call("infer", key, self._world.now)
         self._world.story.counts["call"] += 1

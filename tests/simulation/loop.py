@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from adapter.runtime import clock
-from adapter.runtime.threads import Threads
+from adapter.runtime.threads import CACHE, FETCHED, Threads
 from tests.simulation.threads import Asked, as_thread
 
 T = TypeVar("T")
@@ -72,6 +72,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Timers for the same moment fire in a drawn order."""
         return super().call_at(when + self._order.random() * _SAME_SECONDS, *args, **kwargs)
 
+    def look_later(self, seconds: float, act: Callable[[], object]) -> None:
+        """Call what changes nothing of the day: it draws no order."""
+        super().call_at(self.now + seconds, act)
+
     def _process_events(self, event_list: list[Any]) -> None:
         pass
 
@@ -84,7 +88,9 @@ def virtual(draws: Draws) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     """Give a function that runs a coroutine in virtual time, which the adapter's clock shows."""
 
     def submit(self: Threads, done: Future[Any], act: Callable[[], Any]) -> None:
-        as_thread(asyncio.get_running_loop(), draws.of("thread"), done, act)
+        # only work on the disk cache asks the loop for anything
+        may_wait = self in {CACHE, FETCHED}
+        as_thread(asyncio.get_running_loop(), draws.of("thread"), done, act, may_wait=may_wait)
 
     real = clock.monotonic, clock.wall, clock.sleep, Threads.submit
     ask = asyncio.run_coroutine_threadsafe

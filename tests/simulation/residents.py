@@ -8,6 +8,7 @@ from pathlib import Path
 
 from adapter.core.residency.state import ResidencyState
 from adapter.errors import (
+    AboutMemory,
     AdapterError,
     ArtifactNotFound,
     BackendError,
@@ -16,6 +17,7 @@ from adapter.errors import (
     NoRoom,
     StoreDenied,
     StoreUnavailable,
+    StubDied,
     TooManyWaiting,
 )
 from adapter.packages.source.space import BLOCK_BYTES, disk_bytes
@@ -163,12 +165,25 @@ class Residents:
         disk = is_plain and self._since(call.begun - _LONG_SECONDS, "publish", key=call.model_id)
         return disk or self._of_load(call, error)
 
+    def must_answer(self, key: str, error: AdapterError) -> None:
+        """A call for the model has failed though nothing else is wrong any more."""
+        # the death of a process may be told by the first call alone
+        is_slow = isinstance(error, ModelNotReady | StubDied) or self._since(
+            0.0, "end", "restart", "hang"
+        )
+        is_stuck = self._endpoint.control.registry.stuck or self._world.arriving()
+        if isinstance(error, NoRoom | AboutMemory):
+            no_room = not self._surely_fits(key, bool) or self._is_disk_short(key)
+            is_slow = is_slow or no_room
+        if not (is_slow or is_stuck):
+            raise Violated("5 desired", f"{key} cannot be called any more: {error!r}")
+
     # -- rule 2: room -----------------------------------------------------------------------
 
     def _stays(self, key: str) -> bool:
         """Return whether something kept the model lately, or may have."""
         used = self.used_at.get(key, -_LONG_SECONDS)
-        is_kept = self._is_kept(key) or self.is_pinned(key) or self.waiting[key] > 0
+        is_kept = self._is_kept(key) or self.is_pinned(key) or key in self._wanted()
         is_moving = any(held.state != "READY" for held in self._world.held_of(key))
         return is_kept or is_moving or used > self._world.now - _LONG_SECONDS / 2
 
@@ -185,6 +200,9 @@ class Residents:
         world, oracle = self._world, self._of_models
         if self._since(world.now - _LONG_SECONDS, "out of memory", "strangers", "unload", "load"):
             return False
+        names = {record.name for record in self._endpoint.control.registry.records()}
+        if any(held.name not in names for held in world.all_held()):
+            return False  # it was left by an earlier adapter, or is stuck
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
         others += [spec for name, spec in oracle.present.items() if name != key]
         booked = world.truth.held["baseline"] + sum(map(oracle.most, others)) + self._strayed()

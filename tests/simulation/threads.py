@@ -38,7 +38,7 @@ class _Thread:
         self._loops_turn.acquire()
         if self._act is None:
             _idle.append(self)
-            self._ended(self._outcome)
+            self._ended(self._settles)
 
     def wait(self) -> None:
         """Let the loop go on until `go_on`; called in the thread."""
@@ -50,12 +50,7 @@ class _Thread:
         while True:
             self._its_turn.acquire()
             asyncio._set_running_loop(self._loop)  # which stands still
-            try:
-                result = self._act()
-            except BaseException as error:  # noqa: BLE001 - as a thread passes it on
-                self._outcome = partial(Future.set_exception, exception=error)
-            else:
-                self._outcome = partial(Future.set_result, result=result)
+            self._settles = _outcome(self._act)
             self._act = None
             self._loops_turn.release()
 
@@ -75,9 +70,16 @@ class Asked:
 
 
 def as_thread(
-    loop: asyncio.AbstractEventLoop, random: Random, done: Future[Any], act: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop,
+    random: Random,
+    done: Future[Any],
+    act: Callable[[], Any],
+    *,
+    may_wait: bool,
 ) -> None:
-    """Do the work of a thread at a drawn moment, and tell of it at a later one."""
+    """Do the work of a thread at a drawn moment, and tell of it at a later one. `may_wait`: it asks
+    the loop for something meanwhile.
+    """
     adapter = ADAPTER.get()
 
     def begin() -> None:
@@ -88,13 +90,25 @@ def as_thread(
         if adapter is not None and not adapter.is_alive:
             done.set_exception(Killed())
             return
-        thread = _idle.pop() if _idle else _Thread()
-        thread.do(loop, act, ended)
+        if may_wait:
+            thread = _idle.pop() if _idle else _Thread()
+            thread.do(loop, act, ended)
+        else:
+            ended(_outcome(act))
 
     def ended(outcome: Callable[..., Any]) -> None:
         loop.call_later(_latency(random), outcome, done)
 
     loop.call_later(_latency(random), begin)
+
+
+def _outcome(act: Callable[[], Any]) -> Callable[[Future[Any]], None]:
+    """Return what settles a future as the act has ended."""
+    try:
+        result = act()
+    except BaseException as error:  # noqa: BLE001 - as a thread passes it on
+        return partial(Future.set_exception, exception=error)
+    return partial(Future.set_result, result=result)
 
 
 def _latency(random: Random) -> float:

@@ -83,6 +83,7 @@ class SimTriton:
         self.life: Life | None = None
         self.up = asyncio.Event()
         self.hung_until = 0.0
+        self.grew: Callable[[Held], object] = lambda _: None  # in a request
         self._count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -415,6 +416,7 @@ class SimTriton:
         count = min(held.spec.grows - grown, held.spec.grows // 2 + 1)
         if self.truth.used + count <= self.truth.device_bytes:
             self.truth.add(held.process.key, count)
+            self.grew(held)
             return
         self._note("out of memory in an inference", name=held.name)
         raise OutOfMemory(

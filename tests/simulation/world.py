@@ -23,6 +23,7 @@ from tests.simulation.callers import Callers
 from tests.simulation.crowd import Crowd
 from tests.simulation.disk import SimDisk
 from tests.simulation.endpoint import Endpoint
+from tests.simulation.growth import Growth
 from tests.simulation.loop import Draws, Standstill, virtual
 from tests.simulation.memory import Reader, Truth
 from tests.simulation.mesh import MeshCallers
@@ -76,20 +77,21 @@ class World(Outages):
             spec_at=self.disk.spec_at,
             fault=self.take_fault,
             note=self._noted,
-            unload_begins=self._judged(self.oracle.unload_begins),
-            loads_again=self._judged(self.oracle.loads_again),
+            unload_begins=self.judged(self.oracle.unload_begins),
+            loads_again=self.judged(self.oracle.loads_again),
         )
         processes = self.triton.processes
         self.reader = Reader(plan.reader, self.truth, processes.bytes_apart, self.draws)
         self.triton.is_gpu = plan.reader != "host"
         self.is_embedded = plan.is_embedded
-        self.disk.admitted = self._judged(self.oracle.admitted)
+        self.disk.admitted = self.judged(self.oracle.admitted)
+        self.triton.grew = Growth(self).grew
         self.endpoint: Endpoint | None = None  # of the adapter that runs
         self._site = Endpoint(self, plan.shelf) if plan.shelf else None
         if self._site is not None:
-            self.disk.cached = self._judged(self._site.spec_at)
-            self.disk.read = self._judged(self._site.read_by_triton)
-            self.story.heard = self._judged(self._site.oracle.heard)
+            self.disk.cached = self.judged(self._site.spec_at)
+            self.disk.read = self.judged(self._site.read_by_triton)
+            self.story.heard = self.judged(self._site.oracle.heard)
             self.story.hidden = str(self._site.root)
         self.violation: Violated | None = None
         self._violated = asyncio.Event()
@@ -155,7 +157,7 @@ class World(Outages):
         if event == "a process dies in a load":
             self.oracle.happened("stub dies", self.triton.held(str(fields["name"])).spec.model_id)
 
-    def _judged(self, judge: Callable[..., Any]) -> Callable[..., Any]:
+    def judged(self, judge: Callable[..., Any]) -> Callable[..., Any]:
         """Return it with what it finds wrong told to the run, not to who calls it."""
 
         def judged(*args: object) -> Any:
@@ -333,10 +335,12 @@ class World(Outages):
         if self.violation is None and (left := sum(each.count for each in callers)):
             raise Violated("2 in time", f"{left} calls are never answered")
         await asyncio.sleep(5.0)
-        if self.endpoint is not None:  # it may have looked for other versions
-            await self._rested(control, callers, end, 0.5)
+        await self._rested(control, callers, end, 0.5)  # it may have looked for other versions
         self.oracle.rest(control)
-        if self.endpoint is not None:
+        for again in (callers[-1].all_answer,) if self.endpoint is not None else ():
+            self.endpoint.oracle.rest()
+            await again()
+            await self._rested(control, callers, end, 1.0)
             self.endpoint.oracle.rest()
 
     async def _rested(

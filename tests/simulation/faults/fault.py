@@ -15,7 +15,7 @@ class Fault:
 
     name: str
     breaks: str
-    owner: type
+    owner: object  # a class or a module
     attribute: str
     was: str
     becomes: str

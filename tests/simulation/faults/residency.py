@@ -1,0 +1,144 @@
+"""Faults of models that calls load, and of the disk cache."""
+
+from adapter.control.residency import eviction
+from adapter.control.residency.engine import Residency
+from adapter.control.residency.entries import Entries
+from adapter.control.residency.renewal import Renewal
+from adapter.control.residency.upkeep import Upkeep
+from adapter.core.overrun import Oversize
+from adapter.store.cache import ArtifactCache
+from adapter.store.disk import Disk
+from adapter.store.fetching import Fetch
+from adapter.store.refusals import Refusals
+from tests.simulation.faults.fault import Fault
+
+RESIDENCY = [
+    Fault(
+        "a forgotten entry takes that of the next call along",
+        "the model is loaded and unloaded at once, and its files never leave the disk",
+        Entries,
+        "tidy",
+        "is_known = self._entries.get(entry.model_id) is entry",
+        "is_known = entry.model_id in self._entries",
+    ),
+    Fault(
+        "a model that seems to take nothing is never evicted",
+        "what was measured beside others keeps all memory, and every load is refused",
+        eviction,
+        "choose",
+        "return fewest(might_free or seem_empty, _missing(figures))",
+        "return fewest(might_free, _missing(figures))",
+    ),
+    Fault(
+        "a pinned model is evicted",
+        "a model that only others call is gone",
+        eviction,
+        "what_keeps",
+        "if is_pinned:",
+        "if False:",
+    ),
+    Fault(
+        "what a platform has loaded is evicted",
+        "the platform calls a model that it believes to be loaded",
+        eviction,
+        "what_keeps",
+        "if not record.is_on_demand:",
+        "if False:",
+    ),
+    Fault(
+        "models that are used are unloaded as idle",
+        "each call loads its model again",
+        Upkeep,
+        "unload_idle",
+        "if record.used_at <= before",
+        "if True",
+    ),
+    Fault(
+        "the files of a model that was lost stay in use",
+        "the disk fills with models that are not loaded",
+        Upkeep,
+        "_forget",
+        "self._entries.release(entry)",
+        "entry.state = type(entry.state).ABSENT",
+    ),
+    Fault(
+        "the files of an old version stay in use",
+        "each new version of a model leaves one on the disk for good",
+        Renewal,
+        "_let_go",
+        "if artifact is not None:",
+        "if False:",
+    ),
+    Fault(
+        "a call waits for as long as its model takes",
+        "callers hang behind a store that is slow",
+        Residency,
+        "_served",
+        "await asyncio.wait({task}, timeout=left)",
+        "await asyncio.wait({task})",
+    ),
+    Fault(
+        "a download that is cut is taken for whole",
+        "Triton loads half a model",
+        Fetch,
+        "_download_to",
+        "if done == file.size_bytes:",
+        "if done:",
+    ),
+    Fault(
+        "a folder that changes amid its fetch is kept",
+        "config and weights are of two versions, which the store never had together",
+        ArtifactCache,
+        "_fetch_once",
+        "if version.is_folder and await self._asked_again(store, version) != version.etag:",
+        "if False:",
+    ),
+    Fault(
+        "a fetch that fails leaves its folder",
+        "the disk fills with parts of models",
+        ArtifactCache,
+        "_dropped",
+        "await CACHE.run_to_end(self._folder.drop, work)",
+        "pass",
+    ),
+    Fault(
+        "a fetch that fails keeps its room",
+        "the cache seems full, and holds nothing",
+        ArtifactCache,
+        "_dropped",
+        "claim.settle(0)",
+        "pass",
+    ),
+    Fault(
+        "the cache counts a file that it has removed",
+        "with each eviction there is less room",
+        Disk,
+        "take",
+        "self.used_bytes -= leaving.kept.note.size_bytes",
+        "pass",
+    ),
+    Fault(
+        "files in use leave the disk",
+        "a model cannot be loaded again, or is loaded by halves",
+        Disk,
+        "hold",
+        "kept.pins += 1",
+        "pass",
+    ),
+    Fault(
+        "a store that refused once refuses for good",
+        "a model is refused after its permissions were mended",
+        Refusals,
+        "known",
+        "if self._clock() < until:",
+        "if True:",
+    ),
+    Fault(
+        "a package that was too large once is so for a day",
+        "what strangers took is held against the model, after they have gone",
+        Oversize,
+        "proven",
+        "if all(\n",
+        "if False and all(\n",
+    ),
+]
