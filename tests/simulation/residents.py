@@ -42,6 +42,7 @@ class Residents:
         # keys of models that a platform has loaded by name, and when
         self.kept: dict[str, float] = {}
         self._load_begun: dict[str, float] = {}
+        self._freed_at = -1.0
 
     def new_adapter(self) -> None:
         self.waiting, self.busy = Counter(), Counter()
@@ -193,6 +194,8 @@ class Residents:
                 call.begun - _LONG_SECONDS, "publish", key=call.model_id
             )
         is_late = self._has_waited(call, error)  # whatever it waited for
+        if is_late and self._freed_at >= call.begun:
+            return True  # it lacked room, and waits for its turn now
         return not self._surely_fits(call.model_id, lambda s: is_late or self._stays(s.model_id))
 
     def _surely_fits(self, key: str, stays: object) -> bool:
@@ -233,6 +236,8 @@ class Residents:
 
     def heard(self, event: str, fields: dict[str, object]) -> None:
         """An adapter that lives has written this line."""
+        if event == "model.unloaded":
+            self._freed_at = self._world.now
         if event == "model.loading":
             self._load_begun[str(fields["model_id"])] = self._world.now
         judges = {"room": self._for_room, "disk": self._for_disk, "idle": self._as_idle}

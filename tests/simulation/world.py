@@ -337,9 +337,9 @@ class World(Outages):
         await asyncio.sleep(5.0)
         await self._rested(control, callers, end, 0.5)  # it may have looked for other versions
         self.oracle.rest(control)
-        for again in (callers[-1].all_answer,) if self.endpoint is not None else ():
+        if self.endpoint is not None:
             self.endpoint.oracle.rest()
-            await again()
+            await callers[-1].all_answer()
             await self._rested(control, callers, end, 1.0)
             self.endpoint.oracle.rest()
 
