@@ -4,11 +4,14 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 
 from adapter.telemetry.log import EVENTS
 from tests.simulation.alive import ADAPTER
 from tests.simulation.loop import BEGIN
+from tests.simulation.models import Violated
+from tests.simulation.plan import Plan
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _BUGS = frozenset({"operation.failed", "task.failed", "task.ended", "triton.restart_hook_failed"})
@@ -53,6 +56,17 @@ class Story(logging.Handler):
     @property
     def digest(self) -> str:
         return self._hash.hexdigest()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run has ended. `violation` is None when all went well."""
+
+    plan: Plan
+    story: Story
+    violation: Violated | None
+    operations: int
+    faults: Counter[str]
 
 
 def _said(value: object) -> object:

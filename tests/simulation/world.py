@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from adapter.control.models import ModelControl
@@ -34,24 +34,13 @@ from tests.simulation.plan import Plan, Settings
 from tests.simulation.platforms import V2, Mesh
 from tests.simulation.processes import SimServer
 from tests.simulation.repository import V2Callers
-from tests.simulation.story import Story
+from tests.simulation.story import Outcome, Story
 from tests.simulation.triton import LOAD_THREADS, Held, Life, SimTriton
 
 _START_SECONDS = (0.5, 2.0)
 _ROUNDS = 100  # of cancelling, until the last has given up
 _CALLERS = {Mesh: MeshCallers, V2: V2Callers}
 _QUIET_SECONDS = 1500.0  # within which all comes to rest once nothing fails any more
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How a run has ended. `violation` is None when all went well."""
-
-    plan: Plan
-    story: Story
-    violation: Violated | None
-    operations: int
-    faults: Counter[str]
 
 
 class World(Outages):
