@@ -12,6 +12,7 @@ _UPSETS = (
     "strangers",
     "unread",
     "unload",
+    "remove",
     "load",
     "answer",
     "end",

@@ -29,15 +29,6 @@ FOUND = [
         "a load that was not read is never measured",
         "Memory cannot be read while b is loaded. Later the ledger has 0 bytes of b, of 687 MiB.",
     ),
-    (
-        156,
-        "a forgotten entry takes that of the next call along",
-        (
-            "A newer r is fetched; r is evicted for the disk, and forgotten; a call asks for r again."
-            " The renewal ends, and what it forgets is the r of that call, which is loaded, unloaded"
-            " as nobody's, and never leaves the disk."
-        ),
-    ),
 ]
 
 each = pytest.mark.parametrize(("seed", "fault", "story"), FOUND)
