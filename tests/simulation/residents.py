@@ -172,6 +172,7 @@ class Residents:
         is_slow = isinstance(error, ModelNotReady | StubDied) or self._since(
             0.0, "end", "restart", "hang"
         )
+        is_slow = is_slow or self._since(self._world.now - _LONG_SECONDS, "out of memory")
         is_stuck = self._endpoint.control.registry.stuck or self._world.arriving()
         if isinstance(error, NoRoom | AboutMemory):
             no_room = not self._surely_fits(key, bool) or self._is_disk_short(key)
@@ -203,6 +204,8 @@ class Residents:
         world, oracle = self._world, self._of_models
         if self._since(world.now - _LONG_SECONDS, "out of memory", "strangers", "unload", "load"):
             return False
+        if world.reader.kind in {"nvml", "triton"} and self._endpoint.terms.load_concurrency > 1:
+            return False  # one of several that were loaded at once may count as all of them
         names = {record.name for record in self._endpoint.control.registry.records()}
         if any(held.name not in names for held in world.all_held()):
             return False  # it was left by an earlier adapter, or is stuck
