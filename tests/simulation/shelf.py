@@ -9,7 +9,7 @@ from tests.simulation.loop import Draws
 from tests.simulation.models import Entry, Spec, drawn_model
 from tests.simulation.store import STORE_FAULTS, Item
 
-_KEYS = "mnorstuvwxy"  # those of other callers are others
+_KEYS = "mnopqrstuvw"
 _VERSIONS = 4
 _MOST_BLOCKS = 6
 
