@@ -110,6 +110,10 @@ class Oracle(Rest):
             return
         if self.since(call.begun, "end") or not self._world.is_up:
             return
+        before = call.begun - self.settings.load_seconds
+        whats = ("unload asked", "caller left")  # such an unload still comes, after the load
+        if all(self.since(before, each, model_id=call.model_id) for each in whats):
+            return
         self.serving[call.model_id] = spec
         self._measured.add(spec.url)
         held = [each for each in self._world.held_of(call.model_id) if each.state == "READY"]
