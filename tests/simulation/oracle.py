@@ -35,6 +35,7 @@ _LEAST_BYTES = 64 * MIB  # what a load of unknown size wants free
 FACTOR = 1.25  # of the size on disk
 _NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
+_SLOW_SECONDS = 60.0
 # within which the death of a process that loads is noticed, also of one that was never seen
 _DEATH_SECONDS = 65.0
 _ALONE_SECONDS, _STILL_SECONDS = 20.0, 1.4
@@ -313,9 +314,10 @@ class Oracle(Rest):
         return min(device, self.settings.memory_limit or device)
 
     def _is_too_large(self, call: Call, spec: Spec) -> bool:
-        others = ("strangers", "unload", OOM)
         is_large = self.most(spec) + self._world.truth.held["baseline"] > self.limit * 0.9
-        return is_large or self.since(call.begun - RECENT_SECONDS, *others)
+        # a slow unload that was given up still holds its memory
+        is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")
+        return is_large or is_slow or self.since(call.begun - RECENT_SECONDS, "strangers", OOM)
 
     def surely_fits(self, call: Call, spec: Spec) -> bool:
         """Whether it would fit even if the adapter knew everything late, and supposed the worst."""

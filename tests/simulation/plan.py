@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.simulation.incidents import drawn_incident
+from tests.simulation.incidents import SQUEEZE_SECONDS, drawn_incident, drawn_squeeze
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
@@ -84,7 +84,17 @@ def drawn(seed: int) -> Plan:
     entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
-    return _with_platform(_with_endpoint(_with_incident(plan)))
+    return _with_platform(_with_endpoint(_with_incident(_with_squeeze(plan))))
+
+
+def _with_squeeze(plan: Plan) -> Plan:
+    """Begin with two loads that do not fit together, in some days."""
+    room = (plan.shifts[0].memory_limit or plan.device_bytes) - plan.baseline
+    found = drawn_squeeze(Draws(plan.seed).of("squeeze"), plan.models, room)
+    if not found:
+        return plan
+    rest = [replace(e, at=e.at + SQUEEZE_SECONDS * (e.shift == 0)) for e in plan.entries]
+    return replace(plan, entries=(*found, *rest))
 
 
 def _with_incident(plan: Plan) -> Plan:

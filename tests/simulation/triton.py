@@ -320,7 +320,10 @@ class SimTriton:
         seconds = random.choice((0.02, 0.2, 0.8)) + slow
         if not held.process.is_real or not held.process.over.is_set():
             await self._either(held.process.over, seconds)
-        if life.over.is_set() or life.models.get(held.name) is not held:
+        if life.over.is_set():
+            return
+        if life.models.get(held.name) is not held:  # its name was loaded again meanwhile
+            self.processes.end(held.process)
             return
         if held.process.over.is_set():
             return  # it stays in UNLOADING until its name is loaded again
