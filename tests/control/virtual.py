@@ -3,6 +3,9 @@ so however slow the machine is, and nobody waits.
 """
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -20,5 +23,9 @@ def pytest_asyncio_loop_factories(item):
 @pytest_asyncio.fixture(autouse=True)
 async def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, random = asyncio.get_running_loop(), Draws(0).of("thread")
+
+    def submit(_: Threads, done: Future[Any], act: Callable[[], Any]) -> None:
+        as_thread(loop, random, done, act, may_wait=False)
+
     monkeypatch.setattr(clock, "monotonic", loop.time)
-    monkeypatch.setattr(Threads, "submit", lambda _, done, act: as_thread(loop, random, done, act))
+    monkeypatch.setattr(Threads, "submit", submit)
