@@ -99,7 +99,10 @@ class Endpoint:
 
     def read_by_triton(self, name: str, place: str) -> Spec | None:
         """Return what Triton finds at the place when it loads the model of this name."""
-        if (spec := self.spec_at(place)) is None and self._world.control is self.control:
+        held = self._world.triton.held(name)
+        is_unloading = held is not None and held.state == "UNLOADING"  # which may do without files
+        is_ours = self._world.control is self.control and not is_unloading
+        if (spec := self.spec_at(place)) is None and is_ours:
             records = self.control.registry.records()
             if any(r.name == name and r.state is ModelState.LOADING for r in records):
                 raise Violated("5 cache", f"the files of {name} have left the disk")
