@@ -11,15 +11,6 @@ from tests.simulation.world import played
 # The seed; the fault that it finds; the shortest story of what the oracle sees.
 FOUND = [
     (
-        1005,
-        "a Triton that has only been slow counts as another one",
-        (
-            "c is being loaded when Triton stops answering for 15 s. Its unload begins, and it is"
-            " taken for stuck. Triton answers again, as if restarted: c is forgotten, its folder"
-            " removed, and Triton goes on to load it."
-        ),
-    ),
-    (
         2323,
         "a load is refused for room that the undo of another makes",
         "The load of a model is ended and undone; another is refused meanwhile, at once.",

@@ -15,7 +15,7 @@ FAULTS: dict[str, Fault] = {each.name: each for each in _ALL}
 # what they break.
 MISSED = frozenset(
     {
-        "a Triton that has only been slow counts as another one",  # found by a seed of its own
+        "a Triton that has only been slow counts as another one",
         "what stood still is charged to others",
         "what stood still takes nothing any more",
         "a load of V2 does not look whether the files have changed",
