@@ -102,7 +102,7 @@ def pytest_report_header() -> str:
 
 
 def is_of(wanted: Sequence[str], found: str) -> bool:
-    """Whether this is one of the wanted versions, such as 2.51, or of their patches."""
+    """Return whether the version, or the one that it patches, is among `wanted` (2.51, ...)."""
     return f"{found}.".startswith(tuple(f"{version}." for version in wanted))
 
 

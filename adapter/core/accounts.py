@@ -292,7 +292,7 @@ class Accounts:
 
     @property
     def are_unread(self) -> bool:
-        """Whether the next reading measures models, during whose loads there was none."""
+        """Return whether the next reading must measure models that were loaded without one."""
         return bool(self._unread)
 
     def tick(

@@ -239,7 +239,7 @@ class _Call:
         return pieces
 
     async def _piece(self, answers: Answers) -> list[bytes]:
-        """What came first of a stream."""
+        """Wait for the next piece of a stream and return it; return [] at its end."""
         while (piece := answers.take()) is None and not self._is_over:
             await self._wait()
         return [] if piece is None else [piece]

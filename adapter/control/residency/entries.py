@@ -97,7 +97,7 @@ class Entries:
         self._limits.refuse_one_more(model_id, self.waiting, for_one, own)
 
     def left(self, entry: Entry, caller: str = "") -> None:
-        """Note that a call of `caller` waits no more."""
+        """Remove one waiting call of `caller`, and drop the entry if nothing else needs it."""
         for callers in (entry.callers, self.callers):
             callers[caller] -= 1
             if not callers[caller]:

@@ -283,7 +283,7 @@ class Inferences:
         body = await self._body_of(request, lease)
         is_stream = path.endswith("/generate_stream")
         path = f"/models/{record.name}{path}"
-        end = application_of(request).front.abort  # a caller who does not read is told no more
+        end = application_of(request).front.abort  # a caller who does not read gets no error
         call = V2Call("POST", path, headers, body, is_stream=is_stream, on_cut=end)
         async with self._dataplane.forward(call, lease) as found:
             return await _relay(request, record, found, is_stream=is_stream)

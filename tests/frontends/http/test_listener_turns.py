@@ -10,7 +10,7 @@ from tests.frontends.http.listener import FAST, Listener, opened, request, until
 
 
 class Scripted(asyncio.Transport):
-    """Its connection is told what a test says; `written` is what the connection has said."""
+    """A scripted transport: tests feed its connection; `written` holds what the connection sent."""
 
     def __init__(self) -> None:
         super().__init__()
