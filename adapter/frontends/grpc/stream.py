@@ -6,7 +6,6 @@ error of the stream ends it with a status.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -223,11 +222,7 @@ class _StreamProxy:
         if record is not None:
             control, failure = self._service.control, error
             error = await control.judged(failure, record.id)
-            # control learns of a failure by a lease that ends with it
-            with suppress(AdapterError):
-                lease = control.lease(record.id)
-                lease.begin()
-                lease.end(failure)
+            control.leases.failed(record, failure)  # the lease ends with the last response
         self._service.middleware.note(_METHOD, error, self._ids)
         return self._text(error)
 

@@ -117,6 +117,19 @@ async def test_a_failure_that_names_no_model_holds_all_until_the_end():
         assert (listener.in_flight("m"), listener.in_flight("team/a")) == (0, 0)
 
 
+async def test_a_failed_request_of_a_stream_counts_as_one_inference():
+    async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            yield pb.ModelStreamInferResponse(error_message="bad").SerializeToString()
+
+    async with listener_before(act) as listener:
+        call = listener.channel.stream_stream(STREAM)()
+        await call.write(infer_request("m", 1.0).SerializeToString())
+        await call.read()
+        assert listener.house.control.registry.serving("m").served == 1
+        call.cancel()
+
+
 async def test_metadata_passes_both_ways():
     seen: dict[str, Any] = {}
 
