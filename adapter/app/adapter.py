@@ -2,17 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from adapter.app.backend import build_backend
-from adapter.app.cache import build_cache
-from adapter.app.on_demand import OnDemand
-from adapter.app.readiness import Readiness
-from adapter.app.rest import build_rest
-from adapter.app.rpc import Rpc
-from adapter.app.shared import Shared
+from adapter.app.control import OnDemand, build_backend, build_cache
+from adapter.app.listeners import Rpc, Shared, build_rest
 from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
@@ -51,6 +47,43 @@ from adapter.telemetry.log_stream import LogStream
 from adapter.telemetry.metrics import Metrics, State, about
 from adapter.telemetry.model_metrics import ModelCollector
 from adapter.telemetry.tracing import Tracing
+
+_STARTING = "starting"
+
+
+class Readiness:
+    """Says whether the adapter has started and whether it is ready, and why not."""
+
+    # each reason returns None when it has no objection; the first one is reported
+    def __init__(self, reasons: Sequence[Callable[[], str | None]]) -> None:
+        self._reasons = reasons
+        self._phase = "starting: waiting for Triton"
+
+    def starting(self, reason: str) -> None:
+        """`reason` begins with "starting"."""
+        self._phase = reason
+
+    def started(self) -> None:
+        self._phase = ""
+
+    def stopping(self) -> None:
+        self._phase = "stopping"
+
+    def why_not_started(self) -> str | None:
+        return self._phase if self._phase.startswith(_STARTING) else None
+
+    def reasons(self) -> list[str]:
+        """Return why the adapter is not ready; nothing when it is."""
+        if self._phase:
+            return [self._phase]
+        return [why for reason in self._reasons if (why := reason())]
+
+    def why_not_ready(self) -> str | None:
+        return next(iter(self.reasons()), None)
+
+    def is_ready(self) -> bool:
+        return self.why_not_ready() is None
+
 
 log = logging.getLogger(__name__)
 

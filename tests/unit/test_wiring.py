@@ -12,8 +12,8 @@ from typing import TypeVar
 import pytest
 
 from adapter.app import Adapter
-from adapter.app.on_demand import OnDemand
-from adapter.app.rpc import Rpc
+from adapter.app.control import OnDemand
+from adapter.app.listeners import Rpc
 from adapter.control.models import ModelControl
 from adapter.control.residency import Options, Residency
 from adapter.control.residency.arrival import Arrivals

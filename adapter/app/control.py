@@ -1,7 +1,7 @@
-"""Builds Triton's side and the control plane."""
+"""Builds Triton's side, the control plane, and the stores with their disk cache."""
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,23 @@ from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder
 from adapter.control.models import ModelControl
 from adapter.control.ports import TimeLimits
+from adapter.control.residency import Options, Residency
+from adapter.core.artifacts import ArtifactKey
 from adapter.core.faults import Faults
 from adapter.core.ledger import Ledger
+from adapter.core.model import ModelId, parse_model_id
 from adapter.core.oom import Classifier
 from adapter.core.registry import Registry
+from adapter.core.residency.waiting import room_seconds
 from adapter.core.sizing import Sizes
 from adapter.packages.repository.staging import Packages
 from adapter.packages.repository.uploads import payload
 from adapter.packages.source.unpacking import Limits
 from adapter.runtime import clock
 from adapter.settings import Settings, secret_variables
+from adapter.store.cache import ArtifactCache
+from adapter.store.cache_folder import CacheFolder
+from adapter.store.opening import open_store
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
 
@@ -35,12 +42,10 @@ _LOADS_AGAIN = {"auto": None, "forget": False, "reload": True}
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`embedded` is None if Triton runs in another container. `private`: the folder that holds the
-    repository of an upload, which ends with the adapter; None where the repository is shared.
-    """
+    """Triton's side of one adapter."""
 
-    embedded: EmbeddedTriton | None
-    private: RunFolder | None
+    embedded: EmbeddedTriton | None  # None if Triton runs in another container
+    private: RunFolder | None  # holds the repository of uploads; None if Triton shares the disk
     repository: Path
     faults: Faults
     triton: TritonControl
@@ -56,8 +61,10 @@ def build_backend(
     *,
     cache: Path | None,
 ) -> Backend:
-    """`on_restart` is called when the embedded Triton is live again. `cache` is the folder of what
-    comes from the stores.
+    """Build Triton's side and the control plane.
+
+    `on_restart` is called when the embedded Triton is live again; `cache` is the folder of the disk
+    cache.
     """
     embedded = _build_embedded(settings, metrics, on_restart)
     is_private = settings.staging == "upload" and settings.repository is None
@@ -192,3 +199,91 @@ def _build_packages(
         backends=embedded.backends if embedded else lambda: None,
         cache=cache,
     )
+
+
+def build_cache(settings: Settings, metrics: Metrics) -> ArtifactCache | None:
+    """Build the disk cache of the stores; return None without a store.
+
+    model_store has the name "". Raises InvalidSettings for a store that cannot be one here.
+    """
+    stores, seconds = {}, settings.store_timeout_seconds
+    if settings.model_store is not None:
+        stores[""] = open_store("model_store", settings.model_store, seconds)
+    for endpoint in settings.endpoints:
+        name = f"endpoints, {endpoint.name}"
+        stores[endpoint.name] = open_store(name, endpoint.models, seconds)
+    if not stores:
+        return None
+    folder = CacheFolder(settings.cache_dir or _default_folder())
+    cache = ArtifactCache(
+        stores,
+        folder,
+        limit_bytes=settings.cache_limit,
+        concurrency=settings.fetch_concurrency,
+        limits=Limits(max_unpacked_bytes=settings.max_unpacked_bytes),
+        room_seconds=room_seconds(settings.model_wait_seconds),
+        on_evicted=lambda reason: metrics.endpoint_evictions.labels("disk", reason).inc(),
+        on_room=metrics.history.disk_has_room,
+    )
+    metrics.endpoint_cache_bytes.set_function(lambda: cache.used_bytes)
+    metrics.endpoint_cache_limit_bytes.set_function(lambda: cache.limit_bytes)
+    return cache
+
+
+def _default_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base, "triton-adapter")
+
+
+_LOADS = 2  # at once, unless load_concurrency says otherwise
+
+
+class OnDemand:
+    """Residency and the disk cache of its stores."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        control: ModelControl,
+        metrics: Metrics,
+        cache: ArtifactCache,
+    ) -> None:
+        self._cache, self._registry = cache, control.registry
+        self._preload = settings.preload
+        options = Options(
+            pin=settings.pin,
+            idle_unload_seconds=settings.idle_unload_seconds,
+            model_wait_seconds=settings.model_wait_seconds,
+            load_concurrency=settings.load_concurrency or _LOADS,
+            revalidate_seconds=settings.revalidate_seconds,
+        )
+        self.residency = Residency(control, cache, metrics, options, stores=cache.stores)
+
+    def preload(self) -> Mapping[ModelId, ArtifactKey]:
+        """Return the models of the setting of that name."""
+        return {parse_model_id(name): self.residency.key_of(name) for name in self._preload}
+
+    def why_not_ready(self) -> str | None:
+        """Return why no call can be answered: no model is here, and none can be fetched."""
+        is_empty = not self._registry and not self._cache.artifacts
+        return self._why_full("no model can be fetched") if is_empty else None
+
+    def notes(self) -> list[str]:
+        """Return what is amiss with cache and stores, beside the reason for not being ready."""
+        full = None
+        if self.why_not_ready() is None:
+            full = self._why_full("no model can be fetched before another leaves the disk")
+        found = (self._cache.why_lost, self._cache.why_unreachable(), full)
+        return [why for why in found if why is not None]
+
+    def _why_full(self, what: str) -> str | None:
+        why = self._cache.why_full
+        return why and f"{what}: {why}; free some, or name another disk by cache_dir"
+
+    async def open(self) -> None:
+        """Take over what is on disk. Raises InvalidSettings if the cache cannot be used."""
+        await self._cache.open()
+
+    async def close(self) -> None:
+        await self.residency.close()
+        await self._cache.close()

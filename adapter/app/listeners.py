@@ -1,0 +1,397 @@
+"""Builds the HTTP and gRPC listeners, with the contracts that they serve."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from aiohttp import web
+
+from adapter.backend.triton import TritonControl
+from adapter.control.lease import Serving
+from adapter.control.models import ModelControl
+from adapter.control.residency import Residency
+from adapter.core.calls import V2DataPlane
+from adapter.core.faults import Faults
+from adapter.core.model import ModelId
+from adapter.dataplane.grpc import GrpcDataPlane
+from adapter.dataplane.http import HttpDataPlane
+from adapter.dataplane.proxy.context import ProxyContext, connect_to
+from adapter.dataplane.proxy.listener import ProxyListener
+from adapter.dataplane.traced import TracedHttp, TracedRpc
+from adapter.frontends import openapi
+from adapter.frontends.access import Access
+from adapter.frontends.drain import Drain
+from adapter.frontends.grpc import modelmesh
+from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
+from adapter.frontends.grpc.health import health_services
+from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
+from adapter.frontends.grpc.v2 import SERVICE, V2Service
+from adapter.frontends.http.application import Front
+from adapter.frontends.http.connections import Connections
+from adapter.frontends.http.endpoint.callers import Callers, Key
+from adapter.frontends.http.endpoint.endpoint import Endpoint, EndpointDialect, no_endpoint
+from adapter.frontends.http.endpoint.fast_path import EndpointInference
+from adapter.frontends.http.endpoint.names import Endpoints
+from adapter.frontends.http.endpoint.plain import PlainCalls
+from adapter.frontends.http.endpoint.streams import Streams
+from adapter.frontends.http.fast_path import FastPath, Inference
+from adapter.frontends.http.head import Heads
+from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.middleware import Dialect, HttpMiddleware, Serve
+from adapter.frontends.http.observer import Clock, Observer, path_segments
+from adapter.frontends.http.sagemaker import SageMaker
+from adapter.frontends.http.server import HttpListener
+from adapter.frontends.http.v2 import V2
+from adapter.frontends.http.vertex import Vertex
+from adapter.frontends.listeners import GrpcService
+from adapter.frontends.model_repository import Repository
+from adapter.frontends.sites import SitePolicy
+from adapter.frontends.traced import traced
+from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.turns import Turns
+from adapter.settings import Address, Settings, parse_endpoint_key
+from adapter.settings.vertex import VertexRoutes
+from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The parts that all listeners are built from."""
+
+    settings: Settings
+    metrics: Metrics
+    tracing: Tracing | None
+    control: ModelControl
+    drain: Drain
+    budget: ByteBudget  # of callers' bytes
+    turns: Turns  # of all that takes long on the event loop
+    rpc: GrpcDataPlane
+    faults: Faults
+    is_ready: Callable[[], bool]
+    max_connections: int  # of each listener
+    single_model: ModelId | None  # served at /invocations
+    vertex_routes: VertexRoutes | None
+    residency: Residency | None  # None without a store
+
+    @property
+    def serving(self) -> Serving | None:
+        """Return how V2 calls load their models; None if they load none."""
+        if self.residency is not None and self.settings.on_demand:
+            return self.residency.serving
+        return None
+
+
+def access_at(
+    settings: Settings, name: str, address: Address, *, infers_only: bool = False
+) -> Access:
+    """Return what callers of the listener `name` may do."""
+    token, is_keyed = settings.token_at(address), settings.is_keyed_at(address)
+    return Access(name, infers_only=infers_only, token=token, is_keyed=is_keyed)
+
+
+def build_endpoint(
+    shared: Shared, dataplane: V2DataPlane, inferences: Inferences, observer: Observer
+) -> Endpoint | None:
+    settings, residency = shared.settings, shared.residency
+    if residency is None:
+        return None
+    streams = Streams(
+        shared.control,
+        dataplane,
+        TracedRpc(shared.rpc, shared.tracing) if shared.tracing else shared.rpc,
+        shared.faults,
+        observer,
+        timeout_seconds=settings.infer_timeout_seconds,
+    )
+    return Endpoint(
+        shared.control,
+        inferences,
+        streams,
+        residency,
+        _endpoints(settings),
+        budget=shared.budget,
+        max_body_bytes=settings.max_body_bytes,
+        callers=_build_callers(settings.endpoint_keys),
+    )
+
+
+def _endpoints(settings: Settings) -> Endpoints:
+    names = [endpoint.name for endpoint in settings.endpoints]
+    return Endpoints(names, takes_all=settings.model_store is not None)
+
+
+def plain_calls(shared: Shared) -> PlainCalls | None:
+    """Return which endpoint calls are eligible for the fast path; None if none is."""
+    if shared.residency is None or shared.settings.endpoint_keys:
+        return None
+    return PlainCalls(_endpoints(shared.settings))
+
+
+def inference_kind(shared: Shared) -> Callable[[Front, FastPath], Inference] | None:
+    if shared.residency is None:
+        return None
+    return partial(EndpointInference, residency=shared.residency)
+
+
+def _build_callers(lines: Sequence[str]) -> Callers | None:
+    keys = [parse_endpoint_key(line, os.environ) for line in lines]
+    found = {key.access_key: Key(key.secret, key.models) for key in keys}
+    return Callers(found) if found else None
+
+
+# The default of the adapter that ModelMesh brings along for Triton.
+_MESH_LOADS = 1
+
+
+class Rpc:
+    """Builds the services and proxies of the gRPC listeners."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        triton: TritonControl,
+        faults: Faults,
+        plane: GrpcDataPlane,  # for calls that the proxy does not send to Triton itself
+        limits: MessageLimits,
+    ) -> None:
+        self._shared = shared
+        self._triton = triton
+        self._faults = faults
+        self._plane = plane
+        self._limits = limits
+
+    def services(self, repository: Repository) -> dict[str, Sequence[GrpcService]]:
+        """Build the services of each listener, for the server behind its proxy."""
+        names, is_ready = [SERVICE, modelmesh.SERVICE], self._shared.is_ready
+        everything, inference = self._v2("grpc", repository), self._v2(FRONTEND)
+        runtime = self._runtime().add_to
+        return {
+            "grpc": (everything.add_to, runtime, *health_services(names, is_ready)),
+            FRONTEND: (inference.add_to, *health_services([SERVICE], is_ready)),
+        }
+
+    def _v2(self, frontend: str, repository: Repository | None = None) -> V2Service:
+        shared = self._shared
+        return V2Service(
+            shared.control,
+            TracedRpc(self._plane, shared.tracing) if shared.tracing else self._plane,
+            self._faults,
+            shared.metrics,
+            access=self._access(frontend),
+            repository=repository,
+            is_live=lambda: self._triton.live,
+            is_ready=shared.is_ready,
+            load_wait_seconds=shared.settings.load_wait_seconds,
+            passthrough=shared.settings.passthrough,
+            limits=self._limits,
+            budget=shared.budget,
+            serving=shared.serving,
+        )
+
+    def _access(self, listener: str) -> Access:
+        settings = self._shared.settings
+        return access_at(settings, listener, getattr(settings, listener))
+
+    def _runtime(self) -> modelmesh.ModelRuntime:
+        shared, settings = self._shared, self._shared.settings
+        sizes = MeshSizes(
+            shared.control,
+            settings.all_roots,
+            default_bytes=settings.modelmesh_default_size,
+            size_factor=settings.size_factor,
+            memory_bytes=settings.modelmesh_memory,
+            buffer_bytes=settings.modelmesh_memory_buffer,
+        )
+        options = modelmesh.Options(
+            load_seconds=settings.load_timeout_seconds,
+            unload_seconds=settings.unload_timeout_seconds,
+            promised_seconds=settings.modelmesh_load_timeout_seconds,
+            load_concurrency=settings.load_concurrency or _MESH_LOADS,
+            model_concurrency=settings.modelmesh_model_concurrency,
+            version=settings.modelmesh_runtime_version,
+        )
+        return modelmesh.ModelRuntime(
+            shared.control,
+            self._triton,
+            sizes,
+            options,
+            shared.metrics,
+            access=self._access("grpc"),
+            is_ready=shared.is_ready,
+        )
+
+    def proxy(self, name: str, triton: Callable[[], str | None], server: str) -> ProxyListener:
+        """Build the proxy of a listener.
+
+        `triton` returns Triton's address, or None while it is down; `server` is the address of the
+        gRPC server that takes all other calls.
+        """
+        shared, metrics = self._shared, self._shared.metrics
+        policy = GrpcFastPath(
+            shared.control,
+            self._faults,
+            metrics,
+            self._limits,
+            frontend=name,
+            is_direct=shared.tracing is None and not self._access(name).is_keyed,
+            load_wait_seconds=shared.settings.load_wait_seconds,
+            serving=shared.serving,
+        )
+        context = ProxyContext(
+            policy,
+            connect_to(triton),
+            connect_to(lambda: server),
+            timeout_seconds=shared.settings.infer_timeout_seconds,
+            max_message_bytes=self._limits.direct,
+            budget=shared.budget,
+            turns=shared.turns,
+            on_shed=metrics.shedding(name, "refused", "flood", "streams"),
+        )
+        proxy = ProxyListener(context, max_connections=shared.max_connections)
+        shared.drain.then_refuse(proxy.hurry)
+        metrics.connections.labels(name).set_function(lambda: proxy.connections)
+        return proxy
+
+
+_DIALECTS: Mapping[str, Dialect] = {"endpoint": EndpointDialect()}
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """One HTTP listener with the name and address of its setting."""
+
+    name: str
+    address: Address
+    heads: Heads  # start the fast path once their `host`, Triton's, is set
+    listener: HttpListener
+
+
+def build_rest(shared: Shared, plane: HttpDataPlane, repository: Repository) -> list[Rest]:
+    """Build `http`, and `http_data` where it is a listener of its own."""
+    settings = shared.settings
+    placed = [(access_at(settings, "http", settings.http), settings.http)]
+    if settings.has_http_data:
+        address = settings.http_data
+        placed.append((access_at(settings, "http_data", address, infers_only=True), address))
+    return [_build(shared, plane, repository, *one) for one in placed]
+
+
+def _build(
+    shared: Shared, plane: HttpDataPlane, repository: Repository, access: Access, address: Address
+) -> Rest:
+    settings, name = shared.settings, access.name
+    sites = SitePolicy(address, settings.allowed_hosts)
+    observer = Observer(shared.metrics, name)
+    heads = Heads(
+        shared.metrics.traffic.served,
+        default_model=shared.single_model,
+        # nothing is plain where each call is asked who sends it
+        max_body_bytes=0 if access.is_keyed else settings.max_body_bytes,
+        sites=sites,
+        calls=plain_calls(shared),
+        invokes=settings.inference_type == "infer",
+    )
+    routes = _build_routes(shared, plane, repository, observer, access)
+    serve: Serve = HttpMiddleware(routes, observer, sites, _DIALECTS).serve
+    if shared.tracing is not None:
+        serve = traced(serve, shared.tracing)
+    listener = HttpListener(
+        serve,
+        FastPath(
+            *(shared.control, plane, observer, Clock(), shared.budget),
+            make=inference_kind(shared),
+            loads_for_calls=shared.serving is not None,
+        ),
+        heads,
+        observer,
+        drain=shared.drain,
+        connections=_count_connections(shared, name),
+        turns=shared.turns,
+        is_endpoint=shared.residency is not None,
+    )
+    return Rest(name, address, heads, listener)
+
+
+def _count_connections(shared: Shared, name: str) -> Connections:
+    shed = shared.metrics.shedding(name, "closed", "refused", "pipelined")
+    connections = Connections(shared.max_connections, shed)
+    shared.metrics.connections.labels(name).set_function(lambda: len(connections))
+    return connections
+
+
+def _build_routes(
+    shared: Shared, plane: HttpDataPlane, repository: Repository, observer: Observer, access: Access
+) -> Serve:
+    dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
+    inferences = _build_inferences(shared, dataplane)
+    sagemaker = SageMaker(shared.control, inferences, access=access, is_ready=shared.is_ready)
+    endpoint = build_endpoint(shared, dataplane, inferences, observer)
+    v2 = _build_v2(shared, dataplane, inferences, repository, access)
+    vertex = _build_vertex(shared, v2, inferences, access)
+    handlers = {
+        "v2": v2.handle,
+        openapi.NAME: openapi.OpenApi(access).handle,
+        "endpoints": no_endpoint if endpoint is None else endpoint.handle,
+    }
+
+    async def serve(request: web.BaseRequest) -> web.StreamResponse:
+        is_aws = request["contract"] == "endpoint"
+        segments = ["endpoints"] if is_aws else path_segments(request.raw_path)
+        if vertex is not None and vertex.has(segments):
+            return await vertex.handle(request)
+        return await handlers.get(segments[0], sagemaker.handle)(request)
+
+    return serve
+
+
+def _build_vertex(shared: Shared, v2: V2, inferences: Inferences, access: Access) -> Vertex | None:
+    routes, model = shared.vertex_routes, shared.settings.vertex_model
+    if routes is None:
+        return None
+    return Vertex(
+        v2,
+        inferences,
+        access=access,
+        routes=routes,
+        model_id=shared.single_model if model is None else ModelId(model),
+        is_ready=shared.is_ready,
+    )
+
+
+def _build_inferences(shared: Shared, dataplane: V2DataPlane) -> Inferences:
+    settings = shared.settings
+    return Inferences(
+        shared.control,
+        dataplane,
+        load_wait_seconds=settings.load_wait_seconds,
+        max_body_bytes=settings.max_body_bytes,
+        default_model=shared.single_model,
+        budget=shared.budget,
+        serving=shared.serving,
+        operation=settings.inference_type,
+    )
+
+
+def _build_v2(
+    shared: Shared,
+    dataplane: V2DataPlane,
+    inferences: Inferences,
+    repository: Repository,
+    access: Access,
+) -> V2:
+    settings = shared.settings
+    return V2(
+        shared.control,
+        dataplane,
+        inferences,
+        repository,
+        access=access,
+        load_wait_seconds=settings.load_wait_seconds,
+        budget=shared.budget,
+        max_body_bytes=settings.gathered_bytes,
+        passthrough=frozenset(() if access.infers_only else settings.passthrough),
+        serving=shared.serving,
+    )
