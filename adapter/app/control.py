@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapter.backend.embedded import EmbeddedTriton
-from adapter.backend.memory import build_memory
-from adapter.backend.memory.choice import ChosenMemory
+from adapter.backend.memory import ChosenMemory, build_memory
 from adapter.backend.sizes_file import FILE_NAME, LearnedFile
 from adapter.backend.triton import TritonControl
 from adapter.backend.tritonserver import RunFolder

@@ -11,10 +11,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from adapter.backend import processes, regions
+from adapter.backend import leftovers, processes
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
-from adapter.backend.stubs import ModelProcesses, Stub
+from adapter.backend.processes import ModelProcesses, Stub
 from adapter.backend.tritonserver import RunFolder, accepted, prepare, take_port
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
@@ -241,11 +241,11 @@ class EmbeddedTriton:
         died; return the bytes. Triton keeps it until it ends (docs/design/triton.md).
         """
         left = await self._see(lambda running: running.take_regions(names))
-        own = [regions.SHARED_MEMORY / each for each in left if self._is_own_region(each)]
+        own = [leftovers.SHARED_MEMORY / each for each in left if self._is_own_region(each)]
         freed = 0
         for region in own:
             try:
-                freed += await PROCESSES.run(regions.free, region)
+                freed += await PROCESSES.run(leftovers.free_region, region)
             except OSError as error:
                 _log.warning("triton.region_left", extra={"reason": str(error)})
         return freed

@@ -1,14 +1,22 @@
-"""Lists the processes of this machine with their descendants, and kills them."""
+"""Lists and kills processes with their descendants, and attributes those of Triton to models.
+
+Triton runs each instance of a python model in a process of its own, a stub. The path of model.py is
+among its arguments, followed by its region of shared memory and, later, by the name of the instance
+(`m_0_1`); a stub that only completes the configuration has the model's name there.
+"""
 
 import os
 import signal
+import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapter.core.model import ProcessId
+from adapter.backend.leftovers import environment_of
+from adapter.core.model import ProcessId, TritonName
+from adapter.runtime import clock
 
 # Errors of /proc for a process that has just ended or may not be read. Any other error, such as a
 # lack of descriptors, means that the state of the process is unknown.
@@ -116,3 +124,190 @@ def _read(path: str) -> bytes:
         return os.read(file, 4096)
     finally:
         os.close(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """A process in which Triton runs one instance of a python model."""
+
+    pid: int
+    model: str
+    instance: str | None  # None if it completes the configuration
+    region: str = ""  # a file name in /dev/shm
+
+
+def stub_at(pid: int, repository: Path) -> Stub | None:
+    """Return the stub with this pid; None if the process has ended or is not a stub."""
+    mark = f"{repository}/".encode()
+    arguments = arguments_of(pid)
+    for place, argument in enumerate(arguments):
+        if argument.startswith(mark):
+            model = argument.removeprefix(mark).split(b"/")[0].decode(errors="replace")
+            later = [each.decode(errors="replace") for each in arguments[place + 1 :]]
+            named = [each for each in later if each.startswith(f"{model}_")]
+            return Stub(pid, model, named[-1] if named else None, later[0] if later else "")
+    return None
+
+
+class ModelProcesses:
+    """Lists the current processes of one run of tritonserver with their models. Thread-safe. Calls
+    `on_environment` with the folder in which Triton unpacks their environments, once it is seen.
+
+    A process started by a stub belongs to the stub's model. That is remembered, as an orphan, such
+    as a daemon, is a child of the keeper and no longer shows its origin. An orphan that was never
+    listed before is identified by the arguments that it inherited from its stub. One that has
+    executed another program may belong to each model that had processes before it began, or to
+    Triton if there were none.
+
+    All methods raise OSError when the processes cannot be listed.
+    """
+
+    def __init__(
+        self,
+        keeper: int,
+        server: int,
+        repository: Path,
+        on_environment: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        self._keeper = keeper
+        self._server = server
+        self._repository = repository
+        self._lock = threading.RLock()
+        self._known: dict[ProcessId, _Process] = {}
+        self._regions: dict[str, str] = {}  # of all stubs ever seen, with their models
+        self._began = clock.wall()
+        self._on_environment = on_environment
+        self._looked: set[ProcessId] | None = set()  # for an environment; None once it is known
+        self._since: dict[str, int] = {}  # the models then, and when their first process began
+
+    def owners(self) -> Mapping[int, str | None]:
+        """Return each process, the server included, with its model; None if not of a single one."""
+        return {
+            process.pid: next(iter(each.models)) if len(each.models) == 1 else None
+            for process, each in self._scan().items()
+        }
+
+    def stubs(self, model: str) -> list[Stub]:
+        """Return the stubs of one model that Triton started, without forked copies of them."""
+        found = [each.stub for each in self._scan().values() if each.is_stub]
+        return [stub for stub in found if stub is not None and stub.model == model]
+
+    def take_regions(self, models: Collection[TritonName]) -> frozenset[str]:
+        """Return the regions of these models' stubs that no living process has, and forget them."""
+        with self._lock:
+            found = self._scan().values()
+            used = {each.stub.region for each in found if each.stub is not None}
+            mine = {region for region, model in self._regions.items() if model in models}
+            self._regions = {r: m for r, m in self._regions.items() if r not in mine - used}
+        return frozenset(mine - used)
+
+    def of_unloaded(self, models: Collection[TritonName]) -> frozenset[ProcessId]:
+        """Return the processes of models that are being unloaded. A process that may also belong to
+        another model with stubs is attributed to that one from now on.
+        """
+        with self._lock:
+            found = self._scan()
+            others = _served(found) - {*models}
+            mine = {p: s for p, s in found.items() if not s.models.isdisjoint(models)}
+            left = {p: s for p, s in mine.items() if not s.models.isdisjoint(others)}
+            self._known |= {p: replace(s, models=s.models - {*models}) for p, s in left.items()}
+        return frozenset(mine.keys() - left.keys())
+
+    def abandoned(self) -> frozenset[ProcessId]:
+        """Return orphans whose model has no stub any more."""
+        found = self._scan()
+        served = _served(found)
+        return frozenset(
+            process
+            for process, each in found.items()
+            if each.is_orphan and each.models and each.models.isdisjoint(served)
+        )
+
+    def _scan(self) -> Mapping[ProcessId, "_Process"]:
+        with self._lock:
+            inside, orphans = self._split(family(self._keeper))
+            found: dict[int, _Process] = {}
+            for member in inside:
+                found[member.id.pid] = self._attributed(member, found.get(member.parent))
+            since = _since(found.values(), self._since)
+            for member in orphans:
+                begun = self._since | since
+                unknown = frozenset(m for m, ticks in begun.items() if ticks <= member.id.started)
+                found[member.id.pid] = self._attributed(member, found.get(member.parent), unknown)
+            self._since = since
+            self._known = {each.id: each for each in found.values()}
+            stubs = [each.stub for each in found.values() if each.stub is not None]
+            self._look_for_environment()
+            self._regions |= {stub.region: stub.model for stub in stubs if stub.region}
+            return self._known
+
+    def _look_for_environment(self) -> None:
+        if self._looked is None:
+            return
+        stubs = {id_ for id_, each in self._known.items() if each.is_stub}
+        for process in stubs - self._looked:
+            if not b"".join(arguments_of(process.pid)[:1]).endswith(b"_stub"):
+                continue  # it is `env`, which is about to execute the stub
+            if (place := environment_of(process.pid, self._began)) is not None:
+                self._on_environment(place)
+                self._looked = None
+                return
+            self._looked.add(process)
+        self._looked &= stubs
+
+    def _split(self, members: Iterable[Member]) -> tuple[list[Member], list[Member]]:
+        """Split into the server with its descendants, and the orphans."""
+        inside: list[Member] = []
+        orphans: list[Member] = []
+        pids = {self._server}
+        for member in members:
+            if member.id.pid == self._server or member.parent in pids:
+                pids.add(member.id.pid)
+                inside.append(member)
+            else:
+                orphans.append(member)
+        return inside, orphans
+
+    def _attributed(
+        self, member: Member, parent: "_Process | None", unknown: frozenset[str] | None = None
+    ) -> "_Process":
+        """Attribute one process. `unknown`: the possible models of an unidentified orphan."""
+        stub = stub_at(member.id.pid, self._repository)
+        known = self._known.get(member.id)
+        if stub is not None:
+            models = frozenset([stub.model])
+        elif known is not None and (known.models or parent is None):
+            # so too a stub that is about to end: it has lost its arguments, perhaps no memory yet
+            models = known.models
+        elif parent is not None:
+            models = parent.models
+        else:
+            models = unknown or frozenset()
+        is_orphan = unknown is not None
+        is_stub = stub is not None and not is_orphan and (parent is None or parent.stub is None)
+        return _Process(member.id, models, stub, is_stub=is_stub, is_orphan=is_orphan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process below Triton, and the models that it may belong to."""
+
+    id: ProcessId
+    models: frozenset[str]
+    stub: Stub | None  # from its arguments, which a forked copy of a stub shares with the stub
+    is_stub: bool
+    is_orphan: bool
+
+
+def _served(found: Mapping[ProcessId, _Process]) -> set[str]:
+    """Return the models that have stubs."""
+    return {model for each in found.values() if each.is_stub for model in each.models}
+
+
+def _since(found: Iterable[_Process], before: Mapping[str, int]) -> dict[str, int]:
+    since: dict[str, int] = {}
+    for each in found:
+        for model in each.models:
+            ticks = min(each.id.started, before.get(model, each.id.started))
+            since[model] = min(since.get(model, ticks), ticks)
+    return since

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.environments import environment_of, note, remove
+from adapter.backend.leftovers import environment_of, note_environment, remove_environments
 from tests.running import wait_until
 
 
@@ -53,22 +53,22 @@ def test_any_other_place_is_not_triton_s(place, form):
 
 def test_what_was_noted_is_removed_once(place, tmp_path):
     notes = tmp_path / "notes"
-    note(notes, place)
-    remove(notes)
+    note_environment(notes, place)
+    remove_environments(notes)
     assert not place.exists()
     assert not notes.exists()
-    remove(notes)
+    remove_environments(notes)
 
 
 @pytest.mark.parametrize("is_link", [False, True])
 def test_another_folder_of_the_same_name_stays(place, tmp_path, is_link):
-    note(notes := tmp_path / "notes", place)
+    note_environment(notes := tmp_path / "notes", place)
     kept = place.rename(tmp_path / "kept")  # so that its inode is not used again
     if is_link:
         place.symlink_to(kept)
     else:
         place.mkdir(0o700)
-    remove(notes)
+    remove_environments(notes)
     assert place.exists()
     assert (kept / "0").exists()
     assert not notes.exists()

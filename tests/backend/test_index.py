@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.backend.index import SharedIndex, in_state
+from adapter.backend.control_client import SharedIndex, in_state
 
 PRESENT = {"READY", "LOADING", "UNLOADING"}
 STATES = st.sampled_from(["READY", "LOADING", "UNLOADING", "UNAVAILABLE", ""])

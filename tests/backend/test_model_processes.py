@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.processes import Member
-from adapter.backend.stubs import ModelProcesses
+from adapter.backend.processes import Member, ModelProcesses
 from adapter.core.model import ProcessId
 
 REPOSITORY = Path("/repository")
@@ -46,8 +45,8 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A server with stubs of `a` (20) and `b` (30)."""
     machine = Machine()
-    monkeypatch.setattr("adapter.backend.stubs.family", machine.family)
-    monkeypatch.setattr("adapter.backend.stubs.arguments_of", machine.arguments)
+    monkeypatch.setattr("adapter.backend.processes.family", machine.family)
+    monkeypatch.setattr("adapter.backend.processes.arguments_of", machine.arguments)
     machine.start(SERVER, KEEPER)
     machine.start(20, SERVER, "a")
     machine.start(30, SERVER, "b")
