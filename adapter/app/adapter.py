@@ -36,14 +36,14 @@ from adapter.frontends.resident import Resident
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.traced import TracedCalls
 from adapter.packages.source.location import start_models
-from adapter.runtime import background, clock, lag
+from adapter.runtime import background, clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.threads import REPOSITORY
 from adapter.runtime.turns import Turns
 from adapter.runtime.unread import Unread
 from adapter.settings import Address, Loaded, for_programs
 from adapter.store.cache import ArtifactCache
-from adapter.telemetry.log_stream import LogStream
+from adapter.telemetry.log import LogStream
 from adapter.telemetry.metrics import Metrics, State, about
 from adapter.telemetry.model_metrics import ModelCollector
 from adapter.telemetry.tracing import Tracing
@@ -324,7 +324,7 @@ class Adapter:
 
     async def start(self) -> None:
         """Start the listeners, so that probes and /ping are answered, and then all the rest."""
-        measuring = lag.measure(self._metrics.loop_lag.observe)
+        measuring = background.measure_lag(self._metrics.loop_lag.observe)
         self._background.append(background.begin("loop-lag", measuring))
         await self._open_listeners()
         if self._on_demand is not None:

@@ -14,8 +14,7 @@ from adapter.cli.text import printable_lines
 from adapter.errors import AdapterError
 from adapter.runtime import background, tuning
 from adapter.settings import Loaded
-from adapter.telemetry.log import is_text, setup_logging
-from adapter.telemetry.log_stream import LogStream
+from adapter.telemetry.log import LogStream, is_text, setup_logging
 from adapter.telemetry.metrics import own_version
 from adapter.telemetry.tracing import tracing_of
 

@@ -9,7 +9,11 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn
 
+from adapter.runtime import clock
+
 log = logging.getLogger(__name__)
+
+_LAG_SECONDS = 0.1
 
 _begun: set[asyncio.Task[Any]] = set()
 
@@ -71,3 +75,15 @@ def _reason(task: asyncio.Task[Any]) -> str:
 def _name() -> str:
     task = asyncio.current_task()
     return "" if task is None else task.get_name()
+
+
+async def measure_lag(observe: Callable[[float], object]) -> NoReturn:
+    """Observe ten times a second by how many seconds the event loop comes late to a timer.
+
+    A loop that is short of CPU, or held up by one long callback, shows it nowhere else: the time
+    for which a request is not read counts as Triton's or the caller's.
+    """
+    while True:
+        due = clock.monotonic() + _LAG_SECONDS
+        await asyncio.sleep(_LAG_SECONDS)
+        observe(max(0.0, clock.monotonic() - due))

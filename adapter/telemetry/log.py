@@ -3,15 +3,25 @@
 `logger.info("model.loaded", extra={"model_id": id, "seconds": 1.2})`
 """
 
+import asyncio
 import io
 import json
 import logging
 import os
 import re
+import select
 import sys
-from collections.abc import Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Literal, TextIO, TypeAlias
+
+from adapter.core.calls import RpcMetadata
+from adapter.errors import ModelFailed, OutOfMemory
+from adapter.runtime import clock
+
+log = logging.getLogger(__name__)
 
 EVENTS: Mapping[str, str] = {
     "adapter.failed": "it could not start, for the reason given; the process ends",
@@ -295,3 +305,156 @@ def _printable(text: str) -> str:
 
 
 _ENCODER = json.JSONEncoder(default=_plain, allow_nan=False)
+
+
+_LINES, _SECONDS = 20, 1.0
+# Lines of these are counted for each model.
+_OF_MODEL = (ModelFailed, OutOfMemory)
+
+_Kind: TypeAlias = tuple[type[Exception], int, str | None]
+
+
+def _later(seconds: float, act: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, act)
+
+
+class LogLimit:
+    """Keeps many requests that fail alike from filling the log, and from paying for a line each.
+
+    Each class of error has 20 lines in a second, and one in each second while there are more; at
+    debug it has all. It logs how many more there were.
+    """
+
+    def __init__(
+        self,
+        listener: str,
+        *,
+        later: Callable[[float, Callable[[], None]], None] = _later,  # call after so many seconds
+    ) -> None:
+        self._listener = listener
+        self._later = later
+        self._counts: dict[_Kind, int] = {}
+        self._flood: set[_Kind] = set()  # of the last second
+
+    def admits(self, error: Exception, level: int) -> bool:
+        """Count a line of `level` about the error; return whether to write it."""
+        if log.isEnabledFor(logging.DEBUG):
+            return True
+        model_id = error.model_id if isinstance(error, _OF_MODEL) else None
+        counts, key = self._counts, (type(error), level, model_id)
+        if not counts:
+            self._later(_SECONDS, self._sum_up)
+        count = counts[key] = counts.get(key, 0) + 1
+        return count <= (1 if key in self._flood else _LINES)
+
+    def _sum_up(self) -> None:
+        counts, self._counts = self._counts, {}
+        before, self._flood = self._flood, {key for key, n in counts.items() if n > _LINES}
+        for key, count in counts.items():
+            kind, level, model_id = key
+            if (more := count - (1 if key in before else _LINES)) > 0:
+                fields: dict[str, object] = {"listener": self._listener, "error": kind.__name__}
+                fields |= {"requests": more} | ({"model_id": model_id} if model_id else {})
+                log.log(level, "request.failed_again", extra=fields)
+
+
+_MAX_LINES, _MAX_BYTES = 10_000, 4 * 2**20
+_POLL_MILLISECONDS = 1000
+# To wake the thread for each line costs the event loop more than the line itself.
+_GATHER_SECONDS = 0.005
+
+
+class LogStream(io.TextIOBase):
+    """Writes lines in a thread of its own, and so never blocks on its reader.
+
+    While the reader stands still, some thousand lines are buffered; more are dropped and counted,
+    and one line reports the count when it reads again.
+    """
+
+    lost = 0  # lines dropped by all streams of this process
+
+    def __init__(self, descriptor: int, *, is_terminal: bool = False) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._is_terminal = is_terminal
+        self._news = threading.Condition()
+        self._lines: deque[bytes] = deque()
+        self._bytes = 0  # of buffered lines and those being written
+        self._dropped = 0
+        threading.Thread(target=self._run, name="log-writer", daemon=True).start()
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        data = text.encode(errors="backslashreplace")
+        with self._news:
+            if len(self._lines) >= _MAX_LINES or self._bytes + len(data) > _MAX_BYTES:
+                self._dropped += 1
+                LogStream.lost += 1
+            else:
+                self._lines.append(data)
+                self._bytes += len(data)
+                self._news.notify_all()
+        return len(text)
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all lines are written, for `seconds` at most. The thread need not be ended: it
+        does not keep the process alive.
+        """
+        with self._news:
+            self._news.wait_for(lambda: not self._bytes, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._lines)
+            clock.sleep(_GATHER_SECONDS)
+            with self._news:
+                data = b"".join(self._lines)
+                self._lines.clear()
+            self._put_out(data)
+            with self._news:
+                self._bytes -= len(data)
+                dropped, self._dropped = self._dropped, 0
+                self._news.notify_all()
+            if dropped:
+                log.warning("log.dropped", extra={"lines": dropped})
+
+    def _put_out(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:  # another process made the descriptor non-blocking
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll(_POLL_MILLISECONDS)
+            except OSError:  # the reader has closed the pipe
+                return
+
+
+# W3C Trace Context: version, trace, parent, flags
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
+
+_MAX_ID_CHARACTERS = 1024  # SageMaker's limit of its longest field
+
+_FIELDS = {
+    "x-amzn-sagemaker-target-model": "target_model",
+    "x-amzn-sagemaker-inference-id": "inference_id",
+    "x-amzn-sagemaker-custom-attributes": "custom_attributes",
+    "x-request-id": "request_id",
+}
+
+
+def ids_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the request ids in `headers` as log fields; names are compared without case."""
+    present = {field: name for name, field in _FIELDS.items() if name in headers}
+    found = {field: headers[name][:_MAX_ID_CHARACTERS] for field, name in present.items()}
+    if (trace := _TRACEPARENT.fullmatch(headers.get("traceparent", ""))) is not None:
+        found["trace_id"] = trace[1]
+    return found
+
+
+def ids_of_metadata(metadata: RpcMetadata) -> dict[str, str]:
+    return ids_of_headers({key: value for key, value in metadata if isinstance(value, str)})

@@ -8,7 +8,7 @@ from adapter.core.memory import HOST
 from adapter.core.overrun import Oversize
 from adapter.errors import OutOfMemory
 from adapter.protocols.http2.headers import HeaderBlockCache
-from adapter.telemetry import request_ids
+from adapter.telemetry.log import ids_of_headers
 
 MANY = 10_100
 
@@ -49,5 +49,5 @@ def test_header_blocks_and_fields_over_grpc():
 
 @pytest.mark.parametrize("header", ["x-request-id", "x-amzn-sagemaker-custom-attributes"])
 def test_what_a_callers_header_may_put_into_the_log(header):
-    (found,) = request_ids.of_headers({header: "r" * 50_000}).values()
+    (found,) = ids_of_headers({header: "r" * 50_000}).values()
     assert len(found) == 1024

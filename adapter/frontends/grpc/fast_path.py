@@ -33,7 +33,7 @@ from adapter.frontends.grpc.middleware import (
 )
 from adapter.frontends.grpc.v2 import SERVICE
 from adapter.protocols.http2.headers import Headers
-from adapter.telemetry import request_ids
+from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.metrics import Metrics
 
 FRONTEND, _METHOD = "grpc_data", "ModelInfer"
@@ -186,7 +186,7 @@ def _trailers(error: AdapterError) -> Headers:
 def _ids(headers: Headers) -> dict[str, str]:
     """Return the request's ids, as fields of the log."""
     text = {key: value for key, value in headers if not key.endswith(b"-bin")}
-    return request_ids.of_headers(
+    return ids_of_headers(
         {key.decode("latin-1"): value.decode("latin-1") for key, value in text.items()}
     )
 

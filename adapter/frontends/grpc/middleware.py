@@ -16,8 +16,7 @@ from adapter.frontends.access import Access
 from adapter.frontends.grpc.naming import names_model
 from adapter.frontends.status import grpc_code, grpc_status, level_of
 from adapter.runtime import clock
-from adapter.telemetry import request_ids
-from adapter.telemetry.log_limit import LogLimit
+from adapter.telemetry.log import LogLimit, ids_of_metadata
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import WAITED, Served, Waited
 
@@ -59,7 +58,7 @@ def metadata_of(context: Context) -> RpcMetadata:
 
 def ids_of(context: Context) -> dict[str, str]:
     """Return the request's ids, as log fields."""
-    return request_ids.of_metadata(metadata_of(context))
+    return ids_of_metadata(metadata_of(context))
 
 
 def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:

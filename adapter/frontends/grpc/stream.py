@@ -27,7 +27,7 @@ from adapter.frontends.grpc.naming import (
 )
 from adapter.frontends.status import grpc_text
 from adapter.protocols.protobuf import read_field, read_repeated, with_field
-from adapter.telemetry import request_ids
+from adapter.telemetry.log import ids_of_metadata
 
 _METHOD = "ModelStreamInfer"
 
@@ -161,7 +161,7 @@ class _StreamProxy:
         self._metadata = metadata
         self._upstream = upstream
         self._leases = leases
-        self._ids = partial(request_ids.of_metadata, metadata)
+        self._ids = partial(ids_of_metadata, metadata)
         self._writing = asyncio.Lock()  # grpc accepts one write at a time
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:

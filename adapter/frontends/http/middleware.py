@@ -31,7 +31,7 @@ from adapter.frontends.http.observer import (
 from adapter.frontends.sites import SitePolicy
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
-from adapter.telemetry import request_ids
+from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.traffic import WAITED, Waited
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def asked_by(request: web.BaseRequest) -> Asked:
 
 def ids_of(request: web.BaseRequest) -> dict[str, str]:
     """For the log."""
-    return request_ids.of_headers(request.headers)
+    return ids_of_headers(request.headers)
 
 
 def _answered(refusal: Refusal) -> web.Response:

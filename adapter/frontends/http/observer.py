@@ -26,8 +26,7 @@ from adapter.errors import (
 )
 from adapter.frontends.http import binary
 from adapter.frontends.status import HTTP, challenge, level_of, lookup
-from adapter.telemetry import request_ids
-from adapter.telemetry.log_limit import LogLimit
+from adapter.telemetry.log import LogLimit, ids_of_headers
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.traffic import InFlight, Served
 
@@ -270,7 +269,7 @@ class Observer:
         more: Mapping[str, object],
     ) -> None:
         method, target, headers = asked
-        fields = request_ids.of_headers(headers) | {
+        fields = ids_of_headers(headers) | {
             "listener": self.listener,
             "method": method,
             "path": target[:500],

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from adapter.runtime import lag
+from adapter.runtime import background
 
 
 async def observed(count: int, work: Coroutine[Any, Any, None]) -> list[float]:
@@ -19,7 +19,10 @@ async def observed(count: int, work: Coroutine[Any, Any, None]) -> list[float]:
         if len(delays) == count:
             done.set()
 
-    measuring, working = asyncio.create_task(lag.measure(observe)), asyncio.create_task(work)
+    measuring, working = (
+        asyncio.create_task(background.measure_lag(observe)),
+        asyncio.create_task(work),
+    )
     await done.wait()
     measuring.cancel()
     with suppress(asyncio.CancelledError):

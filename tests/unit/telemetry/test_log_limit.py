@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from adapter.errors import InferenceFailed, InvalidRequest, ModelNotFound
-from adapter.telemetry.log_limit import LogLimit
+from adapter.telemetry.log import LogLimit
 
 NOT_FOUND, FAILED = ModelNotFound("no"), InferenceFailed("it raised", model_id="m")
 

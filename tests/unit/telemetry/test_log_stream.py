@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from adapter.telemetry.log import setup_logging
-from adapter.telemetry.log_stream import LogStream
+from adapter.telemetry.log import LogStream, setup_logging
 from tests.cases import rows
 
 LINE = "x" * 999 + "\n"
