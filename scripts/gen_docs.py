@@ -26,8 +26,8 @@ from adapter.dataplane.proxy.exchange import FOLLOWS
 from adapter.frontends.status import GRPC, HTTP
 from adapter.settings import SECRETS, Settings, as_text, flag_of, variable_of
 from adapter.telemetry.log import EVENTS
-from adapter.telemetry.metrics import Metrics, State, about
-from adapter.telemetry.model_metrics import ModelCollector
+from adapter.telemetry.metrics import Metrics, about
+from adapter.telemetry.readings import ModelCollector, State
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -44,8 +44,8 @@ from adapter.runtime.unread import Unread
 from adapter.settings import Address, Loaded, for_programs
 from adapter.store.cache import ArtifactCache
 from adapter.telemetry.log import LogStream
-from adapter.telemetry.metrics import Metrics, State, about
-from adapter.telemetry.model_metrics import ModelCollector
+from adapter.telemetry.metrics import Metrics, about
+from adapter.telemetry.readings import ModelCollector, State
 from adapter.telemetry.tracing import Tracing
 
 _STARTING = "starting"

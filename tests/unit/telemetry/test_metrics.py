@@ -10,8 +10,8 @@ from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import Registry
 from adapter.core.state import ModelEvent
-from adapter.telemetry.metrics import Metrics, State
-from adapter.telemetry.model_metrics import ModelCollector
+from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.readings import ModelCollector, State
 from tests.cases import rows
 
 

@@ -13,7 +13,7 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord, Registry
 from adapter.core.state import ModelEvent
 from adapter.telemetry.metrics import Metrics
-from adapter.telemetry.model_metrics import ModelCollector
+from adapter.telemetry.readings import ModelCollector
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -1,0 +1,222 @@
+"""Defines the metrics that are read at each scrape: of this process, and of each model.
+
+Names of models are callers' text, and an endpoint may serve thousands of models one after another:
+the series of a model end with its unload, and there are none at all while too many are loaded.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from adapter.core.ledger import DeviceBook, LedgerSnapshot
+from adapter.core.memory import Bytes, MemoryReading
+from adapter.core.model import ModelId
+from adapter.core.registry import Registry
+from adapter.core.state import ModelState
+from adapter.runtime import clock
+
+PREFIX = "triton_adapter_"
+MOST_MODELS = 100
+_NOT_LOADED_YET = {ModelState.LOADING, ModelState.RETURNING}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The functions that `_READINGS` calls at each scrape."""
+
+    models: Callable[[], dict[ModelState, int]]
+    ledger: Callable[[], LedgerSnapshot]
+    memory: Callable[[], MemoryReading | None]
+    triton_live: Callable[[], bool]
+    ready: Callable[[], bool]
+    abandoned: Callable[[], int]
+    lost_lines: Callable[[], int]
+    idle_seconds: Callable[[], float | None]  # None without models
+    wanted: Callable[[], dict[str, int]]  # models of load_at_start and preload, by state
+    about: Mapping[str, str]  # labels that describe this build and how it runs
+
+
+_Series = Iterable[tuple[Sequence[str], float]]
+
+
+def _one(value: float | None) -> _Series:
+    return () if value is None else [((), value)]
+
+
+def _of_devices(read: Callable[[DeviceBook, int | None], int | None]) -> Callable[[State], _Series]:
+    """Return what reads one figure of each device, of the ledger and of the bytes in use."""
+
+    def series(state: State) -> _Series:
+        reading = state.memory()
+        used = reading.used if reading else {}
+        found = ((d, read(book, used.get(d))) for d, book in state.ledger().devices.items())
+        return [((device,), value) for device, value in found if value is not None]
+
+    return series
+
+
+class _Reading(NamedTuple):
+    name: str
+    meaning: str
+    labels: Sequence[str]
+    read: Callable[[State], _Series]
+
+
+_READINGS = (
+    _Reading(
+        "models",
+        "Models by state.",
+        ["state"],
+        lambda state: [((each.value,), count) for each, count in state.models().items()],
+    ),
+    _Reading(
+        "models_wanted",
+        "Models of load_at_start and preload: loaded, missing for whatever reason, or unloaded by"
+        " a caller and wanted no more.",
+        ["state"],
+        lambda state: [((name,), count) for name, count in state.wanted().items()],
+    ),
+    _Reading(
+        "memory_limit_bytes",
+        "What models may take of each device, all together.",
+        ["device"],
+        _of_devices(lambda book, _: book.limit_bytes),
+    ),
+    _Reading(
+        "memory_reserved_bytes",
+        "What loads in progress are expected to take of each device.",
+        ["device"],
+        _of_devices(lambda book, _: book.reserved_bytes),
+    ),
+    _Reading(
+        "memory_held_bytes",
+        "What the loaded models take of each device, by the ledger.",
+        ["device"],
+        _of_devices(lambda book, _: book.held_bytes),
+    ),
+    _Reading(
+        "memory_free_bytes",
+        "What the next load may take of each device.",
+        ["device"],
+        _of_devices(lambda book, used: book.free_bytes(used)),
+    ),
+    _Reading(
+        "memory_used_bytes",
+        "What all programs take of each device, as seen at most 2 seconds before; missing while"
+        " nobody knows.",
+        ["device"],
+        _of_devices(lambda _, used: used),
+    ),
+    _Reading("triton_live", "1 while Triton answers.", (), lambda state: _one(state.triton_live())),
+    _Reading("ready", "1 while /readyz says so.", (), lambda state: _one(state.ready())),
+    _Reading(
+        "abandoned_requests",
+        "Requests that Triton still works on and whose callers have left or had no answer in time.",
+        (),
+        lambda state: _one(state.abandoned()),
+    ),
+    _Reading(
+        "least_recently_used_seconds",
+        "Since the last use of the model that was used least recently; missing without models.",
+        (),
+        lambda state: _one(state.idle_seconds()),
+    ),
+)
+
+
+def _family(
+    name: str,
+    meaning: str,
+    labels: Sequence[str],
+    series: _Series,
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    family = kind(PREFIX + name, meaning, labels=labels)
+    for values, value in series:
+        family.add_metric(values, value)
+    return family
+
+
+class _Scraped(Collector):
+    """Collects what is read at each scrape, and so not at registration."""
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+
+class StateCollector(_Scraped):
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        for each in _READINGS:
+            yield _family(each.name, each.meaning, each.labels, each.read(self._state))
+        yield _family(
+            "log_lines_dropped",
+            "Lines of the log that were dropped because nobody read it.",
+            (),
+            _one(self._state.lost_lines()),
+            CounterMetricFamily,
+        )
+        about = self._state.about
+        yield _family("build_info", "Always 1.", [*about], [([*about.values()], 1)])
+
+
+class ModelCollector(_Scraped):
+    """Reads registry and ledger at each scrape; an inference pays nothing for it.
+
+    With more than `most` models loaded, none has series.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        bytes_of: Callable[[ModelId], Bytes],  # what the ledger has reserved or held for a model
+        most: int = MOST_MODELS,
+        clock: Callable[[], float] = clock.now,
+    ) -> None:
+        self._registry = registry
+        self._bytes_of = bytes_of
+        self._most = most
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        count, now = len(self._registry), self._clock()
+        is_left_out = count > self._most
+        records = [] if is_left_out else self._registry.records()
+        loaded = [record for record in records if record.state not in _NOT_LOADED_YET]
+        yield _family(
+            "models_without_series",
+            "Models that have no triton_adapter_model_... series, as there are more than"
+            f" {MOST_MODELS} of them; 0 while each model has its own.",
+            (),
+            _one(count if is_left_out else 0),
+        )
+        yield _family(
+            "model_bytes",
+            "What each model takes of each device, by the ledger: reserved while its state is"
+            " LOADING, then held.",
+            ["model", "device", "state"],
+            [
+                ((record.id, device, record.state.value), taken)
+                for record in records
+                for device, taken in self._bytes_of(record.id).items()
+            ],
+        )
+        yield _family(
+            "model_last_used_seconds",
+            "Since the last inference of each model began, or its load ended; 0 while one is in"
+            " flight.",
+            ["model"],
+            [((each.id,), 0.0 if each.in_flight else now - each.used_at) for each in loaded],
+        )
+        yield _family(
+            "model_requests",
+            "Inferences of each model that were begun since it was loaded.",
+            ["model"],
+            [((each.id,), each.served) for each in loaded],
+            CounterMetricFamily,
+        )
