@@ -25,7 +25,6 @@ RUN --mount=type=secret,id=ca --mount=type=bind,source=requirements,target=/requ
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY adapter adapter
-COPY bench bench
 COPY examples/models examples/models
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
 

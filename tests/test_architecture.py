@@ -18,7 +18,7 @@ from tests.nightly.__main__ import SHARES
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(
     path
-    for path in (*(ROOT / "adapter").rglob("*.py"), *(ROOT / "bench").rglob("*.py"))
+    for path in (ROOT / "adapter").rglob("*.py")
     if "_proto" not in path.relative_to(ROOT).parts
 )
 

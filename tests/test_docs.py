@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 PAGES = pages()
 CODE = [
     path
-    for folder in ("adapter", "bench", "tests")
+    for folder in ("adapter", "tests")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if path != Path(__file__)
 ]

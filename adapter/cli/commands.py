@@ -27,7 +27,7 @@ SERVE = {
     ),
     "demo": Command(
         "a guided tour on a Triton of its own",
-        "adapter.cli.serve",
+        "adapter.tools.demo",
         (
             "triton-adapter demo",
             "triton-adapter demo --log-level=debug",
@@ -38,7 +38,7 @@ SERVE = {
 MODELS = {
     "ps": Command(
         "list the models of a running adapter, and what they take",
-        "adapter.cli.client.models",
+        "adapter.tools.client.models",
         (
             "triton-adapter ps",
             "triton-adapter ps digits --watch",
@@ -47,7 +47,7 @@ MODELS = {
     ),
     "load": Command(
         "load a model",
-        "adapter.cli.client.models",
+        "adapter.tools.client.models",
         (
             "triton-adapter load digits examples/models/digits",
             "triton-adapter load fraud /models/fraud.tar.gz --model-type=onnx",
@@ -55,12 +55,12 @@ MODELS = {
     ),
     "unload": Command(
         "unload one or several models",
-        "adapter.cli.client.models",
+        "adapter.tools.client.models",
         ("triton-adapter unload digits", "triton-adapter unload digits fraud --json"),
     ),
     "invoke": Command(
         "send one inference request to a model, and print the answer",
-        "adapter.cli.client.invoke",
+        "adapter.tools.client.invoke",
         (
             "triton-adapter invoke digits examples/models/digits/sample.json",
             "triton-adapter invoke digits examples/models/digits/sample.json --output=LABEL",
@@ -69,14 +69,14 @@ MODELS = {
     ),
     "memory": Command(
         "show the memory of each device: in use, held by models, free",
-        "adapter.cli.client.memory",
+        "adapter.tools.client.memory",
         ("triton-adapter memory", "triton-adapter memory --watch=5"),
     ),
 }
 HEALTH = {
     "wait": Command(
         "block until the adapter is ready",
-        "adapter.cli.probe",
+        "adapter.tools.client.probe",
         (
             "triton-adapter wait --timeout=60",
             "triton-adapter wait --url=http://127.0.0.1:8081/startup",
@@ -84,7 +84,7 @@ HEALTH = {
     ),
     "healthcheck": Command(
         "ask once whether the adapter is ready",
-        "adapter.cli.probe",
+        "adapter.tools.client.probe",
         (
             "triton-adapter healthcheck",
             "triton-adapter healthcheck --url=http://127.0.0.1:8081/livez",
@@ -93,7 +93,7 @@ HEALTH = {
     ),
     "drain": Command(
         "have the adapter take no more work, and block until all of it is answered",
-        "adapter.cli.probe",
+        "adapter.tools.client.probe",
         (
             "triton-adapter drain --timeout=25",
             "triton-adapter drain --url=unix:/run/adapter-admin.sock",
@@ -112,7 +112,7 @@ TOOLS = {
         ),
     ),
     "bench": Command(
-        "load test any listener of the adapter, or Triton itself", "bench.command", ()
+        "load test any listener of the adapter, or Triton itself", "adapter.tools.bench.command", ()
     ),
     "check-config": Command(
         "print every setting, its value and where it came from",

@@ -1,10 +1,10 @@
-"""The commands that run an adapter: serve and demo."""
+"""The command that runs an adapter: serve."""
 
 import argparse
 import os
 from collections.abc import Mapping
 
-from adapter.cli.options import add_config, add_settings, examples_folder, flags, load
+from adapter.cli.options import add_config, add_settings, examples_folder, load
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +14,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
-def _quiet_grpc() -> None:
+def quiet_grpc() -> None:
     """Have gRPC not write to stderr at each fork: no Python of ours goes on in one.
 
     To be called before it is imported.
@@ -23,7 +23,7 @@ def _quiet_grpc() -> None:
 
 
 def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    _quiet_grpc()
+    quiet_grpc()
     loaded = load(args, environ)
     if args.examples:
         loaded = loaded.with_root(examples_folder())
@@ -31,27 +31,9 @@ def _serve(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     for name in SECRETS:  # what is started from here, Triton and its models, has no use for it
         os.environ.pop(variable_of(name), None)
-    from adapter.cli.demo import welcome  # noqa: PLC0415 - the whole adapter, as the next one
-    from adapter.cli.serving import run  # noqa: PLC0415
+    from adapter.cli.serving import run, welcome  # noqa: PLC0415 - the whole adapter
 
     return run(loaded, welcome if args.examples else None)
 
 
-def _demo(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    """Run the demo: it has settings of its own, and takes none from environment or file."""
-    _quiet_grpc()
-    from adapter.cli.demo import run_demo  # noqa: PLC0415 - the whole adapter
-
-    return run_demo(flags(args))
-
-
-def _demo_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the few settings that the demo leaves open."""
-    text = "the tritonserver to run (default: as for `serve`)"
-    parser.add_argument("--tritonserver", metavar="FILE", help=text)
-    text = "of the log, whose end is shown when a step fails (default: info)"
-    levels = ("debug", "info", "warning", "error")
-    parser.add_argument("--log-level", choices=levels, metavar="|".join(levels), help=text)
-
-
-COMMANDS = {"serve": (_serve_options, _serve), "demo": (_demo_options, _demo)}
+COMMANDS = {"serve": (_serve_options, _serve)}

@@ -1,19 +1,23 @@
 """Runs the serving process from its start to the signal that ends it."""
 
 import asyncio
+import importlib.util
+import json
 import logging
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import uvloop
 
 from adapter.app import Adapter
+from adapter.cli.options import examples_folder
 from adapter.cli.text import printable_lines
 from adapter.errors import AdapterError
 from adapter.runtime import background, tuning
-from adapter.settings import Loaded
+from adapter.settings import Loaded, Settings, variable_of
 from adapter.telemetry.log import LogStream, is_text, setup_logging
 from adapter.telemetry.metrics import own_version
 from adapter.telemetry.tracing import tracing_of
@@ -21,6 +25,10 @@ from adapter.telemetry.tracing import tracing_of
 log = logging.getLogger(__name__)
 
 _LAST_LINES_SECONDS = 1.0
+LACKS_ONNXRUNTIME = (
+    "its model digits needs onnxruntime, which is not installed: pip install onnxruntime "
+    "'numpy<2'; in a clone, pip install '.[embedded,examples]'"
+)
 
 
 def run(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> int:
@@ -102,3 +110,44 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
             await adapter.stop()
         log.info("adapter.stopped")
     return 0
+
+
+def lacks_onnxruntime() -> bool:
+    """Return whether the wheel's tritonserver would be run, in whose environment it is missing."""
+    is_of_wheel = shutil.which("tritonserver") is None
+    return is_of_wheel and importlib.util.find_spec("onnxruntime") is None
+
+
+def welcome(adapter: Adapter) -> None:
+    """Print the listeners and three commands to paste, on stderr: stdout is for the log."""
+    base, folder = f"http://{adapter.addresses['http']}", examples_folder()
+    listeners = "\n".join(
+        f"  {name:<9} {'' if name.startswith('grpc') else 'http://'}{at}"
+        for name, at in adapter.addresses.items()
+    )
+    note = f"\nBut {LACKS_ONNXRUNTIME}\n" if lacks_onnxruntime() else ""
+    note += _elsewhere(adapter.addresses)
+    admin = adapter.addresses.get("admin", "/")
+    page = "" if "/" in admin else f"\nWatch it in a browser: http://{admin}/\n"
+    load = json.dumps({"model_name": "digits", "url": str(folder / "digits")})
+    said = (
+        f"\nReady. Listeners:\n{listeners}\n\nTry, in another terminal:\n\n"
+        f"  curl -s -X POST {base}/models -d '{load}'\n"
+        f"  curl -s -w '\\n' -X POST {base}/models/digits/invoke"
+        f" --data @{folder / 'digits/sample.json'}\n"
+        f"  curl -s -X DELETE {base}/models/digits\n{page}{note}\nCtrl-C stops everything.\n\n"
+    )
+    sys.stderr.write(printable_lines(said))
+
+
+def _elsewhere(addresses: Mapping[str, str]) -> str:
+    """Return what tells the other commands of listeners that are not where these look for them."""
+    told = {
+        variable_of(name): addresses[name]
+        for name in ("http", "admin", "grpc")
+        if name in addresses and addresses[name] != str(Settings.model_fields[name].default)
+    }
+    if not told:
+        return ""
+    words = " ".join(f"{variable}={address}" for variable, address in told.items())
+    return f"\nFor `triton-adapter ps` and the other commands there:\n\n  export {words}\n"

@@ -13,8 +13,8 @@ import grpc
 from aiohttp import web
 from tritonclient.grpc import service_pb2
 
-from adapter.errors import AdapterError, InvalidSettings
-from bench.command import add_arguments, run
+from adapter.tools.bench.command import add_arguments, measure
+from adapter.tools.bench.errors import BadArguments, BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +41,11 @@ class Bench:
         path = self.folder / "result.json"
         self.problems, self.result = [], {}
         try:
-            self.code = run(parse("--warmup=0", f"--json={path}", *argv))
+            self.code = measure(parse("--warmup=0", f"--json={path}", *argv))
             self.result = json.loads(path.read_text())
-        except InvalidSettings as error:
+        except BadArguments as error:
             self.code, self.problems = 2, error.problems
-        except AdapterError as error:
+        except BenchError as error:
             self.code, self.problems = 1, [str(error)]
         return self
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.plan import read_head
+from adapter.tools.bench.plan import read_head
 from tests.benchmarks import __main__ as program
 from tests.benchmarks.control import external
 from tests.benchmarks.exchange import Exchange

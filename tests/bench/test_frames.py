@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.http2 import GrpcClientProtocol, frame
-from bench.requests import Request
+from adapter.tools.bench.http2 import GrpcClientProtocol, frame
+from adapter.tools.bench.requests import Request
 
 if TYPE_CHECKING:
-    from bench.connection import Failure
+    from adapter.tools.bench.connection import Failure
 
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 OK = b"\x88\x00\x0bgrpc-status\x010"

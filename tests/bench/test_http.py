@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from adapter import cli
-from bench.report import plural
+from adapter.tools.bench.results import plural
 from tests.bench.servers import HttpServer, holds_once
 
 LAUNCHER = """
 import sys
 from tests.bench.servers import parse
-from bench.command import run
-sys.exit(run(parse(*sys.argv[1:])))
+from adapter.tools.bench.command import run
+sys.exit(run(parse(*sys.argv[1:]), {}))
 """
 
 

@@ -7,13 +7,11 @@ import struct
 import hpack
 import pytest
 
-from adapter.errors import InvalidRequest, InvalidSettings
-from bench.extra import needed
-from bench.histogram import Histogram, merged
-from bench.hpacking import Blocks
-from bench.payload import Shape, from_file, from_metadata, raw
-from bench.process import usage
-from bench.schedule import arrivals
+from adapter.tools.bench.errors import BadArguments, BenchError, needed
+from adapter.tools.bench.http2 import Blocks
+from adapter.tools.bench.load import arrivals
+from adapter.tools.bench.payload import Shape, from_file, from_metadata, raw
+from adapter.tools.bench.record import Histogram, merged, usage
 
 
 def test_percentiles_are_within_a_thousandth():
@@ -110,14 +108,14 @@ def test_strings_have_their_lengths():
     ],
 )
 def test_a_payload_that_is_no_request_is_refused(text):
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(BenchError):
         from_file(text)
 
 
 def test_a_shape_for_an_input_that_is_not_there_is_refused():
     metadata = {"name": "m", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [-1]}]}
 
-    with pytest.raises(InvalidRequest, match="has no input 'OUT'"):
+    with pytest.raises(BenchError, match="has no input 'OUT'"):
         from_metadata(metadata, Shape(1, {"OUT": (1,)}), 1)
 
 
@@ -160,7 +158,7 @@ def test_an_answer_is_good_only_with_grpc_status_0():
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra():
-    with pytest.raises(InvalidSettings, match=r"no_such_library .* pip install '\.\[bench\]'"):
+    with pytest.raises(BadArguments, match=r"no_such_library .* pip install '\.\[bench\]'"):
         needed("no_such_library")
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from bench.plot import _place, _with_gaps, figure_of
+from adapter.tools.bench.plot import _place, _with_gaps, figure_of
 from tests.bench.servers import Bench, HttpServer, holds_once
 
 PLAIN = re.compile(r"^(min|p\d+(\.\d+)?|\d{1,3}(,\d{3})*(\.\d+)?)$")

@@ -71,10 +71,10 @@ _INFERENCE = (
         "adapter/control/lease.py",
     ),
 )
-_ALL = ("adapter", ":(exclude)bench")
+_ALL = ("adapter", ":(exclude)adapter/tools")
 MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "rest": ("REST invoke, small JSON", (*_INFERENCE, "bench")),
-    "grpc": ("gRPC ModelInfer, small tensor", (*_INFERENCE, "bench")),
+    "rest": ("REST invoke, small JSON", (*_INFERENCE, "adapter/tools/bench")),
+    "grpc": ("gRPC ModelInfer, small tensor", (*_INFERENCE, "adapter/tools/bench")),
     "sizes": ("Large binary tensors, 4 at once", _INFERENCE),
     "memory": ("32 callers with 25 MiB at once", _INFERENCE),
     "clients": ("Requests that the fast path takes, by client", _INFERENCE),

@@ -49,5 +49,5 @@ async def test_a_thousand_models_cost_ps_no_more_than_its_start_does():
 async def test_ps_imports_nothing_heavy():
     _, err, _ = await ps(await House(limit=1000).open(), "-X", "importtime")
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
-    assert "adapter.cli.connection" in imported
+    assert "adapter.tools.client.connection" in imported
     assert imported & HEAVY == set()

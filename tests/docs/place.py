@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapter.backend.tritonserver import RunFolder, prepare
-from adapter.cli.connection import Target
-from adapter.cli.probe import why_not_ok
+from adapter.tools.client.connection import Target
+from adapter.tools.client.probe import why_not_ok
 from tests.docs.pages import ROOT, Block, blocks
 from tests.ports import free_ports
 from tests.running import wait_until

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from adapter.cli.client.models import _Table
 from adapter.control.residency import Options
+from adapter.tools.client.models import _Table
 from tests.control.admin import admin_of, ps_before
 from tests.fakes.residence import Residence
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as mesh
-from adapter.cli.connection import Target, ask
+from adapter.tools.client.connection import Target, ask
 from tests.asking import RawConnection
 from tests.processes import tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import hpack
 
-from bench.http2 import frame
+from adapter.tools.bench.http2 import frame
 
 DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
 _ACK = END_STREAM = 1

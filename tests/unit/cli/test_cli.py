@@ -7,16 +7,17 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 import adapter.__main__
 from adapter import cli
-from adapter.cli import probe
 from adapter.cli.commands import COMMANDS
-from adapter.cli.connection import target_of
 from adapter.cli.parser import parse
 from adapter.settings import GROUPS, SECRETS, Settings, flag_of, masked, variable_of
+from adapter.tools.client import probe
+from adapter.tools.client.connection import target_of
 from tests.cases import rows
 from tests.trees import write_python_model
 from tests.unit.cli.conftest import admin
@@ -33,6 +34,14 @@ from tests.unit.cli.conftest import admin
 def test_a_misspelt_flag_is_refused_with_the_name_that_may_have_been_meant(flag, said, capsys):
     assert cli.main(["serve", flag], {}) == 2
     assert f"unrecognized arguments: {said}" in capsys.readouterr().err
+
+
+def test_each_module_that_a_command_names_has_just_the_commands_that_name_it():
+    named = {}
+    for name, command in COMMANDS.items():
+        named.setdefault(command.module, set()).add(name)
+    found = {module: set(import_module(module).COMMANDS) for module in named}
+    assert found == named
 
 
 class TestHelp:
@@ -414,7 +423,7 @@ def test_letters_that_the_terminal_does_not_have_are_escaped(tmp_path, monkeypat
 def test_serve_imports_nothing_that_only_a_client_needs():
     script = (
         "import sys; from adapter.cli import serving; from adapter.cli.serve import COMMANDS; "
-        "print(sorted({'rich', 'shtab', 'adapter.cli.connection'} & set(sys.modules)))"
+        "print(sorted({'rich', 'shtab', 'adapter.tools.client.connection'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from adapter.cli.client.models import _news
-from adapter.cli.connection import Target
+from adapter.tools.client.connection import Target
+from adapter.tools.client.models import _news
 from tests.unit.cli.conftest import admin
 
 

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from adapter.cli import text
-from adapter.cli.client import models
-from adapter.cli.client.live import _escaped, _fitting
-from adapter.cli.client.memory import _lines
-from adapter.cli.client.models import _Table
-from adapter.cli.client.tensors import as_text, tensors_of
 from adapter.cli.text import columns, duration, printable
+from adapter.tools.client import models
+from adapter.tools.client.live import _escaped, _fitting
+from adapter.tools.client.memory import _lines
+from adapter.tools.client.models import _Table
+from adapter.tools.client.tensors import as_text, tensors_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from adapter.cli.demo import welcome
+from adapter.cli.serving import welcome
 
 USUAL = {"http": "127.0.0.1:8080", "admin": "127.0.0.1:8081", "grpc": "127.0.0.1:8085"}
 

@@ -15,10 +15,10 @@ import aiohttp
 
 from adapter.app import Adapter
 from adapter.cli.options import examples_folder
-from adapter.cli.telling import check, say, title
 from adapter.cli.text import DIM, coloured
 from adapter.runtime.threads import Threads
 from adapter.settings import load_settings
+from adapter.tools.demo.output import check, say, title
 
 LACKING = "moto and boto3 are not installed: in a clone pip install '.[demo]'"
 

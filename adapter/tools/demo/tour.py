@@ -1,7 +1,6 @@
 """Runs a guided tour on a terminal: an adapter and its own Triton, with real models."""
 
 import asyncio
-import importlib.util
 import json
 import shutil
 import signal
@@ -23,19 +22,25 @@ from tritonclient.grpc import service_pb2 as v2
 from adapter._proto import model_runtime_pb2 as mesh
 from adapter.app import Adapter
 from adapter.cli.options import examples_folder
-from adapter.cli.telling import PLAIN_COLUMNS, StepFailed, check, detail, say, title
+from adapter.cli.serving import LACKS_ONNXRUNTIME, lacks_onnxruntime
 from adapter.cli.text import DIM, GREEN, RED, coloured, printable_lines, width
-from adapter.cli.tour_endpoint import LACKING, EndpointTour, bucket, lacks_bucket
-from adapter.cli.tour_memory import State, bar, shown_meanwhile
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError
-from adapter.settings import Settings, load_settings, variable_of
+from adapter.settings import load_settings
 from adapter.telemetry.log import setup_logging
-
-_LACKING = (
-    "its model digits needs onnxruntime, which is not installed: pip install onnxruntime "
-    "'numpy<2'; in a clone, pip install '.[embedded,examples]'"
+from adapter.tools.demo.endpoint import LACKING, EndpointTour, bucket, lacks_bucket
+from adapter.tools.demo.output import (
+    PLAIN_COLUMNS,
+    State,
+    StepFailed,
+    bar,
+    check,
+    detail,
+    say,
+    shown_meanwhile,
+    title,
 )
+
 _SERVE = "triton-adapter serve --triton=embedded --examples"
 # The example models pretend to share a device of 2 GiB; the ledger gets the same limit. What they
 # take is host memory, so that is read on machines with GPUs as well.
@@ -240,7 +245,7 @@ def run_demo(flags: Mapping[str, object]) -> int:
     SIGTERM ends it as Ctrl-C does: what it has started and written is gone then.
     """
     if "tritonserver" not in flags and lacks_onnxruntime():
-        sys.stderr.write(f"triton-adapter demo: {_LACKING}\n")
+        sys.stderr.write(f"triton-adapter demo: {LACKS_ONNXRUNTIME}\n")
         return 1
     with tempfile.TemporaryDirectory(prefix="triton-adapter-demo-") as scratch:
         roots = [scratch, str(examples_folder())]
@@ -254,12 +259,6 @@ def run_demo(flags: Mapping[str, object]) -> int:
         elif code != 0:
             say("The end of the log:\n" + "\n".join(log.read_text().splitlines()[-30:]))
         return 1 if code is None else code
-
-
-def lacks_onnxruntime() -> bool:
-    """Whether the wheel's tritonserver would be run, in whose environment it is missing."""
-    is_of_wheel = shutil.which("tritonserver") is None
-    return is_of_wheel and importlib.util.find_spec("onnxruntime") is None
 
 
 async def _until_signal(touring: Coroutine[Any, Any, int]) -> int | None:
@@ -306,41 +305,6 @@ async def _tour_container(adapter: Adapter, scratch: Path) -> None:
             await Tour(session, adapter.addresses, scratch).run()
     finally:
         await adapter.stop()
-
-
-def welcome(adapter: Adapter) -> None:
-    """Print the listeners and three commands to paste, on stderr: stdout is for the log."""
-    base, folder = f"http://{adapter.addresses['http']}", examples_folder()
-    listeners = "\n".join(
-        f"  {name:<9} {'' if name.startswith('grpc') else 'http://'}{at}"
-        for name, at in adapter.addresses.items()
-    )
-    note = f"\nBut {_LACKING}\n" if lacks_onnxruntime() else ""
-    note += _elsewhere(adapter.addresses)
-    admin = adapter.addresses.get("admin", "/")
-    page = "" if "/" in admin else f"\nWatch it in a browser: http://{admin}/\n"
-    load = json.dumps({"model_name": "digits", "url": str(folder / "digits")})
-    said = (
-        f"\nReady. Listeners:\n{listeners}\n\nTry, in another terminal:\n\n"
-        f"  curl -s -X POST {base}/models -d '{load}'\n"
-        f"  curl -s -w '\\n' -X POST {base}/models/digits/invoke"
-        f" --data @{folder / 'digits/sample.json'}\n"
-        f"  curl -s -X DELETE {base}/models/digits\n{page}{note}\nCtrl-C stops everything.\n\n"
-    )
-    sys.stderr.write(printable_lines(said))
-
-
-def _elsewhere(addresses: Mapping[str, str]) -> str:
-    """Return what tells the other commands of listeners that are not where these look for them."""
-    told = {
-        variable_of(name): addresses[name]
-        for name in ("http", "admin", "grpc")
-        if name in addresses and addresses[name] != str(Settings.model_fields[name].default)
-    }
-    if not told:
-        return ""
-    words = " ".join(f"{variable}={address}" for variable, address in told.items())
-    return f"\nFor `triton-adapter ps` and the other commands there:\n\n  export {words}\n"
 
 
 def _show_figures(body: dict[str, Any]) -> None:

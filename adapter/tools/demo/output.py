@@ -1,12 +1,13 @@
-"""The demo's picture of memory: a bar in which each model has its share, drawn while it changes."""
+"""Prints the demo's steps, and the bar of memory in which each model has its share."""
 
 import asyncio
 import sys
+import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from adapter.cli.text import BLUE, DIM, GREEN, RED, YELLOW, coloured, is_live
+from adapter.cli.text import BLUE, BOLD, DIM, GREEN, RED, YELLOW, coloured, is_live, width
 from adapter.core.sizing import format_size
 
 if TYPE_CHECKING:
@@ -14,10 +15,55 @@ if TYPE_CHECKING:
 
 State = Mapping[str, Any]  # what /debug/state says
 
+PLAIN_COLUMNS = 100  # where there is no terminal
+_LEAST_COLUMNS = 30
 _WIDTH = 40
 _ORDER = ("digits", "alpha", "beta", "gamma", "hungry_infer")  # of the shares, in each bar
 _COLOURS = {"alpha": GREEN, "beta": BLUE, "gamma": YELLOW, "hungry_infer": RED}
 _LOOK_SECONDS = 0.1
+
+
+class StepFailed(Exception):
+    pass
+
+
+def title(text: str) -> None:
+    print(f"\n{coloured(_wrapped(text, ''), BOLD)}", flush=True)
+
+
+def say(text: str) -> None:
+    print(_wrapped(text, "  "), flush=True)
+
+
+def _wrapped(text: str, indent: str) -> str:
+    """Break each line at words, on a terminal that is too narrow for it. Codes of colours, which
+    take no columns, are counted: such a line breaks somewhat early.
+    """
+    columns = width()
+    if columns is None:
+        return indent + text
+    wrapper = textwrap.TextWrapper(
+        max(columns, _LEAST_COLUMNS),
+        initial_indent=indent,
+        subsequent_indent=indent + " " * 6,
+        break_long_words=False,
+    )
+    lines = [
+        wrapper.fill(line) if len(indent + line) > columns else indent + line
+        for line in text.splitlines()
+    ]
+    return "\n".join(lines)
+
+
+def detail(text: str) -> None:
+    print(f"        {text}", flush=True)
+
+
+def check(is_met: bool, text: str, more: str = "") -> None:
+    say(f"{coloured('ok', GREEN)}    {text}" if is_met else f"{coloured('FAIL', RED)}  {text}")
+    if not is_met:
+        say(more)
+        raise StepFailed(text)
 
 
 def bar(state: State) -> str:

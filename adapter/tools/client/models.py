@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from adapter.cli.client.failures import OUTSIDE_ROOTS, show_failure
-from adapter.cli.client.live import progress, watch
-from adapter.cli.connection import Answer, Target, Unreachable, ask, target_of
 from adapter.cli.options import add_listeners, add_token, control_headers, positive
 from adapter.cli.parser import PROG
 from adapter.cli.text import BOLD, GREEN, RED, YELLOW, coloured, columns, duration, printable
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidSettings
+from adapter.tools.client.connection import Answer, Target, Unreachable, ask, target_of
+from adapter.tools.client.failures import OUTSIDE_ROOTS, show_failure
+from adapter.tools.client.live import progress, watch
 
 ADMIN_SECONDS = 10.0
 _POLL_SECONDS = 0.25

@@ -1,29 +1,29 @@
-"""The command `triton-adapter bench`: its arguments, and how its result is written."""
+"""The command `triton-adapter bench`: its arguments, the plan made of them, and its output."""
 
 import argparse
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adapter.cli.text import printable
-from adapter.errors import InvalidSettings
-from bench.arguments import (
-    CLOSED_CONNECTIONS,
-    OPEN_CONNECTIONS,
-    SECONDS,
-    SLICES,
-    header,
-    make_plan,
-    positive,
-    shape,
-    whole,
-    zero_or_more,
+from adapter.tools.bench.errors import BadArguments, BenchError, needed, printable
+from adapter.tools.bench.payload import Payload, Shape, from_file
+from adapter.tools.bench.plan import (
+    Address,
+    Churn,
+    Headers,
+    Pace,
+    Plan,
+    Protocol,
+    Target,
+    parse_header,
+    parse_url,
+    read_head,
 )
-from bench.extra import needed
-from bench.plan import Plan, Protocol
+from adapter.tools.bench.record import usage
 
 _STDOUT = Path("-")
 _PICTURES = (".png", ".svg", ".pdf")
@@ -142,19 +142,33 @@ def _add_meanwhile(group: Any) -> None:
     group.add_argument("--plot", type=Path, metavar="FILE.png", help=text)
 
 
-def run(args: argparse.Namespace, _environ: Mapping[str, str] | None = None) -> int:
-    """InvalidSettings for bad arguments, AdapterError when nothing can be measured."""
+def run(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    try:
+        return measure(args)
+    except BadArguments as error:
+        problems, code = error.problems, 2
+    except BenchError as error:
+        problems, code = [str(error)], 1
+    for problem in problems:
+        lines = "\n".join(map(printable, problem.split("\n")))
+        print(f"triton-adapter: {lines}", file=sys.stderr)
+    return code
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Run as the arguments say; return the exit code. Raises BadArguments, and BenchError when
+    nothing can be measured.
+    """
     plan = make_plan(args)
     _check_extra(plan, draws=args.plot is not None)
     import uvloop  # noqa: PLC0415 - --help does not need it
 
-    from bench.session import Session  # noqa: PLC0415 - nor this
+    from adapter.tools.bench.session import Session  # noqa: PLC0415 - nor this
 
     _touch(args)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         outcome = runner.run(Session(plan).run())
-    from bench.report import lines  # noqa: PLC0415 - nor these
-    from bench.results import results  # noqa: PLC0415
+    from adapter.tools.bench.results import lines, results  # noqa: PLC0415 - nor these
 
     result = results(plan, outcome)
     table = sys.stderr if args.json == _STDOUT else sys.stdout
@@ -176,13 +190,13 @@ def _check_extra(plan: Plan, *, draws: bool) -> None:
 def _touch(args: argparse.Namespace) -> None:
     """Fail before the run where a result file cannot be written."""
     if args.plot is not None and args.plot.suffix not in _PICTURES:
-        raise InvalidSettings([f"flag --plot: {args.plot} must end in {', '.join(_PICTURES)}"])
+        raise BadArguments([f"flag --plot: {args.plot} must end in {', '.join(_PICTURES)}"])
     for flag, path in (("--json", args.json), ("--plot", args.plot)):
         if path is not None and path != _STDOUT:
             try:
                 path.touch()
             except OSError as error:
-                raise InvalidSettings([f"flag {flag}: {error}"]) from error
+                raise BadArguments([f"flag {flag}: {error}"]) from error
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -192,7 +206,7 @@ def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
     elif args.json is not None:
         args.json.write_text(text, encoding="utf-8")
     if args.plot is not None:
-        from bench.plot import draw  # noqa: PLC0415 - matplotlib
+        from adapter.tools.bench.plot import draw  # noqa: PLC0415 - matplotlib
 
         draw(result, args.plot)
 
@@ -203,3 +217,188 @@ def _is_good(target: dict[str, Any]) -> bool:
 
 
 COMMANDS = {"bench": (add_arguments, run)}
+
+
+CLOSED_CONNECTIONS, OPEN_CONNECTIONS, SLICES, SECONDS = 8, 64, 5, 10.0
+_MOST_STREAMS = 100  # what a server should allow at least, by RFC 9113 section 6.5.2
+
+
+def whole(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def positive(text: str) -> float:
+    number = zero_or_more(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("0 is not enough")
+    return number
+
+
+def zero_or_more(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number) or number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
+    return number
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not INPUT=N,N")
+    return name, tuple(whole(size) for size in sizes.split(","))
+
+
+def header(text: str) -> tuple[str, str]:
+    try:
+        return parse_header(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+class _Problems(list[str]):
+    """Collects what is wrong with the arguments."""
+
+    def place(self, flag: str, url: str) -> tuple[Address, Protocol] | None:
+        try:
+            return parse_url(url)
+        except ValueError as error:
+            self.append(f"{flag}: {url!r}: {error}")
+            return None
+
+    def http_address(self, flag: str, url: str) -> Address | None:
+        place = self.place(flag, url)
+        if place is not None and place[1] is Protocol.GRPC:
+            self.append(f"{flag}: {url!r}: this must be an HTTP URL")
+        return place[0] if place is not None else None
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    problems = _Problems()
+    targets = _targets(args, problems)
+    metadata = problems.place("--metadata", args.metadata) if args.metadata else None
+    payload = _payload(args.payload, problems) if args.payload else None
+    heads = tuple(_head(path, problems) for path in args.head)
+    churn = Churn(args.churn, args.churn_every) if args.churn else None
+    problems += [f"--cpu-pid: no process {pid}" for pid in args.cpu_pid if usage(pid) is None]
+    problems += _wrong_together(args, targets)
+    if problems:
+        raise BadArguments([f"flag {problem}" for problem in problems])
+    return Plan(
+        targets=targets,
+        slices=_slices(args),
+        models=_models(args),
+        zipf=args.zipf,
+        metadata=metadata,
+        headers=tuple(args.header),
+        heads=heads,
+        shape=Shape(args.batch, dict(args.shape)),
+        payload=payload,
+        pace=_pace(args),
+        churn=churn,
+        pids=tuple(args.cpu_pid),
+    )
+
+
+def _targets(args: argparse.Namespace, problems: _Problems) -> tuple[Target, ...]:
+    first = problems.place("URL", args.url)
+    second = problems.place("--compare", args.compare) if args.compare else None
+    if first is None:
+        return ()
+    protocol = Protocol(args.protocol) if args.protocol else first[1]
+    targets = [_target(args, problems, "URL", args.url, (first[0], protocol))]
+    if second is not None:
+        if args.compare_protocol:
+            other = Protocol(args.compare_protocol)
+        else:
+            is_same = Protocol.GRPC not in {protocol, second[1]}
+            other = protocol if is_same else second[1]
+        targets.append(_target(args, problems, "--compare", args.compare, (second[0], other)))
+    return tuple(targets)
+
+
+def _target(
+    args: argparse.Namespace,
+    problems: _Problems,
+    flag: str,
+    url: str,
+    place: tuple[Address, Protocol],
+) -> Target:
+    address, protocol = place
+    if url.startswith("grpc:") and protocol is not Protocol.GRPC:
+        problems.append(f"{flag}: {url!r}: {protocol.value} is not spoken at a gRPC URL")
+    if not args.churn:
+        return Target(url, address, protocol)
+    if not args.churn_at and protocol is Protocol.GRPC:
+        problems.append(f"--churn: {url!r} has no /models; name an HTTP URL by --churn-at")
+    churn_at = problems.http_address("--churn-at", args.churn_at) if args.churn_at else address
+    return Target(url, address, protocol, churn_at)
+
+
+def _payload(path: Path, problems: _Problems) -> Payload | None:
+    try:
+        return from_file(path.read_bytes())
+    except (OSError, BenchError) as error:
+        problems.append(f"--payload: {str(path)!r}: {error}")
+        return None
+
+
+def _head(path: Path, problems: _Problems) -> Headers:
+    try:
+        return read_head(path.read_text())
+    except (OSError, ValueError) as error:
+        problems.append(f"--head: {str(path)!r}: {error}")
+        return ()
+
+
+def _models(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.model:
+        return (args.model,)
+    return tuple(args.models.split(",")) if args.models else ()
+
+
+def _slices(args: argparse.Namespace) -> int:
+    return int(args.slices or (SLICES if args.compare else 1))
+
+
+def _pace(args: argparse.Namespace) -> Pace:
+    usual = CLOSED_CONNECTIONS if args.rate is None else OPEN_CONNECTIONS
+    return Pace(
+        connections=args.connections or usual,
+        streams=args.streams,
+        rate=args.rate,
+        poisson=args.arrivals == "poisson",
+        seconds=args.duration or (None if args.count else SECONDS),
+        count=args.count,
+        warmup_seconds=args.warmup,
+        timeout_seconds=args.timeout,
+        interval_seconds=args.interval,
+    )
+
+
+def _wrong_together(args: argparse.Namespace, targets: tuple[Target, ...]) -> list[str]:
+    is_grpc = all(target.protocol is Protocol.GRPC for target in targets)
+    has_grpc = any(target.protocol is Protocol.GRPC for target in targets)
+    listed = args.models.split(",") if args.models else []
+    rules = {
+        "--streams: HTTP/1.1 has one request in flight on a connection": args.streams > 1
+        and not is_grpc,
+        f"--streams: at most {_MOST_STREAMS}": args.streams > _MOST_STREAMS,
+        "--count: less than one request a slice": args.count is not None
+        and args.count < _slices(args),
+        "--head: HTTP/2 has no such heads; give --header": bool(args.head) and has_grpc,
+        "--arrivals: a closed loop has no schedule; give --rate": args.arrivals == "poisson"
+        and args.rate is None,
+        "--compare-protocol: needs --compare": bool(args.compare_protocol) and not args.compare,
+        "--churn-at: needs --churn": bool(args.churn_at) and not args.churn,
+        "--models: an empty name": "" in listed or args.model == "",
+        "--models: a name comes twice": len(set(listed)) < len(listed),
+        "--models-from-list: URL is not HTTP": args.models_from_list
+        and bool(targets)
+        and targets[0].protocol is Protocol.GRPC,
+        "--payload: has its own shape; leave --shape and --batch away": args.payload is not None
+        and (bool(args.shape) or args.batch > 1),
+    }
+    return [problem for problem, is_wrong in rules.items() if is_wrong]

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from adapter.cli.client.models import add_watch, shown, state_of
-from adapter.cli.connection import target_of
 from adapter.cli.options import add_listeners
 from adapter.cli.text import (
     BLUE,
@@ -22,6 +20,8 @@ from adapter.cli.text import (
 )
 from adapter.core.ledger import NOT_MEASURED
 from adapter.core.sizing import format_size
+from adapter.tools.client.connection import target_of
+from adapter.tools.client.models import add_watch, shown, state_of
 
 _BAR = 40
 _HEAD = ["DEVICE", "LIMIT", "USED", "HELD", "RESERVED", "FREE"]

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from adapter.cli.client.failures import show_failure
-from adapter.cli.client.tensors import Tensor, as_text, tensors_of
-from adapter.cli.connection import Answer, ask, target_of
 from adapter.cli.options import add_listeners, add_token, control_headers
 from adapter.cli.parser import PROG
 from adapter.cli.text import printable, width
 from adapter.errors import AdapterError, InvalidSettings
+from adapter.tools.client.connection import Answer, ask, target_of
+from adapter.tools.client.failures import show_failure
+from adapter.tools.client.tensors import Tensor, as_text, tensors_of
 
 _NOT_LOADED = (
     f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it; a model of model_store "

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
-from adapter.cli.connection import Answer, Target, Unreachable, ask, target_of
 from adapter.cli.options import (
     TOKEN_HINT,
     add_listeners,
@@ -18,6 +17,7 @@ from adapter.cli.options import (
 )
 from adapter.cli.parser import PROG
 from adapter.cli.text import printable, printable_lines
+from adapter.tools.client.connection import Answer, Target, Unreachable, ask, target_of
 
 _PROBE_SECONDS = 2.0  # what SageMaker allows for /ping
 _POLL_SECONDS = 0.1

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.extra import needed
-from bench.report import how, plural
+from adapter.tools.bench.errors import needed
+from adapter.tools.bench.results import how, plural
 
 _COLOURS = ("tab:blue", "tab:orange")
 _CHURN = {"load": "tab:green", "unload": "tab:purple"}

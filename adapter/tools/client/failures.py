@@ -4,11 +4,11 @@ import json
 import sys
 from typing import Any
 
-from adapter.cli.connection import Answer, Target, Unreachable, ask
 from adapter.cli.options import TOKEN_HINT
 from adapter.cli.parser import PROG
 from adapter.cli.text import RED, coloured, columns, printable
 from adapter.core.sizing import format_size
+from adapter.tools.client.connection import Answer, Target, Unreachable, ask
 
 _NO_ROOM = f"unload a model that is not needed (`{PROG} ps`, `{PROG} unload NAME`); try again"
 _LATER = "try again in a while"

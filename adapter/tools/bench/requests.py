@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from bench.payload import Payload
-from bench.plan import Headers, Protocol, Target, differs, fresh, headers_for
+from adapter.tools.bench.payload import Payload
+from adapter.tools.bench.plan import Headers, Protocol, Target, differs, fresh, headers_for
 
 _JOINED_BYTES = 65536  # below, one write of a copy costs less than two writes
 _BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="

@@ -11,9 +11,23 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from adapter.errors import InvalidRequest
-from adapter.protocols.tensors import CODES
+from adapter.tools.bench.errors import BenchError
 
+# The struct codes of V2's data types; BF16 is the upper half of an FP32.
+_CODES = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}
 _FLOATS = {"FP16", "BF16", "FP32", "FP64"}
 _BLOCK = 1024  # values before they repeat
 
@@ -81,14 +95,14 @@ def raw(tensor: Tensor) -> bytes:
     if tensor.datatype == "BF16":  # the upper half of an FP32
         whole = struct.pack(f"<{len(tensor.values)}f", *tensor.values)
         return b"".join(whole[at + 2 : at + 4] for at in range(0, len(whole), 4))
-    return struct.pack(f"<{len(tensor.values)}{CODES[tensor.datatype]}", *tensor.values)
+    return struct.pack(f"<{len(tensor.values)}{_CODES[tensor.datatype]}", *tensor.values)
 
 
 def from_metadata(metadata: Mapping[str, Any], shape: Shape, seed: int) -> Payload:
-    """InvalidRequest for an input whose type V2 does not have."""
+    """BenchError for an input whose type V2 does not have."""
     known = {str(each["name"]) for each in metadata["inputs"]}
     if unknown := sorted(set(shape.shapes) - known):
-        raise InvalidRequest(
+        raise BenchError(
             f"model {metadata['name']!r} has no input {unknown[0]!r}; it has {sorted(known)}"
         )
     return Payload(tuple(_made_up(each, shape, seed) for each in metadata["inputs"]))
@@ -97,8 +111,8 @@ def from_metadata(metadata: Mapping[str, Any], shape: Shape, seed: int) -> Paylo
 def _made_up(given: Mapping[str, Any], shape: Shape, seed: int) -> Tensor:
     name, datatype = str(given["name"]), str(given["datatype"])
     dims = shape.shapes.get(name) or tuple(_dims(given["shape"], shape.batch))
-    if datatype not in {*CODES, "BF16", "BYTES"}:
-        raise InvalidRequest(f"input {name!r} is of type {datatype!r}, which V2 does not have")
+    if datatype not in {*_CODES, "BF16", "BYTES"}:
+        raise BenchError(f"input {name!r} is of type {datatype!r}, which V2 does not have")
     count = math.prod(dims)
     block = list(_values(datatype, random.Random(seed)))  # noqa: S311 - test data
     values = (block * (count // _BLOCK + 1))[:count]
@@ -124,14 +138,14 @@ def _values(datatype: str, source: random.Random) -> Iterator[Any]:
 
 
 def from_file(text: bytes) -> Payload:
-    """A V2 inference request in JSON. InvalidRequest says what is wrong with it."""
+    """A V2 inference request in JSON. BenchError says what is wrong with it."""
     try:
         inputs = json.loads(text)["inputs"]
         tensors = tuple(_read(each) for each in inputs)
         for tensor in tensors:
             raw(tensor)
     except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise InvalidRequest(f"no V2 inference request in JSON: {error!r}") from error
+        raise BenchError(f"no V2 inference request in JSON: {error!r}") from error
     return Payload(tensors, text)
 
 

@@ -1,7 +1,10 @@
 """Calls that are not measured: names and metadata of models, loads and unloads."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 from urllib.parse import quote
 
@@ -10,8 +13,8 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2
 
-from adapter.errors import AdapterError, BackendError, BackendUnavailable, ModelNotFound
-from bench.plan import Address, Protocol, fresh, headers_for
+from adapter.tools.bench.errors import BenchError
+from adapter.tools.bench.plan import Address, Churn, Protocol, fresh, headers_for
 
 _OK = 200
 _ASK_SECONDS = 30.0
@@ -33,7 +36,7 @@ class ControlClient:
         path = f"/v2/models/{quote(model, safe='')}"
         status, body = await self._ask("GET", path, model, _ASK_SECONDS)
         if status != _OK:
-            raise ModelNotFound(f"GET {path}: {status} {shown(body)}", model_id=model)
+            raise BenchError(f"GET {path}: {status} {shown(body)}")
         return _inputs(json.loads(body), model)
 
     async def models(self) -> list[str]:
@@ -42,7 +45,7 @@ class ControlClient:
         while path:
             status, body = await self._ask("GET", path, "", _ASK_SECONDS)
             if status != _OK:
-                raise BackendError(f"GET {path}: {status} {shown(body)}")
+                raise BenchError(f"GET {path}: {status} {shown(body)}")
             page = json.loads(body)
             names += [str(each["modelName"]) for each in page["models"]]
             token = page.get("nextPageToken")
@@ -74,7 +77,7 @@ class ControlClient:
                 return answer.status, await answer.read()
         except (aiohttp.ClientError, OSError) as error:
             text = f"{self._address.url}{path}: {error or type(error).__name__}"
-            raise BackendUnavailable(text, delivered=False) from error
+            raise BenchError(text) from error
 
     def _connector(self) -> aiohttp.BaseConnector:
         path = self._address.socket
@@ -87,7 +90,7 @@ def shown(body: bytes) -> str:
 
 def _inputs(metadata: Any, model: str) -> dict[str, Any]:
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("inputs"), list):
-        raise ModelNotFound(f"the metadata of {model!r} has no inputs", model_id=model)
+        raise BenchError(f"the metadata of {model!r} has no inputs")
     return dict(metadata)
 
 
@@ -95,15 +98,15 @@ async def metadata_of(
     places: Sequence[tuple[Address, Protocol]], model: str, headers: Headers
 ) -> dict[str, Any]:
     """Return the metadata from the first address that has it, or raise the last one's error."""
-    found: AdapterError | None = None
+    found: BenchError | None = None
     for address, protocol in places:
         try:
             if protocol is Protocol.GRPC:
                 return await _metadata_grpc(address, model, headers_for(headers, model))
             return await ControlClient(address, headers, _ASK_SECONDS).metadata(model)
-        except AdapterError as error:
+        except BenchError as error:
             found = error
-    raise BackendError(
+    raise BenchError(
         f"no metadata to make a payload from: {found} (--metadata says where else to ask,"
         " --payload gives one)"
     ) from found
@@ -125,5 +128,60 @@ async def _metadata_grpc(address: Address, model: str, headers: Headers) -> dict
             )
         except grpc.aio.AioRpcError as error:
             text = f"grpc at {target}: {error.code().name} {error.details()}"
-            raise ModelNotFound(text, model_id=model) from error
+            raise BenchError(text) from error
     return _inputs(MessageToDict(answer, preserving_proto_field_name=True), model)
+
+
+MODEL = "bench-churn"
+_GOOD = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Times are in seconds, `at` since the start of the run. `error` is empty after success."""
+
+    at: float
+    seconds: float
+    operation: str
+    error: str
+
+
+class Churner:
+    """Loads and unloads in turn, at the interval of the plan or slower."""
+
+    def __init__(self, control: ControlClient, churn: Churn, run_started: float) -> None:
+        self._control = control
+        self._churn = churn
+        self._run_started = run_started
+        self._is_loaded = False
+        self.changes: list[Change] = []
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Run until `stopped`, then unload the model if it is loaded."""
+        due = perf_counter()
+        while not stopped.is_set():
+            await self._change()
+            due = max(perf_counter(), due + self._churn.every_seconds)
+            try:
+                await asyncio.wait_for(stopped.wait(), due - perf_counter())
+            except TimeoutError:
+                continue
+        if self._is_loaded:
+            await self._change()
+
+    async def _change(self) -> None:
+        operation = "unload" if self._is_loaded else "load"
+        started = perf_counter()
+        try:
+            if self._is_loaded:
+                status, body = await self._control.unload(MODEL)
+            else:
+                status, body = await self._control.load(MODEL, self._churn.package)
+            error = "" if status == _GOOD else f"{status} {shown(body)}"
+        except BenchError as unavailable:
+            error = str(unavailable)
+        if not error:
+            self._is_loaded = not self._is_loaded
+        self.changes.append(
+            Change(started - self._run_started, perf_counter() - started, operation, error)
+        )

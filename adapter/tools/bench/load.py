@@ -5,14 +5,87 @@ request within that call.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import ctypes
+import itertools
+import math
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from bench.connection import Connection, Failure
-from bench.record import Recorder
-from bench.requests import Request
-from bench.schedule import Timer
+from adapter.tools.bench.connection import (
+    ClientProtocol,
+    Connection,
+    Failure,
+    Finish,
+    HttpClientProtocol,
+)
+from adapter.tools.bench.errors import BenchError
+from adapter.tools.bench.http2 import GrpcClientProtocol
+from adapter.tools.bench.payload import Payload
+from adapter.tools.bench.plan import Headers, Plan, Protocol, Target
+from adapter.tools.bench.record import Recorder
+from adapter.tools.bench.requests import Request, build, is_in_all, renewed
+
+_MONOTONIC = 1  # CLOCK_MONOTONIC, which is time.perf_counter on Linux
+_ABSOLUTE = 1  # TFD_TIMER_ABSTIME
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def arrivals(
+    rate: float, start: float, *, poisson: bool, seconds: float | None, count: int | None, seed: int
+) -> Iterator[float]:
+    """Yield moments of time.perf_counter from `start`, `rate` a second."""
+    source = random.Random(seed)  # noqa: S311 - a schedule
+    end = math.inf if seconds is None else start + seconds
+    most = math.inf if count is None else count
+    due, number = start, 0
+    while due < end and number < most:
+        yield due
+        number += 1
+        due = due + source.expovariate(rate) if poisson else start + number / rate
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class Timer:
+    """A timerfd: timers of asyncio and uvloop are in whole milliseconds, which is more than an
+    inference takes. (os.timerfd_create is there from Python 3.13 on.)
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._file = self._libc.timerfd_create(_MONOTONIC, _FLAGS)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._call = call
+        self._spec = _Itimerspec()
+        asyncio.get_running_loop().add_reader(self._file, self._fired)
+
+    def set(self, moment: float) -> None:
+        """Call at that moment of time.perf_counter; at once when it has passed."""
+        nanoseconds = max(1, int(moment * 1e9))
+        self._spec.value.seconds, self._spec.value.nanoseconds = divmod(nanoseconds, 10**9)
+        self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(self._spec), None)
+
+    def _fired(self) -> None:
+        try:
+            os.read(self._file, 8)
+        except BlockingIOError:  # was set again meanwhile
+            return
+        self._call()
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._file)
+        os.close(self._file)
+
 
 _GRACE_SECONDS = 1.0  # for what is in flight when the user stops the run
 
@@ -183,3 +256,73 @@ class OpenLoop(Load):
 
     def _end(self) -> None:
         self._timer.close()
+
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_PICKS = 4096
+_SEED = 1  # a repeated run asks for the same models in the same order
+
+
+class TargetLoad:
+    def __init__(self, plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> None:
+        self.target = target
+        self.requests = _mixed(plan, target, payloads)
+        self._connections = [
+            Connection(target.address, _protocol(target, plan.headers), self._done)
+            for _ in range(plan.pace.connections)
+        ]
+        self.slots = self._connections * plan.pace.streams
+        self.load: Load | None = None  # what uses the connections at present
+
+    async def open(self) -> None:
+        """Open every connection, or raise an error after all attempts have ended."""
+        opening = (connection.open() for connection in self._connections)
+        for error in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(error, OSError):
+                text = f"{self.target.url}: {str(error) or 'no answer'}"
+                raise BenchError(text) from error
+            if error is not None:
+                raise error
+
+    def _done(self, connection: Connection, due: float, failure: Failure | None) -> None:
+        if self.load is not None:
+            self.load.done(connection, due, failure)
+
+    def close(self) -> None:
+        self.load = None
+        for connection in self._connections:
+            connection.close()
+
+
+def _protocol(target: Target, headers: Headers) -> Callable[[Finish], ClientProtocol]:
+    if target.protocol is Protocol.GRPC:
+        metadata = tuple(header for header in headers if is_in_all(header))
+        return lambda finish: GrpcClientProtocol(finish, target.address.authority, _INFER, metadata)
+    return HttpClientProtocol
+
+
+def _mixed(plan: Plan, target: Target, payloads: Mapping[str, Payload]) -> Iterator[Request]:
+    """Yield requests for ever: each recorded head in turn, each with models by popularity."""
+    found = []
+    for head in plan.heads or ((),):
+        requests = [
+            build(target, model, payload, plan.headers, head) for model, payload in payloads.items()
+        ]
+        is_fixed = not any(request.differs for request in requests)
+        picked = popular(requests, plan.zipf)
+        found.append(picked if is_fixed else map(renewed, picked))
+    return found[0] if len(found) == 1 else itertools.chain.from_iterable(zip(*found, strict=True))
+
+
+def popular(requests: Sequence[Request], exponent: float) -> Iterator[Request]:
+    """Yield requests for ever, the k-th with a weight of 1 / k^exponent (Zipf)."""
+    if len(requests) == 1:
+        return itertools.repeat(requests[0])
+    weights = [1 / rank**exponent for rank in range(1, len(requests) + 1)]
+    return _picks(requests, list(itertools.accumulate(weights)))
+
+
+def _picks(requests: Sequence[Request], weights: Sequence[float]) -> Iterator[Request]:
+    source = random.Random(_SEED)  # noqa: S311 - a popularity
+    while True:
+        yield from source.choices(requests, cum_weights=weights, k=_PICKS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import urlsplit
 
-from bench.payload import Payload, Shape
+from adapter.tools.bench.payload import Payload, Shape
 
 Headers = tuple[tuple[str, str], ...]
 
