@@ -141,8 +141,10 @@ class Reconciler:
         async def clear(record: ModelRecord) -> None:
             async with self._lock_of(record.id), turn:
                 if record.id not in self._registry and record.name not in self._registry.stuck:
-                    left = not present.isdisjoint(record.placement.names)
-                    hangs = left and await self._has_died(record)
+                    names = {*record.placement.names} & present
+                    # an unload that was given up has had it loaded again
+                    is_loaded = bool(names & await self._triton.being_loaded())
+                    hangs = is_loaded or (bool(names) and await self._has_died(record))
                     await self.clear_away(record, also_the_entry=hangs)
 
         await asyncio.gather(*map(clear, vanished))

@@ -101,15 +101,24 @@ class Unloader:
                 # an unload sent before may overtake the load, and one that waits may end Triton
                 await self._answered(record, load, is_loading=True)
             await self._ask(record, is_loading=load is not None)
+            left = await self._triton.wait_gone(names, _NORMAL_SECONDS)
+            if left:
+                left = await self._hurry(record, left, processes, is_dead=is_dead)
         except BackendTimeout:
-            if record.state in _NOT_LOADED:  # the unload waits for that load
+            if self._is_given_up_with(record):
                 self.give_up(record)
             raise
-        left = await self._triton.wait_gone(names, _NORMAL_SECONDS)
-        if left:
-            left = await self._hurry(record, left, processes, is_dead=is_dead)
         await self._see_ended(record, processes, reloaded=left, to_the_end=to_the_end)
         await self._free_regions(record)
+
+    def _is_given_up_with(self, record: ModelRecord) -> bool:
+        """Return whether no record would remain of a model that Triton keeps after a failed unload:
+        its load is being undone, or it has left the table.
+        """
+        known = self._registry.get(record.id)
+        if known is record:
+            return record.state in _NOT_LOADED
+        return known is None or known.name != record.name
 
     async def _ask(self, record: ModelRecord, *, is_loading: bool) -> None:
         """Ask Triton for the unload, which waits for loads of these models in Triton."""

@@ -56,11 +56,7 @@ class Rest:
         has = {held.name for held in world.all_held() if held.state == "READY"}
         if missing := served - has:
             raise Violated("5 left over", f"Triton does not have {sorted(missing)}")
-        # Known, not mended: an unload that stalls loads the name again and gives up when that takes
-        # long; Triton has the model once it goes on (seeds 101 and 262).
-        counts = world.story.counts
-        has_given_up = counts["model.undo_failed"] or counts["model.unload_failed"]
-        if (extra := has - names - stuck) and not has_given_up:
+        if extra := has - names - stuck:
             raise Violated("5 left over", f"Triton has {sorted(extra)}, which no model is")
         extra = set(world.disk.folders) - names - stuck
         if extra and not self.since(self._shift_begun, "remove", "place"):

@@ -20,6 +20,16 @@ FOUND = [
         "a load that was not read is never measured",
         "Memory cannot be read while b is loaded. Later the ledger has 0 bytes of b, of 687 MiB.",
     ),
+    (
+        262,
+        "a failed undo leaves a model that no record has",
+        "The undo of m's load stalls, loads m again and gives up: Triton has m, no record does.",
+    ),
+    (
+        101,
+        "an unload that was given up loads the model again for nobody",
+        "An unload of q stalls, loads q again and gives up: Triton has q, no record does.",
+    ),
 ]
 
 each = pytest.mark.parametrize(("seed", "fault", "story"), FOUND)

@@ -96,4 +96,20 @@ UNLOADS = [
         "await self._reconciler.free_stuck()",
         "pass",
     ),
+    Fault(
+        "a failed undo leaves a model that no record has",
+        "what Triton keeps after it is never unloaded",
+        Unloader,
+        "_is_given_up_with",
+        "known = self._registry.get(record.id)",
+        "return False",
+    ),
+    Fault(
+        "an unload that was given up loads the model again for nobody",
+        "Triton has it once its load ends, and no record does",
+        Reconciler,
+        "_clear_vanished",
+        "is_loaded = bool(names & await self._triton.being_loaded())",
+        "is_loaded = False",
+    ),
 ]

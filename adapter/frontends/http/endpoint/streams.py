@@ -43,8 +43,8 @@ _INVOCATION_TIME = "ModelInvocationTimeExceeded"
 _BROKEN = "StreamBroken"
 # One call of C parses it, and holds the interpreter's lock for 5 ns a byte.
 _MAX_JSON_BYTES = 16 * 2**20
-# A tensor is an object. It takes 6 to 10 us to convert, as 1 KiB of numbers does, and far more memory
-# than its text.
+# A tensor is an object. It takes 6 to 10 us to convert, as 1 KiB of numbers does, and far more
+# memory than its text.
 _MAX_OBJECTS, _OBJECT_BYTES = 1024, 2**10
 
 
