@@ -22,8 +22,8 @@ from adapter.core.registry import Registry
 from adapter.core.residency import state as residency
 from adapter.core.state import TRANSITIONS, ModelState
 from adapter.dataplane.http_connection import NEXT
-from adapter.dataplane.proxy.exchange import FOLLOWS
 from adapter.frontends.status import GRPC, HTTP
+from adapter.http2.stream import FOLLOWS
 from adapter.settings import SECRETS, Settings, as_text, flag_of, variable_of
 from adapter.telemetry.log import EVENTS
 from adapter.telemetry.metrics import Metrics, about
@@ -524,9 +524,9 @@ def states_page() -> str:
         "that says so, or that began before the request was sent to its end.\n\n"
         + drawing(connection)
         + "## A request over gRPC\n\n"
-        "The HTTP/2 proxy keeps a stage for each request (`adapter/dataplane/proxy/exchange.py`). "
+        "The HTTP/2 proxy keeps a stage for each request (`adapter/http2/stream.py`). "
         "The request's two streams, to the client and to Triton, have the states of RFC 9113 "
-        "section 5.1 (`adapter/protocols/http2/states.py`).\n\n"
+        "section 5.1 (`adapter/http2/states.py`).\n\n"
         + drawing(request)
         + table(["stage", "meaning"], [[stage.name, stage.value] for stage in FOLLOWS])
     )

@@ -16,8 +16,6 @@ from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
-from adapter.dataplane.proxy.context import ProxyContext, connect_to
-from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.frontends import openapi
 from adapter.frontends.access import Access
@@ -49,6 +47,8 @@ from adapter.frontends.listeners import GrpcService
 from adapter.frontends.model_repository import Repository
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.traced import traced
+from adapter.http2.context import ProxyContext, connect_to
+from adapter.http2.listener import ProxyListener
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns
 from adapter.settings import Address, Settings, parse_endpoint_key

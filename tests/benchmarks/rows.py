@@ -60,16 +60,9 @@ def number(value: float, unit: str) -> str:
 
 # measure: its title on the page, and the code that it measures
 _INFERENCE = (
-    *("adapter/frontends", "adapter/dataplane", "adapter/core", "adapter/telemetry/metrics.py"),
-    *(
-        "adapter/telemetry/traffic.py",
-        "adapter/telemetry/tracing.py",
-        "adapter/cli/serving.py",
-    ),
-    *(
-        "adapter/app",
-        "adapter/control/lease.py",
-    ),
+    *("adapter/frontends", "adapter/dataplane", "adapter/http2", "adapter/core", "adapter/app"),
+    *("adapter/telemetry/metrics.py", "adapter/telemetry/traffic.py"),
+    *("adapter/telemetry/tracing.py", "adapter/cli/serving.py", "adapter/control/lease.py"),
 )
 _ALL = ("adapter", ":(exclude)adapter/tools")
 MEASURES: Mapping[str, tuple[str, Sequence[str]]] = {

@@ -21,7 +21,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.protocols.http2 import frames
+from adapter.http2 import frames
 from tests.asking import binary_request
 from tests.attack.test_bodies import PATH, RAW, TARGET, Slow, forged, invoke, store_of
 from tests.attack.test_cuts import resident_bytes

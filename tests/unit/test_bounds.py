@@ -7,7 +7,7 @@ from adapter.core.evidence import Doubt
 from adapter.core.memory import HOST
 from adapter.core.overrun import Oversize
 from adapter.errors import OutOfMemory
-from adapter.protocols.http2.headers import HeaderBlockCache
+from adapter.http2.headers import HeaderBlockCache
 from adapter.telemetry.log import ids_of_headers
 
 MANY = 10_100

@@ -32,7 +32,7 @@ from adapter.frontends.grpc.middleware import (
     trailers_of,
 )
 from adapter.frontends.grpc.v2 import SERVICE
-from adapter.protocols.http2.headers import Headers
+from adapter.http2.headers import Headers
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.metrics import Metrics
 

@@ -9,7 +9,7 @@ from adapter.core.calls import RpcMetadata
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
-from adapter.protocols.protobuf import read_field, with_field
+from adapter.http2.protobuf import read_field, with_field
 
 _ID_BIN, _ID = "mm-model-id-bin", "mm-model-id"
 

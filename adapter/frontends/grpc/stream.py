@@ -26,7 +26,7 @@ from adapter.frontends.grpc.naming import (
     names_model,
 )
 from adapter.frontends.status import grpc_text
-from adapter.protocols.protobuf import read_field, read_repeated, with_field
+from adapter.http2.protobuf import read_field, read_repeated, with_field
 from adapter.telemetry.log import ids_of_metadata
 
 _METHOD = "ModelStreamInfer"

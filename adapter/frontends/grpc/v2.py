@@ -47,7 +47,7 @@ from adapter.frontends.grpc.naming import (
 )
 from adapter.frontends.grpc.stream import StreamInfer
 from adapter.frontends.model_repository import Repository
-from adapter.protocols.protobuf import SHORT_BYTES, has_no_outputs, read_field
+from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs, read_field
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.metrics import Metrics
 

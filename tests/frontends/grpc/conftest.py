@@ -2,8 +2,7 @@
 
 import pytest
 
-from adapter.dataplane.proxy import listener
-from adapter.protocols.http2 import transport
+from adapter.http2 import listener, transport
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import grpc
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
-from adapter.dataplane.proxy.context import ProxyContext, connect_to
-from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.v2 import V2Service
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.headers import encoded
+from adapter.http2 import frames
+from adapter.http2.context import ProxyContext, connect_to
+from adapter.http2.headers import encoded
+from adapter.http2.listener import ProxyListener
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.grpc_triton import _Echo
 from tests.fakes.house import House

@@ -15,11 +15,11 @@ from aiohttp import web
 from adapter.backend.triton import TritonControl
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.dataplane.proxy.context import ProxyContext, connect_to
-from adapter.dataplane.proxy.listener import ProxyListener
 from adapter.frontends.grpc.fast_path import GrpcFastPath
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.listeners import Listeners
+from adapter.http2.context import ProxyContext, connect_to
+from adapter.http2.listener import ProxyListener
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
 from tests.fakes.house import House

@@ -13,8 +13,8 @@ from adapter.control.presence import Phase
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.state import ModelState
 from adapter.frontends.grpc.middleware import MessageLimits
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.frames import Code
+from adapter.http2 import frames
+from adapter.http2.frames import Code
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter.errors import InvalidRequest
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.protocols.http2.headers import HeaderBlockCache, HeaderReader, HeadersTooLarge, encoded
-from adapter.protocols.protobuf import NameScanner, first_name, plain_name, read_field
+from adapter.http2 import frames
+from adapter.http2.frames import Code, ConnectionFault
+from adapter.http2.headers import HeaderBlockCache, HeaderReader, HeadersTooLarge, encoded
+from adapter.http2.protobuf import NameScanner, first_name, plain_name, read_field
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     MAX_MESSAGE,

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from hpack import Decoder, Encoder
 
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.frames import Code
+from adapter.http2 import frames
+from adapter.http2.frames import Code
 from tests.cases import case
 from tests.frontends.grpc.proxy_listener import (
     INFER,

@@ -5,7 +5,7 @@ import gzip
 import grpc
 import pytest
 
-from adapter.protocols.http2 import frames
+from adapter.http2 import frames
 from tests.cases import case
 from tests.frontends.grpc.proxy_listener import (
     INFER,

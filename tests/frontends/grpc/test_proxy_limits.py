@@ -9,9 +9,9 @@ import pytest
 
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.grpc.middleware import MessageLimits
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.flow_control import STREAM_WINDOW
-from adapter.protocols.http2.frames import Code
+from adapter.http2 import frames
+from adapter.http2.flow_control import STREAM_WINDOW
+from adapter.http2.frames import Code
 from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.http2_triton import scripted_triton

@@ -3,10 +3,10 @@
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.flow_control import STREAM_WINDOW
-from adapter.protocols.http2.frames import Code
-from adapter.protocols.http2.headers import encoded
+from adapter.http2 import frames
+from adapter.http2.flow_control import STREAM_WINDOW
+from adapter.http2.frames import Code
+from adapter.http2.headers import encoded
 from tests.cases import case
 from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter.protocols.http2 import frames
+from adapter.http2 import frames
 from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request, values_of
 from tests.journeys.v2.calls import at_one_listener

@@ -2,13 +2,13 @@
 
 import pytest
 
-from adapter.dataplane.proxy.routing import read_answer
-from adapter.protocols.http2.headers import (
+from adapter.http2.headers import (
     MAX_TEXT_BYTES,
     HeaderBlockCache,
     HeaderReader,
     status_block,
 )
+from adapter.http2.policy import read_answer
 
 FAILED = (b":status", b"200"), (b"grpc-status", b"13")
 

@@ -4,10 +4,10 @@ import asyncio
 from enum import Enum
 from typing import Protocol
 
-from adapter.dataplane.proxy.routing import Call, DirectCall
-from adapter.protocols.http2.flow_control import Stream
-from adapter.protocols.http2.transport import Piece
-from adapter.protocols.protobuf import PREFIX_BYTES, NameScanner
+from adapter.http2.flow_control import Stream
+from adapter.http2.policy import Call, DirectCall
+from adapter.http2.protobuf import PREFIX_BYTES, NameScanner
+from adapter.http2.transport import Piece
 
 
 class Stage(Enum):

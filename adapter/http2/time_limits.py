@@ -2,12 +2,12 @@
 
 import asyncio
 
-from adapter.dataplane.proxy.context import ProxyContext
-from adapter.dataplane.proxy.downstream import Downstream
-from adapter.dataplane.proxy.exchange import Exchange, Stage
-from adapter.dataplane.proxy.responses import Responses
 from adapter.errors import NotStarted, SlowBody
-from adapter.protocols.http2.frames import Code
+from adapter.http2.context import ProxyContext
+from adapter.http2.downstream import Downstream
+from adapter.http2.frames import Code
+from adapter.http2.responses import Responses
+from adapter.http2.stream import Exchange, Stage
 
 _MAX_TICK_SECONDS = 0.5  # after a longer pause it was the event loop that was slow, not the clients
 

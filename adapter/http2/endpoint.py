@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.flow_control import (
+from adapter.http2 import frames
+from adapter.http2.flow_control import (
     CONNECTION_WINDOW,
     MAX_FRAME,
     STREAM_WINDOW,
@@ -12,17 +12,17 @@ from adapter.protocols.http2.flow_control import (
     Owner,
     Stream,
 )
-from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.protocols.http2.headers import HeaderReader
-from adapter.protocols.http2.states import AFTER_PEERS_END, FAULTS, State
-from adapter.protocols.http2.transport import (
+from adapter.http2.frames import Code, ConnectionFault
+from adapter.http2.headers import HeaderReader
+from adapter.http2.states import AFTER_PEERS_END, FAULTS, State
+from adapter.http2.transport import (
     UNTIMED_BYTES,
     FrameTransport,
     Heard,
     Piece,
     part,
 )
-from adapter.protocols.http2.transport import State as Connection
+from adapter.http2.transport import State as Connection
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns

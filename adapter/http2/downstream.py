@@ -4,17 +4,17 @@ import asyncio
 from enum import Enum, auto
 from typing import Protocol
 
-from adapter.dataplane.proxy.context import ProxyContext
-from adapter.dataplane.proxy.exchange import Exchange
-from adapter.dataplane.proxy.routing import Call, too_large_call
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.connection import SMALL_BYTES, Endpoint
-from adapter.protocols.http2.flow_control import Receiver, Stream
-from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
-from adapter.protocols.http2.headers import HeaderReader, HeadersTooLarge
-from adapter.protocols.http2.states import AFTER_PEERS_END, FAULTS, TAKES, State
-from adapter.protocols.http2.transport import Piece
-from adapter.protocols.http2.transport import State as Connection
+from adapter.http2 import frames
+from adapter.http2.context import ProxyContext
+from adapter.http2.endpoint import SMALL_BYTES, Endpoint
+from adapter.http2.flow_control import Receiver, Stream
+from adapter.http2.frames import Code, ConnectionFault, StreamFault
+from adapter.http2.headers import HeaderReader, HeadersTooLarge
+from adapter.http2.policy import Call, too_large_call
+from adapter.http2.states import AFTER_PEERS_END, FAULTS, TAKES, State
+from adapter.http2.stream import Exchange
+from adapter.http2.transport import Piece
+from adapter.http2.transport import State as Connection
 
 MAX_STREAMS = 1000
 # of a request: ModelMesh forwards the headers of its own clients

@@ -2,10 +2,6 @@
 
 from collections.abc import Callable
 
-from adapter.dataplane.proxy.context import ProxyContext
-from adapter.dataplane.proxy.downstream import Downstream
-from adapter.dataplane.proxy.exchange import Exchange, Stage
-from adapter.dataplane.proxy.routing import HTTP_431, NOT_STARTED, Answer, DirectCall
 from adapter.errors import (
     AdapterError,
     BackendTimeout,
@@ -13,11 +9,15 @@ from adapter.errors import (
     InferenceFailed,
     UnknownEncoding,
 )
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.frames import Code
-from adapter.protocols.http2.headers import Headers, plain_block, status_block
-from adapter.protocols.http2.transport import Piece
-from adapter.protocols.protobuf import PREFIX_BYTES, SHORT_BYTES, has_no_outputs, length_of
+from adapter.http2 import frames
+from adapter.http2.context import ProxyContext
+from adapter.http2.downstream import Downstream
+from adapter.http2.frames import Code
+from adapter.http2.headers import Headers, plain_block, status_block
+from adapter.http2.policy import HTTP_431, NOT_STARTED, Answer, DirectCall
+from adapter.http2.protobuf import PREFIX_BYTES, SHORT_BYTES, has_no_outputs, length_of
+from adapter.http2.stream import Exchange, Stage
+from adapter.http2.transport import Piece
 
 _UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
 _LATE = "BackendTimeout"

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
+from adapter.http2.frames import Code, ConnectionFault, StreamFault
 
 T = TypeVar("T")
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]

@@ -9,14 +9,14 @@ Triton works on abandoned requests.
 import asyncio
 from contextlib import suppress
 
-from adapter.dataplane.proxy.context import ProxyContext
-from adapter.dataplane.proxy.downstream import Downstream
-from adapter.dataplane.proxy.requests import Requests
-from adapter.dataplane.proxy.responses import Responses
-from adapter.dataplane.proxy.time_limits import TimeLimits
-from adapter.dataplane.proxy.upstream import Upstream
-from adapter.protocols.http2.frames import Code
-from adapter.protocols.http2.transport import Heard, State
+from adapter.http2.context import ProxyContext
+from adapter.http2.downstream import Downstream
+from adapter.http2.frames import Code
+from adapter.http2.requests import Requests
+from adapter.http2.responses import Responses
+from adapter.http2.time_limits import TimeLimits
+from adapter.http2.transport import Heard, State
+from adapter.http2.upstream import Upstream
 
 _SETTINGS_SECONDS, _SILENT_SECONDS, _PING_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
 _POLL_SECONDS = 0.1

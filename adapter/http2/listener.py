@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, cast
 
-from adapter.dataplane.proxy.context import ProxyContext
-from adapter.dataplane.proxy.session import ProxySession
-from adapter.protocols.http2.transport import State
+from adapter.http2.context import ProxyContext
+from adapter.http2.session import ProxySession
+from adapter.http2.transport import State
 from adapter.runtime import background, sockets
 from adapter.runtime.threads import REPOSITORY
 

@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from typing import Generic, Protocol, TypeVar
 
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.protocols.http2.states import State
-from adapter.protocols.http2.transport import FrameTransport, Piece
-from adapter.protocols.http2.transport import State as Connection
+from adapter.http2 import frames
+from adapter.http2.frames import Code, ConnectionFault
+from adapter.http2.states import State
+from adapter.http2.transport import FrameTransport, Piece
+from adapter.http2.transport import State as Connection
 from adapter.runtime.byte_budget import ByteBudget
 
 Owner = TypeVar("Owner")

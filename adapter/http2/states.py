@@ -2,8 +2,8 @@
 
 from enum import IntEnum
 
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.frames import Code
+from adapter.http2 import frames
+from adapter.http2.frames import Code
 
 
 class State(IntEnum):

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.connection import Endpoint
-from adapter.protocols.http2.flow_control import MAX_FRAME, STREAM_WINDOW, Stream
-from adapter.protocols.http2.frames import Code, ConnectionFault
+from adapter.http2 import frames
+from adapter.http2.endpoint import Endpoint
+from adapter.http2.flow_control import MAX_FRAME, STREAM_WINDOW, Stream
+from adapter.http2.frames import Code, ConnectionFault
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns
 

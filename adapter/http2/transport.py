@@ -5,7 +5,7 @@ import logging
 from enum import Enum, IntEnum, auto
 from typing import Protocol, TypeAlias, cast
 
-from adapter.protocols.http2.frames import Code, ConnectionFault
+from adapter.http2.frames import Code, ConnectionFault
 from adapter.runtime.turns import Turns
 
 log = logging.getLogger(__name__)

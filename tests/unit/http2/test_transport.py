@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from adapter.protocols.http2.frames import Code, ConnectionFault
-from adapter.protocols.http2.transport import FrameTransport, Heard, State
+from adapter.http2.frames import Code, ConnectionFault
+from adapter.http2.transport import FrameTransport, Heard, State
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
 

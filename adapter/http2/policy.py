@@ -10,8 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.errors import AdapterError, InvalidRequest, MessageTooLarge, UnknownEncoding
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.headers import (
+from adapter.http2 import frames
+from adapter.http2.headers import (
     MAX_TEXT_BYTES,
     Headers,
     check_answer,

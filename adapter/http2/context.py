@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adapter.dataplane.proxy.routing import Answer, Call, RoutingPolicy, read_answer, read_call
-from adapter.protocols.http2.headers import HeaderBlockCache
+from adapter.http2.headers import HeaderBlockCache
+from adapter.http2.policy import Answer, Call, RoutingPolicy, read_answer, read_call
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns
 

@@ -2,17 +2,17 @@
 
 from typing import Protocol
 
-from adapter.dataplane.proxy.context import ProxyContext
-from adapter.dataplane.proxy.downstream import Downstream
-from adapter.dataplane.proxy.exchange import Exchange, Stage
-from adapter.dataplane.proxy.routing import Answer
-from adapter.protocols.http2 import frames
-from adapter.protocols.http2.connection import Endpoint
-from adapter.protocols.http2.flow_control import Receiver, Stream
-from adapter.protocols.http2.frames import Code, ConnectionFault, StreamFault
-from adapter.protocols.http2.headers import HeaderReader
-from adapter.protocols.http2.states import AFTER_OUR_END, AFTER_PEERS_END
-from adapter.protocols.http2.transport import Piece
+from adapter.http2 import frames
+from adapter.http2.context import ProxyContext
+from adapter.http2.downstream import Downstream
+from adapter.http2.endpoint import Endpoint
+from adapter.http2.flow_control import Receiver, Stream
+from adapter.http2.frames import Code, ConnectionFault, StreamFault
+from adapter.http2.headers import HeaderReader
+from adapter.http2.policy import Answer
+from adapter.http2.states import AFTER_OUR_END, AFTER_PEERS_END
+from adapter.http2.stream import Exchange, Stage
+from adapter.http2.transport import Piece
 
 _HEADER_BYTES = 4 * 2**20  # texts of Triton's errors may be long
 _LAST_ID = frames.MAX_STREAM - 2

@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from adapter.dataplane.proxy.downstream import Downstream
-from adapter.dataplane.proxy.exchange import Exchange
 from adapter.errors import AdapterError
+from adapter.http2.downstream import Downstream
+from adapter.http2.stream import Exchange
 from adapter.runtime.byte_budget import ByteBudget
 
 

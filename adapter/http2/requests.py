@@ -4,14 +4,6 @@ import asyncio
 from functools import partial
 from typing import Protocol
 
-from adapter.dataplane.proxy.bodies import LargeBody
-from adapter.dataplane.proxy.context import ProxyContext
-from adapter.dataplane.proxy.downstream import Downstream
-from adapter.dataplane.proxy.exchange import Exchange, Stage, Wait
-from adapter.dataplane.proxy.responses import Responses
-from adapter.dataplane.proxy.routing import Call
-from adapter.dataplane.proxy.time_limits import TimeLimits
-from adapter.dataplane.proxy.upstream import Upstream
 from adapter.errors import (
     AdapterError,
     IncompleteMessage,
@@ -19,10 +11,12 @@ from adapter.errors import (
     MessageTooLarge,
     Overloaded,
 )
-from adapter.protocols.http2.frames import Code
-from adapter.protocols.http2.states import AFTER_PEERS_END
-from adapter.protocols.http2.transport import Piece
-from adapter.protocols.protobuf import (
+from adapter.http2.bodies import LargeBody
+from adapter.http2.context import ProxyContext
+from adapter.http2.downstream import Downstream
+from adapter.http2.frames import Code
+from adapter.http2.policy import Call
+from adapter.http2.protobuf import (
     PREFIX_BYTES,
     NameScanner,
     Peek,
@@ -30,6 +24,12 @@ from adapter.protocols.protobuf import (
     length_of,
     plain_name,
 )
+from adapter.http2.responses import Responses
+from adapter.http2.states import AFTER_PEERS_END
+from adapter.http2.stream import Exchange, Stage, Wait
+from adapter.http2.time_limits import TimeLimits
+from adapter.http2.transport import Piece
+from adapter.http2.upstream import Upstream
 
 _NAME_PREFIX_BYTES = 2**11  # the name ends within them, where the message begins with one
 # smaller messages are forwarded when they are complete, larger ones as they are received

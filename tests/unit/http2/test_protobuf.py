@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.errors import InvalidRequest
-from adapter.protocols.protobuf import (
+from adapter.http2.protobuf import (
     SHORT_BYTES,
     has_no_outputs,
     read_field,
