@@ -6,8 +6,16 @@ ModelMesh and Vertex AI, and those beat the defaults. One name, three spellings:
 """
 
 from adapter.settings.model import GROUPS, SECRETS, Settings, metavar_of
-from adapter.settings.shown import as_text, for_people, for_programs, help_of, masked
-from adapter.settings.sources import CONFIG_VARIABLE, Loaded, load_settings
+from adapter.settings.sources import (
+    CONFIG_VARIABLE,
+    Loaded,
+    as_text,
+    for_people,
+    for_programs,
+    help_of,
+    load_settings,
+    masked,
+)
 from adapter.settings.values import (
     Address,
     Reserve,

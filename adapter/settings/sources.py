@@ -1,20 +1,24 @@
-"""Merges flags, environment, file and inherited names, and collects the problems of them all."""
+"""Merges flags, environment, file and inherited names, and collects the problems of them all; renders
+what is in force.
+"""
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
+from adapter.core.sizing import exact_size
 from adapter.errors import InvalidSettings
 from adapter.settings import modelmesh, rules, sagemaker, vertex
 from adapter.settings.locations import HoldsCredentials
-from adapter.settings.model import SECRETS, Settings
-from adapter.settings.values import Address, flag_of, variable_of
+from adapter.settings.model import SECRETS, Settings, metavar_of, unset_of
+from adapter.settings.values import Address, Reserve, flag_of, variable_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -30,14 +34,12 @@ _SERVICE_LINK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Holds the settings and the origin of each: `flag --http`, `environment ADAPTER_HTTP`,
-    `default`. `vertex_routes` is None unless Vertex AI has started this container.
-    """
+    """Holds the settings in force."""
 
     settings: Settings
-    origins: dict[str, str]
+    origins: dict[str, str]  # `flag --http`, `environment ADAPTER_HTTP`, `default`
     warnings: list[str]
-    vertex_routes: vertex.VertexRoutes | None = None
+    vertex_routes: vertex.VertexRoutes | None = None  # None unless Vertex AI started this container
 
     def with_root(self, root: Path) -> "Loaded":
         """Return a copy with one more model root."""
@@ -47,12 +49,12 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Holds a value, its origin, the label of a problem with it, and the text of the user."""
+    """Holds a value of one source."""
 
     value: object
     origin: str
-    label: str
-    written: object
+    label: str  # begins the text of a problem with it
+    written: object  # by the user; asterisks for a secret
 
 
 def load_settings(
@@ -235,3 +237,67 @@ def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
         written = "***"
     rule = "write a list" if is_list else detail["msg"].removeprefix("Value error, ")
     return f"{item.label}: {written!r}: {rule}"
+
+
+def masked(name: str, value: object) -> object:
+    """Return the value, or asterisks for a secret."""
+    return "***" if name in SECRETS and value is not None else value
+
+
+def for_programs(loaded: Loaded) -> dict[str, Any]:
+    """Return each setting's value and origin as JSON values."""
+    return {
+        name: {"value": _plain(masked(name, value)), "origin": loaded.origins[name]}
+        for name, value in loaded.settings
+    }
+
+
+def for_people(loaded: Loaded) -> list[tuple[str, str, str]]:
+    """Return the name, the value and the origin of each setting. The origin of one without a value
+    also says what that means.
+    """
+    return [
+        (name, _with_unit(name, masked(name, value)), _origin(name, value, loaded.origins[name]))
+        for name, value in loaded.settings
+    ]
+
+
+def help_of(name: str) -> str:
+    """Return the text of a setting for --help."""
+    field = Settings.model_fields[name]
+    default = as_text(name, field.default)
+    return f"{field.description} (default: {default}; environment: {variable_of(name)})"
+
+
+def _with_unit(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Reserve) and not value.percent:
+        return exact_size(value.size_bytes)
+    text = as_text(name, value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if metavar_of(name) == "SIZE":
+            return exact_size(int(value))
+        return f"{text} s" if metavar_of(name) == "SECONDS" else text
+    return text
+
+
+def _origin(name: str, value: object, origin: str) -> str:
+    return f"{origin}: {as_text(name, None)}" if value is None else origin
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [str(item) for item in value]
+    return value if isinstance(value, bool | int | float | None) else str(value)
+
+
+def as_text(name: str, value: object) -> str:
+    """Return the value of a setting for people: a default as written, or a validated value."""
+    if value is None:
+        return unset_of(name)
+    if isinstance(value, tuple):
+        return " ".join(shlex.quote(str(item)) for item in value) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
