@@ -35,7 +35,7 @@ from adapter.frontends.probes import Pages, Probes, application
 from adapter.frontends.resident import Resident
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.traced import TracedCalls
-from adapter.packages.source.location import start_models
+from adapter.packages.roots import start_models
 from adapter.runtime import background, clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.threads import REPOSITORY

@@ -21,9 +21,9 @@ from adapter.core.oom import Classifier
 from adapter.core.registry import Registry
 from adapter.core.residency.waiting import room_seconds
 from adapter.core.sizing import Sizes
-from adapter.packages.repository.staging import Packages
-from adapter.packages.repository.uploads import payload
-from adapter.packages.source.unpacking import Limits
+from adapter.packages.staging import Packages
+from adapter.packages.unpacking import Limits
+from adapter.packages.uploads import payload
 from adapter.runtime import clock
 from adapter.settings import Settings, secret_variables
 from adapter.store.cache import ArtifactCache

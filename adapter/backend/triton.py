@@ -26,7 +26,7 @@ from adapter.errors import (
     InvalidRequest,
     LoadFailed,
 )
-from adapter.packages.repository.uploads import Payload
+from adapter.packages.uploads import Payload
 from adapter.runtime import background, clock
 from adapter.runtime.threads import UNPACKS
 from adapter.telemetry.tracing import Tracing

@@ -29,12 +29,13 @@ from adapter.core.names import triton_name
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest
 from adapter.frontends.status import HTTP, lookup
-from adapter.packages.config.check import parse, read_config
-from adapter.packages.repository.staging import Packages
-from adapter.packages.source.backends import MARKER, backend_of, is_ensemble, is_version
-from adapter.packages.source.contents import CONFIG, Contents, is_within, shown
-from adapter.packages.source.formats import layout
-from adapter.packages.source.inspection import SCHEMA
+from adapter.packages.backends import MARKER, backend_of, is_ensemble
+from adapter.packages.config import parse, read_config
+from adapter.packages.contents import CONFIG, Contents, is_within
+from adapter.packages.faults import shown
+from adapter.packages.formats import is_version, layout
+from adapter.packages.inspection import SCHEMA
+from adapter.packages.staging import Packages
 
 Origin = Literal["file", "changed", "made", "triton"]
 _ORIGINS: dict[Origin, str] = {

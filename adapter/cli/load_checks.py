@@ -22,10 +22,12 @@ from adapter.backend.tritonserver import wheel_folder
 from adapter.core.faults import ENVIRONMENTS
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
-from adapter.packages.config.check import parse, read_config
-from adapter.packages.config.rules import served_versions
-from adapter.packages.source.backends import BACKENDS, backend_of, is_version, meant
-from adapter.packages.source.contents import CONFIG, shown
+from adapter.packages.backends import backend_of
+from adapter.packages.config import parse, read_config
+from adapter.packages.config_rules import served_versions
+from adapter.packages.contents import CONFIG
+from adapter.packages.faults import did_you_mean, shown
+from adapter.packages.formats import BACKENDS, is_version
 
 _CLASS = "TritonPythonModel"
 _MAX_CODE_BYTES = 2**22
@@ -72,7 +74,7 @@ def _named(code: Path, package: Package, path: Path) -> str:
 
 def _unknown_backends(package: Package) -> Iterator[str]:
     for name in sorted(package.backends - package.own_backends - BACKENDS):
-        yield f"backend {name!r} does not come with Triton{meant([name], BACKENDS)}"
+        yield f"backend {name!r} does not come with Triton{did_you_mean([name], BACKENDS)}"
 
 
 def _absent_gpus(configs: Iterable[ModelConfig | None]) -> Iterator[str]:

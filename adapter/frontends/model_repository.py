@@ -29,8 +29,8 @@ from adapter.errors import (
     SourceMissing,
 )
 from adapter.frontends.callers_json import json_object
-from adapter.packages.repository.uploads import config_text
-from adapter.packages.source.contents import ROOTS_SETTING
+from adapter.packages.contents import ROOTS_SETTING
+from adapter.packages.uploads import config_text
 from adapter.runtime.threads import LOOKUPS, UNPACKS
 
 _FILE = "file:"

@@ -1,4 +1,4 @@
-"""Merges flags, environment, file and inherited names, and collects the problems of them all; renders
+"""Merges flags, environment, file and inherited names, and collects the problems of all; renders
 what is in force.
 """
 

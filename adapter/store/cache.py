@@ -22,8 +22,8 @@ from adapter.errors import (
     NoRoom,
     StoreUnavailable,
 )
-from adapter.packages.source.contents import MAX_ENTRIES
-from adapter.packages.source.unpacking import Limits
+from adapter.packages.contents import MAX_ENTRIES
+from adapter.packages.unpacking import Limits
 from adapter.runtime import background, clock
 from adapter.runtime.fair_slots import FairSlots
 from adapter.runtime.threads import CACHE

@@ -24,7 +24,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from adapter.errors import BackendUnavailable, InvalidSettings
-from adapter.packages.source.space import BLOCK_BYTES, Free, disk_bytes, free_at
+from adapter.packages.unpacking import BLOCK_BYTES, Free, disk_bytes, free_at
 from adapter.runtime import clock
 
 _LOCK = "triton-adapter-cache"

@@ -12,7 +12,7 @@ from adapter.core.artifacts import Artifact, ArtifactKey, DiskUse
 from adapter.core.residency.victims import fewest
 from adapter.core.sizing import format_size
 from adapter.errors import NoRoom
-from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
+from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
 from adapter.store.cache_folder import CacheFolder, Note
 

@@ -16,12 +16,11 @@ from adapter.errors import (
     NoRoom,
     StoreUnavailable,
 )
-from adapter.packages.source.archives import is_archive, least_bytes, told_bytes
-from adapter.packages.source.confined import Inside
-from adapter.packages.source.contents import MAX_DEPTH, MAX_ENTRIES
-from adapter.packages.source.space import disk_bytes
-from adapter.packages.source.unpacking import Limits
-from adapter.packages.source.unpacking_process import UnpackingProcess
+from adapter.packages.archives import is_archive, least_bytes, told_bytes
+from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES
+from adapter.packages.roots import Inside
+from adapter.packages.unpacking import Limits, disk_bytes
+from adapter.packages.unpacking_process import UnpackingProcess
 from adapter.runtime.threads import CACHE, FETCHED
 from adapter.store.disk import Claim
 from adapter.store.failures import failed

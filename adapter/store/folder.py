@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapter.errors import AdapterError, InvalidModel, InvalidRequest, StoreDenied, StoreUnavailable
-from adapter.packages.source.confined import Inside
-from adapter.packages.source.contents import ROOTS_SETTING
+from adapter.packages.contents import ROOTS_SETTING
+from adapter.packages.roots import Inside
 from adapter.runtime.threads import LOOKUPS, WALKS
 from adapter.settings.locations import StoreLocation
 from adapter.store.failures import failed

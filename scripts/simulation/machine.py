@@ -16,7 +16,7 @@ from adapter.core.registry import ModelRecord
 from adapter.core.residency.victims import Candidate, choose, what_keeps
 from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures, NoRoom
-from adapter.packages.source.space import Free
+from adapter.packages.unpacking import Free
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Claim, Disk, Evicted, Kept
 from scripts.simulation.clock import Clock, Slots

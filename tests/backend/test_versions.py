@@ -14,8 +14,8 @@ from adapter.core.model import ModelId, TritonName
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.errors import BackendUnavailable, InvalidRequest
-from adapter.packages.repository.staging import Packages
-from adapter.packages.repository.uploads import Payload
+from adapter.packages.staging import Packages
+from adapter.packages.uploads import Payload
 from tests.fakes.unread import unread
 from tests.fakes.versioned_triton import VersionedTriton, serving
 from tests.packages.staged import make, place

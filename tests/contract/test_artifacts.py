@@ -11,7 +11,7 @@ import pytest
 from adapter.control.ports import Artifacts
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
 from adapter.errors import ArtifactNotFound
-from adapter.packages.source.unpacking import Limits
+from adapter.packages.unpacking import Limits
 from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder

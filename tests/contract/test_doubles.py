@@ -17,7 +17,7 @@ from adapter.control.ports import MemoryReader, Packages, SizeStore
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.errors import BackendError
-from adapter.packages.repository.staging import Packages as RealPackages
+from adapter.packages.staging import Packages as RealPackages
 from tests.fakes.memory import FakeMemory
 from tests.fakes.memory_place import Place
 from tests.fakes.packages import FakePackages, FakeStore

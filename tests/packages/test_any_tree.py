@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import AdapterError
-from adapter.packages.repository.staging import Packages
-from adapter.packages.source.backends import MARKER
+from adapter.packages.backends import MARKER
+from adapter.packages.staging import Packages
 from tests.packages.staged import ensemble, tree
 
 ODD = os.fsdecode(b"\xff")

@@ -5,7 +5,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 from adapter.backend.embedded import EmbeddedTriton
 from adapter.backend.sizes_file import FILE_NAME, LearnedFile
-from adapter.packages.repository.staging import Packages
+from adapter.packages.staging import Packages
 from tests.packages.staged import place
 from tests.trees import write_python_model
 

@@ -21,7 +21,7 @@ import asyncio, itertools, os, shutil, signal, sys, traceback
 import concurrent.futures.thread
 from pathlib import Path
 from adapter.core.model import ModelId, ModelSource, TritonName
-from adapter.packages.repository.staging import Packages
+from adapter.packages.staging import Packages
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "open"}
 root, repository, url = map(Path, sys.argv[1:4])

@@ -9,9 +9,9 @@ import pytest
 
 from adapter.core.model import Placement, TritonName
 from adapter.errors import InvalidModel
-from adapter.packages.repository.staging import Packages
-from adapter.packages.source.backends import MARKER
-from adapter.packages.source.unpacking import Limits
+from adapter.packages.backends import MARKER
+from adapter.packages.staging import Packages
+from adapter.packages.unpacking import Limits
 from tests.packages.models import pack
 from tests.packages.staged import (
     CONFIG,

@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.core.model import ModelSource, TritonName
-from adapter.packages.repository.staging import Packages
+from adapter.packages.staging import Packages
 from tests.packages.staged import make, place, prepare
 
 IMAGES = """\

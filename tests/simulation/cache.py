@@ -5,8 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free, disk_bytes
-from adapter.packages.source.unpacking import Limits
+from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free, Limits, disk_bytes
 from adapter.runtime import clock
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder, Note

@@ -20,7 +20,7 @@ from adapter.errors import (
     StubDied,
     TooManyWaiting,
 )
-from adapter.packages.source.space import BLOCK_BYTES, disk_bytes
+from adapter.packages.unpacking import BLOCK_BYTES, disk_bytes
 from tests.simulation.cache import files_at, said_by, used
 from tests.simulation.models import Call, Spec, Violated
 from tests.simulation.store import CONFIG, Item

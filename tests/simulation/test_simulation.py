@@ -26,7 +26,7 @@ SEAMS = (
     "adapter.frontends.grpc.modelmesh",
     "adapter.frontends.grpc.modelmesh_sizes",
     "adapter.frontends.model_repository",
-    "adapter.packages.source.",  # what a file takes on disk
+    "adapter.packages.unpacking",  # what a file takes on disk
     "adapter.runtime.",
     "adapter.settings.locations",
     "adapter.store.",

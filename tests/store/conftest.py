@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
-from adapter.packages.source.unpacking import Limits
+from adapter.packages.unpacking import Limits
 from adapter.settings.locations import parse_location
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder

@@ -37,7 +37,7 @@ _USER = textwrap.dedent(
     from adapter.core.artifacts import ArtifactKey, FetchProgress
     from adapter.settings.locations import parse_location
     from adapter.errors import NoRoom
-    from adapter.packages.source.unpacking import Limits
+    from adapter.packages.unpacking import Limits
     from adapter.store.cache import ArtifactCache
     from adapter.store.cache_folder import CacheFolder
     from adapter.store.opening import open_store

@@ -11,7 +11,7 @@ import pytest
 
 from adapter.core.artifacts import CacheUse, DiskUse, FetchProgress
 from adapter.errors import NoRoom
-from adapter.packages.source.space import RESERVE_BYTES, RESERVE_INODES, Free
+from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Claim, Disk
 from adapter.store.fetching import Fetch

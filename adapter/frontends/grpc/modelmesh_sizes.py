@@ -15,7 +15,7 @@ from adapter.core.model import ModelId
 from adapter.core.sizing import remember
 from adapter.errors import BackendError, CallerError, ModelNotFound
 from adapter.frontends.callers_json import parsed
-from adapter.packages.config.footprint import quick_size
+from adapter.packages.config_parameters import quick_size
 from adapter.runtime import clock
 from adapter.runtime.threads import LOOKUPS
 from adapter.settings.modelmesh import MAX_SIZE_BYTES, refuse_capacity

@@ -33,7 +33,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def unpackers(adapter: RunningAdapter) -> list[int]:
     found = children(adapter.process.pid)
-    return [pid for pid in found if any("unpacking_child" in text for text in arguments(pid))]
+    return [
+        pid for pid in found if any("adapter.packages.archives" in text for text in arguments(pid))
+    ]
 
 
 def suspended(adapter: RunningAdapter, count: int = 1) -> list[int]:

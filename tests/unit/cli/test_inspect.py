@@ -12,7 +12,7 @@ import pytest
 from adapter import cli
 from adapter.cli import load_checks
 from adapter.core.model import ModelSource
-from adapter.packages.source.inspection import inspect as inspected
+from adapter.packages.inspection import inspect as inspected
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.trees import CONFIG, write_python_model
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.config.check import MAX_CONFIG_BYTES, parse, read_config
+from adapter.packages.config import MAX_CONFIG_BYTES, parse, read_config
 from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")

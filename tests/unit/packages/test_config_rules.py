@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.config.rules import refuse_impossible, served_versions
+from adapter.packages.config_rules import refuse_impossible, served_versions
 from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")
@@ -29,7 +29,7 @@ def config(text: str) -> ModelConfig:
         ("dynamic_batching { preferred_batch_size: 2 }", "preferred_batch_size 2 is not between"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }", "size 0 is not between"),
         ("instance_group { kind: KIND_CPU gpus: [0, 1] }", "KIND_CPU names GPUs: 0, 1"),
-        (f'input {{ name: "a" dims: [{", ".join(["0"] * 50)}] }}', "0, 0, ...]: each must"),
+        (f'input {{ name: "a" dims: [{", ".join(["0"] * 50)}] }}', "0, 0 and 40 more]: each must"),
     ],
 )
 def test_an_impossible_value_is_refused_by_its_field(text, fault):

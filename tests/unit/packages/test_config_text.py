@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from adapter.packages.config.text import (
+from adapter.packages.config_text import (
     fields_of,
     quoted,
     rename_steps,

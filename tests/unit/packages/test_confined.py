@@ -7,9 +7,9 @@ import pytest
 
 from adapter.core.model import TritonName
 from adapter.errors import InvalidModel
-from adapter.packages.repository.staging import Packages
-from adapter.packages.repository.uploads import payload
-from adapter.packages.source.confined import Inside
+from adapter.packages.roots import Inside
+from adapter.packages.staging import Packages
+from adapter.packages.uploads import payload
 from tests.packages.staged import make, prepare, put, tree
 
 
@@ -166,7 +166,7 @@ async def test_what_is_planted_after_staging_is_not_uploaded(tmp_path, root, sec
 def test_a_config_planted_while_it_is_looked_at_is_not_read(root, secret, name, monkeypatch):
     """Its words would be in the answer."""
     from adapter.core.model import ModelSource
-    from adapter.packages.source import inspection
+    from adapter.packages import inspection
 
     package = make(root / "m")
     (package / name).write_text("{}")

@@ -12,8 +12,8 @@ import pytest
 
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
-from adapter.packages.source import contents
-from adapter.packages.source.inspection import inspect
+from adapter.packages import contents
+from adapter.packages.inspection import inspect
 from tests.unit.packages.looking import PYTHON, look, make, refusal
 
 # --- links and odd files
@@ -129,7 +129,7 @@ import os, sys
 from pathlib import Path
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel
-from adapter.packages.source.inspection import inspect
+from adapter.packages.inspection import inspect
 if os.geteuid() == 0:
     os.setgroups([])
     os.setegid(65534)

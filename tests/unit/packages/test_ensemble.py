@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adapter.core.model import TritonName
 from adapter.core.names import is_safe
 from adapter.errors import InvalidModel
-from adapter.packages.source.ensemble import Member, Plan, mentioned, plan, private_name
+from adapter.packages.ensemble import Member, Plan, mentioned, plan, private_name
 from tests.cases import rows
 
 NAMES = ["a", "b", "c", "d", "e", "f"]

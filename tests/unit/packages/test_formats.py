@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.source.formats import Layout, layout
+from adapter.packages.formats import Layout, layout
 from tests.cases import rows
 
 
@@ -347,7 +347,7 @@ def test_a_folder_that_triton_would_not_take_for_a_version_is_any_folder(name):
         ("1/main.py 1/x", "python", "m/1: expected model.py; found main.py, x"),
         ("a b", "tensorflow", "beside variables or *.graphdef or *.pb; found a, b"),
         ("1/2/x 1/y", "tensorflow", "m/1: expected saved_model.pb beside variables or"),
-        ("bad\udc80.onnx w", "onnx", "m/bad\\udc80.onnx: a config cannot hold this name"),
+        ("bad\udc80.onnx w", "onnx", "m/bad\\x80.onnx: a config cannot hold this name"),
         (" ".join(f"f{i:02}" for i in range(12)), "onnx", "f08, f09 and 2 more"),
     ],
 )

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from adapter.packages.source.gunzip import Gunzip
+from adapter.packages.archives import Gunzip
 
 MIB = 2**20
 RANDOM = os.urandom(3 * MIB)

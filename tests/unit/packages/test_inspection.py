@@ -7,8 +7,8 @@ import pytest
 
 from adapter.core.model import Link, ModelSource, Role
 from adapter.errors import InvalidModel
-from adapter.packages.config.check import MAX_CONFIG_BYTES
-from adapter.packages.source.inspection import inspect
+from adapter.packages.config import MAX_CONFIG_BYTES
+from adapter.packages.inspection import inspect
 from tests.packages.staged import ensemble
 from tests.unit.packages.looking import PYTHON, look, make, refusal
 

@@ -10,8 +10,8 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import InvalidModel
-from adapter.packages.repository.staging import Packages
-from adapter.packages.source.backends import MARKER
+from adapter.packages.backends import MARKER
+from adapter.packages.staging import Packages
 
 PYTORCH = 'backend: "pytorch"\n'
 SAVED = ("saved_model.pb", "variables/index")

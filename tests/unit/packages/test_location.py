@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.errors import AdapterError, InvalidRequest, SourceMissing
-from adapter.packages.source.location import resolve
+from adapter.packages.roots import resolve
 from tests.cases import rows
 
 

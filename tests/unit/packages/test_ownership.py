@@ -11,10 +11,9 @@ import pytest
 from adapter.core.memory import HOST, NO_BYTES, Device
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.errors import BackendError, InvalidRequest
-from adapter.packages.repository.folders import claim, clear
-from adapter.packages.repository.ownership import Loaded, Ownership, note_ownership, ownership_of
-from adapter.packages.repository.staging import Packages
-from adapter.packages.source.backends import MARKER
+from adapter.packages.backends import MARKER
+from adapter.packages.folders import Loaded, Ownership, claim, clear, note_ownership, ownership_of
+from adapter.packages.staging import Packages
 from tests.packages.staged import ensemble, make, place, prepare, put, remove, tree
 
 NAME = TritonName("a")

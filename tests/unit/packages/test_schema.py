@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.config.text import quoted, with_tensors, without_name
-from adapter.packages.source.schema import Schema, merge, parse_schema, tensors_text
+from adapter.packages.config_text import quoted, with_tensors, without_name
+from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
 from adapter.protocols.tensors import Tensor
 from tests.cases import rows
 

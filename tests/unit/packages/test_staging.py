@@ -17,8 +17,8 @@ import pytest
 
 from adapter.core.model import Placement, TritonName
 from adapter.errors import BackendError, InvalidModel, InvalidRequest, SourceMissing
-from adapter.packages.repository.staging import Packages
-from adapter.packages.source.backends import MARKER
+from adapter.packages.backends import MARKER
+from adapter.packages.staging import Packages
 from tests.packages.staged import (
     CONFIG,
     STAGED_CONFIG,
@@ -403,7 +403,7 @@ import concurrent.futures.thread  # while the library can still be read
 from pathlib import Path
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import AdapterError
-from adapter.packages.repository.staging import Packages
+from adapter.packages.staging import Packages
 
 async def main(repository, root):
     packages = Packages(repository, [root])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import InvalidRequest, SourceMissing
-from adapter.packages.source.location import start_models
+from adapter.packages.roots import start_models
 
 
 @pytest.mark.parametrize(

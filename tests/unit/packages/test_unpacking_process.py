@@ -15,11 +15,11 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, NoRoom
-from adapter.packages.repository.staging import Packages
-from adapter.packages.source import archives, unpacking_process
-from adapter.packages.source.confined import Inside, Opened
-from adapter.packages.source.unpacking import Limits
-from adapter.packages.source.unpacking_process import UnpackingProcess
+from adapter.packages import archives, unpacking_process
+from adapter.packages.roots import Inside, Opened
+from adapter.packages.staging import Packages
+from adapter.packages.unpacking import Limits
+from adapter.packages.unpacking_process import UnpackingProcess
 from tests.processes import children, is_alive
 from tests.running import wait_until
 
@@ -54,7 +54,7 @@ def unpackers(parent):
     found = []
     for pid in children(parent):
         with suppress(OSError):  # gone meanwhile
-            if b"unpacking_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"adapter.packages.archives" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -265,9 +265,9 @@ def test_an_archive_without_room_leaves_nothing_and_no_process(tmp_path, size):
 _PARENT = """
 import os, sys
 from pathlib import Path
-from adapter.packages.source.confined import Opened
-from adapter.packages.source.unpacking import Limits
-from adapter.packages.source.unpacking_process import UnpackingProcess
+from adapter.packages.roots import Opened
+from adapter.packages.unpacking import Limits
+from adapter.packages.unpacking_process import UnpackingProcess
 archive = Path(sys.argv[1])
 status = os.stat_result((0o100644, 0, 0, 0, 0, 0, 2**30, 0, 0, 0))
 content = Opened(os.open(archive, os.O_PATH), str(archive), status)

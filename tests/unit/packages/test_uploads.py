@@ -7,8 +7,8 @@ import pytest
 
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.errors import InvalidModel, InvalidRequest, InvalidSettings
-from adapter.packages.repository.staging import Packages
-from adapter.packages.repository.uploads import (
+from adapter.packages.staging import Packages
+from adapter.packages.uploads import (
     MAX_UPLOAD_BYTES,
     config_text,
     payload,

@@ -10,7 +10,7 @@ import pytest
 from adapter.core.memory import Device
 from adapter.errors import ModelNotFound, OutOfMemory
 from adapter.frontends.grpc import modelmesh_sizes
-from adapter.packages.config.footprint import quick_size
+from adapter.packages.config_parameters import quick_size
 from adapter.runtime.threads import LOOKUPS
 from tests.fakes.house import House
 from tests.frontends.grpc.modelmesh.front import Front

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from adapter.packages.source import archives
+from adapter.packages import archives
 from tests.unit.packages.archives.making import (
     entry,
     folder,

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from adapter.packages.source.archives import is_archive, unpack
+from adapter.packages.archives import is_archive, unpack
 from tests.unit.packages.archives.making import (
     GOOD,
     LIMITS,

@@ -6,10 +6,9 @@ import tracemalloc
 import pytest
 
 from adapter.errors import BackendError
-from adapter.packages.source import unpacking
-from adapter.packages.source.archives import unpack
-from adapter.packages.source.space import RESERVE_INODES, Free
-from adapter.packages.source.unpacking import Limits
+from adapter.packages import unpacking
+from adapter.packages.archives import unpack
+from adapter.packages.unpacking import RESERVE_INODES, Free, Limits
 from tests.unit.packages.archives.making import (
     LIMITS,
     contents,

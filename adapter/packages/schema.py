@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adapter.errors import InvalidModel
-from adapter.packages.config.text import quoted
+from adapter.packages.config_text import quoted
+from adapter.packages.faults import cut
 from adapter.protocols.tensors import Tensor
 
 _DATATYPES = {
@@ -23,7 +24,6 @@ _DATATYPES = {
     },
     "BYTES": "TYPE_STRING",
 }
-_MAX_QUOTED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def merge(schema: Schema, max_batch_size: int, where: str) -> Schema:
 
     def fit(tensor: Tensor) -> Tensor:
         conflict = (
-            f"{where}: conflicting model configuration: tensor {tensor.name[:_MAX_QUOTED]!r}"
+            f"{where}: conflicting model configuration: tensor {cut(tensor.name)!r}"
             f" has shape {_shown(tensor.shape)}"
         )
         shape = tensor.shape
@@ -105,9 +105,7 @@ def _tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...
     for index, item in enumerate(items):
         tensor = _tensor(item, f"{where}: {field}[{index}]")
         if tensor.name in tensors:
-            raise InvalidModel(
-                f"{where}: {field}[{index}]: there is another {tensor.name[:_MAX_QUOTED]!r}"
-            )
+            raise InvalidModel(f"{where}: {field}[{index}]: there is another {cut(tensor.name)!r}")
         tensors[tensor.name] = tensor
     return tuple(tensors.values())
 
@@ -136,4 +134,4 @@ def _is_dimension(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value)[:_MAX_QUOTED]
+    return cut(json.dumps(value))

@@ -1,25 +1,128 @@
-"""Makes, fills, empties and removes our folders in Triton's repository.
+"""Makes, fills, empties and removes our folders in Triton's repository, and their notes.
+
+The note in each folder says whose it is and what Triton serves. It outlives the process: after a
+restart it says what to take over and what to clear away.
 
 A process that is killed between any two steps leaves no folder there that is nobody's: a folder
 comes and goes under a hidden name, so under a model's name it has a note at all times. Helpers and
 steps are in the entry's note from before they are made until after they are gone.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from adapter.core.model import ModelPart
+from adapter.core.memory import Bytes, Device
+from adapter.core.model import ModelPart, ModelSource
 from adapter.errors import BackendError, InvalidRequest
-from adapter.packages.config.text import rename_steps, with_parameters, without_name
-from adapter.packages.repository.ownership import Ownership, note_ownership, ownership_of
-from adapter.packages.source.backends import MARKER
-from adapter.packages.source.confined import Inside, Opened
-from adapter.packages.source.contents import CONFIG
+from adapter.packages.backends import MARKER
+from adapter.packages.config_text import rename_steps, with_parameters, without_name
+from adapter.packages.contents import CONFIG
+from adapter.packages.roots import Inside, Opened
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that Triton serves."""
+
+    source: ModelSource  # without what the request itself brought
+    can_load_again: bool  # False if the request brought something
+    content_key: str
+    held: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The content of a note."""
+
+    owner: str  # Triton's name of the package's entry
+    model_id: str  # the caller's name of it
+    # the package's placement; only the entry's folder has it, and `loaded`
+    load: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
+    loaded: Loaded | None = None  # None until Triton serves the model
+
+
+def note_ownership(folder: Path, ownership: Ownership) -> None:
+    """Write the note in one step, so that a crash of this process leaves the old or the new one.
+
+    Nothing is flushed to the disk: a machine that loses its power has lost the models as well. A
+    note that it damaged is none, and the folder then is for its operator to remove.
+    """
+    draft = folder / f"{MARKER}.new"
+    draft.write_text(json.dumps(_written(ownership)))
+    draft.rename(folder / MARKER)
+
+
+def ownership_of(folder: Path) -> Ownership | None:
+    """Read the note; None for a folder that is not ours. A link to one of ours is not ours."""
+    marker = folder / MARKER
+    if folder.is_symlink() or marker.is_symlink():
+        return None
+    try:
+        found = json.loads(marker.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    match found:
+        case {
+            "owner": str(owner),
+            "model_id": str(model_id),
+            "load": list(load),
+            "along": list(along),
+        } if all(isinstance(name, str) for name in (*load, *along)):
+            loaded = _loaded(found.get("loaded"))
+            return Ownership(owner, model_id, tuple(load), tuple(along), loaded)
+    return None
+
+
+def _written(ownership: Ownership) -> dict[str, Any]:
+    note: dict[str, Any] = {
+        "owner": ownership.owner,
+        "model_id": ownership.model_id,
+        "load": ownership.load,
+        "along": ownership.along,
+    }
+    if (loaded := ownership.loaded) is not None:
+        note["loaded"] = {
+            "url": loaded.source.url,
+            "model_type": loaded.source.model_type,
+            "schema": loaded.source.schema,
+            "entry": loaded.source.entry,
+            "declared_bytes": loaded.source.declared_bytes,
+            "is_cached": loaded.source.is_cached,
+            "can_load_again": loaded.can_load_again,
+            "content_key": loaded.content_key,
+            "held": dict(loaded.held),
+        }
+    return note
+
+
+def _loaded(found: object) -> Loaded | None:
+    """Read what is loaded; None if damaged, too: the folder is still ours, and is cleared then."""
+    match found:
+        case {
+            "url": str(url),
+            "is_cached": bool(is_cached),
+            "model_type": (str() | None) as model_type,
+            "schema": (str() | None) as schema,
+            "entry": (str() | None) as entry,
+            "declared_bytes": (int() | None) as declared,
+            "can_load_again": bool(can_load_again),
+            "content_key": str(content_key),
+            "held": dict(held),
+        } if all(isinstance(count, int) and count >= 0 for count in held.values()):
+            source = ModelSource(
+                url, model_type, schema, entry, declared_bytes=declared, is_cached=is_cached
+            )
+            amounts = {Device(device): count for device, count in held.items()}
+            return Loaded(source, can_load_again, content_key, amounts)
+    return None
+
 
 Staging = Literal["symlink", "hardlink", "copy"]
 
@@ -52,7 +155,7 @@ def claim(folder: Path, ownership: Ownership, keep: str = "") -> None:
 
 
 def claim_entry(repository: Path, ownership: Ownership, keep: str = "") -> Path:
-    """`claim` the entry's folder, after all that an earlier run put beside it has gone."""
+    """Claim the entry's folder, and clear what an earlier run put beside it."""
     folder = repository / ownership.owner
     note_unloaded(folder)
     try:
@@ -64,7 +167,9 @@ def claim_entry(repository: Path, ownership: Ownership, keep: str = "") -> Path:
 
 
 def note_unloaded(folder: Path) -> None:
-    """Before the package loses anything: what lacks a part of it must not be taken over."""
+    """Note that Triton serves nothing, before the package loses files: a part of a package must not
+    be taken over.
+    """
     known = ownership_of(folder)
     if known is not None and known.loaded is not None:
         with suppress(OSError):  # a full disk must not keep anything from going

@@ -19,8 +19,15 @@ from adapter.core.model import (
 )
 from adapter.core.names import is_safe
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
-from adapter.packages.config.content_types import staged_content_types
-from adapter.packages.repository.folders import (
+from adapter.packages.archives import archive_at
+from adapter.packages.backends import UNPACKED, refuse_missing_backends
+from adapter.packages.config_parameters import staged_content_types
+from adapter.packages.contents import is_within
+from adapter.packages.ensemble import private_name
+from adapter.packages.faults import shown
+from adapter.packages.folders import (
+    Loaded,
+    Ownership,
     Staging,
     claim,
     claim_entry,
@@ -28,20 +35,16 @@ from adapter.packages.repository.folders import (
     clear_others,
     disk_error,
     fill,
+    note_ownership,
     note_unloaded,
+    ownership_of,
     sweep,
 )
-from adapter.packages.repository.ownership import Loaded, Ownership, note_ownership, ownership_of
-from adapter.packages.repository.uploads import write_package
-from adapter.packages.source.archives import archive_at
-from adapter.packages.source.backends import UNPACKED, refuse_missing_backends
-from adapter.packages.source.confined import Inside
-from adapter.packages.source.contents import is_within, shown
-from adapter.packages.source.ensemble import private_name
-from adapter.packages.source.inspection import inspect
-from adapter.packages.source.location import resolve
-from adapter.packages.source.unpacking import Limits
-from adapter.packages.source.unpacking_process import UnpackingProcess
+from adapter.packages.inspection import inspect
+from adapter.packages.roots import Inside, resolve
+from adapter.packages.unpacking import Limits
+from adapter.packages.unpacking_process import UnpackingProcess
+from adapter.packages.uploads import write_package
 from adapter.runtime.threads import LOOKUPS, REPOSITORY, UNPACKS, WALKS
 
 # By this parameter Python code learns the name in Triton of a model that could not keep its own.

@@ -15,10 +15,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import ModelSource
 from adapter.errors import InvalidModel, InvalidRequest
-from adapter.packages.config.check import parse, read_config
-from adapter.packages.source.backends import MARKER, UNPACKED, is_ensemble
-from adapter.packages.source.confined import Inside
-from adapter.packages.source.contents import CONFIG, shown
+from adapter.packages.backends import MARKER, UNPACKED, is_ensemble
+from adapter.packages.config import parse, read_config
+from adapter.packages.contents import CONFIG
+from adapter.packages.faults import cut, listed, shown
+from adapter.packages.roots import Inside
 
 # A protobuf message has at most 2 GiB; some of that is left for the framing.
 MAX_UPLOAD_BYTES = 2**31 - 2**20
@@ -36,7 +37,7 @@ class Payload:
 def config_text(given: dict[str, Any]) -> str:
     """Convert a ModelConfig in JSON to config.pbtxt; InvalidRequest names unknown fields."""
     if unknown := sorted(set(_unknown(given, ModelConfig.DESCRIPTOR, ""))):
-        raise InvalidRequest(f"config: no such field of a ModelConfig: {', '.join(unknown[:10])}")
+        raise InvalidRequest(f"config: no such field of a ModelConfig: {listed(unknown)}")
     config = ModelConfig()
     try:
         json_format.ParseDict(given, config)
@@ -57,7 +58,7 @@ def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
             field = fields.get("value" if is_map else name)
             field = field or message.fields_by_camelcase_name.get(name)
             if field is None:
-                yield f"{place}{name}"[:100]
+                yield cut(f"{place}{name}")
             elif field.message_type is not None:
                 yield from _unknown(value, field.message_type, f"{place}{name}.")
 

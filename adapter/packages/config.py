@@ -6,7 +6,6 @@ Triton itself only answers "failed to poll from model repository" (docs/design/t
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,14 +13,13 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.errors import InvalidModel
-from adapter.packages.config.text import BOM, Field, Tokens, fields_of, tokens_of
-from adapter.packages.source.contents import shown
+from adapter.packages.config_text import BOM, Field, Tokens, fields_of, tokens_of
+from adapter.packages.faults import cut, did_you_mean, shown
 
 # Parsing takes a second a MiB, four if all is unknown, and other threads wait meanwhile.
 MAX_CONFIG_BYTES = 2**20
 
-# Of the text's own words a message repeats no more than this.
-_MAX_QUOTED = 300
+_MAX_REASON = 300  # characters of the parser's reason, which quotes the text
 _MAX_WARNINGS = 10
 _MARKS = "{}<>[]:,;/"
 
@@ -74,8 +72,7 @@ def parse(text: str, path: Path) -> Checked:
     _refuse_stray(tokens, path)
     for name in (config.default_model_filename, *config.cc_model_filenames.values()):
         if name.startswith("/") or ".." in name.split("/"):
-            file = repr(name[:_MAX_QUOTED])
-            raise InvalidModel(f"{shown(path)}: model file {file} leaves the version folder")
+            raise InvalidModel(f"{shown(path)}: model file {cut(name)!r} leaves the version folder")
     return Checked(config, _warnings(tokens, path))
 
 
@@ -83,7 +80,7 @@ def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
     """The parser puts place and line first, which are a token's number and the token."""
     number, column = error.GetLine(), error.GetColumn()
     if number is None or column is None:
-        return f"{shown(path)}: {str(error)[:_MAX_QUOTED]}"
+        return f"{shown(path)}: {cut(str(error), _MAX_REASON)}"
     reason = str(error).removeprefix(f"{number}:{column} : ")
     token = tokens[number - 1]
     # past the end of the text it quotes an empty line
@@ -93,7 +90,7 @@ def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
     # only a known message may be a list without a colon
     before = [each for each in _unknown(tokens) if each[0].position == number - 2]
     why = "; ".join(_not_known(*each) for each in before)
-    return f"{shown(path)}:{line}:{start + column - 1}: {why or reason[:_MAX_QUOTED]}"
+    return f"{shown(path)}:{line}:{start + column - 1}: {why or cut(reason, _MAX_REASON)}"
 
 
 def _refuse_stray(tokens: Tokens, path: Path) -> None:
@@ -128,10 +125,8 @@ def _warnings(tokens: Tokens, path: Path) -> tuple[str, ...]:
 
 
 def _not_known(field: Field, names: Iterable[str]) -> str:
-    name = field.name[:_MAX_QUOTED]
-    near = get_close_matches(name, names, 1)
-    proposal = f"; did you mean {near[0]}?" if near else ""
-    return f"field {name!r} is not known to this version's schema{proposal}"
+    proposal = did_you_mean([field.name], names)
+    return f"field {cut(field.name)!r} is not known to this version's schema{proposal}"
 
 
 def _unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:

@@ -15,15 +15,15 @@ from typing import Protocol
 
 import adapter
 from adapter.errors import AdapterError, BackendError, BackendUnavailable, InvalidModel
-from adapter.packages.source.archives import unpack
-from adapter.packages.source.confined import Opened
-from adapter.packages.source.contents import shown
-from adapter.packages.source.unpacking import Limits
+from adapter.packages.archives import unpack
+from adapter.packages.faults import shown
+from adapter.packages.roots import Opened
+from adapter.packages.unpacking import Limits
 
 # -S: without site-packages, whose .pth files may import anything.
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1));"
-    "from adapter.packages.source.unpacking_child import main; main()"
+    "from adapter.packages.archives import main; main()"
 )
 _CONTENT = "/proc/self/fd/0"
 _COMMAND = (sys.executable, "-I", "-S", "-c", _START, str(Path(adapter.__path__[0]).parent))

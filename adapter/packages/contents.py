@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapter.errors import InvalidModel
+from adapter.packages.faults import shown
 
 if TYPE_CHECKING:
-    from adapter.packages.source.formats import Tree
+    from adapter.packages.formats import Tree
 
 CONFIG = "config.pbtxt"
 # What messages say behind "the model roots".
 ROOTS_SETTING = ", which --model-roots (ADAPTER_MODEL_ROOTS) names"
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 200
-
-
-def shown(path: str | Path) -> str:
-    """Return a path as text for a message, whatever bytes it consists of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_within(path: str, folder: str) -> bool:

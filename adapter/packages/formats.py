@@ -1,4 +1,6 @@
-"""How models without a config.pbtxt look on disk, and the layout that Triton needs of them.
+"""Recognises models without a config.pbtxt by their files, and lays them out as Triton needs them.
+
+The formats are one table: a backend, the file that it opens, and the names that callers use.
 
 Where the caller's type is known its files are looked for, else those of every type: at the top, in
 the highest version folder, in one sub-folder of either; what lies higher goes first. Folders are
@@ -18,55 +20,50 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from adapter.errors import InvalidModel
+from adapter.packages.faults import listed, shown
 
 # A folder's entries by name. None is a file, a mapping a folder.
 Tree: TypeAlias = Mapping[str, "Tree | None"]
 
-# Triton passes over leading zeros, and dies on what overflows 64 bits; 18 digits never do.
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+# Triton passes over leading zeros, and dies on what overflows 64 bits.
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
 # Left by a Mac's archiver, by Python, and by ModelMesh's puller.
 _NO_MODEL = {"__MACOSX", "__pycache__", "_schema.json"}
-_MAX_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the staged folder is to show, and what Triton has to be told.
+    """The links of the staged folder, and the config that Triton needs."""
 
-    `links` are pairs of a path within the staged folder and the target's path below the model's
-    root, () for the root itself. `backend` is None for an unknown type. `config` is config.pbtxt as
-    far as it is sure, None when Triton finds out by itself; some backends want inputs and outputs
-    on top.
-    """
-
+    # a path in the staged folder, and its target below the model's root, () for the root itself
     links: tuple[tuple[str, tuple[str, ...]], ...]
-    backend: str | None
+    backend: str | None  # None for an unknown type
+    # config.pbtxt as far as it is certain, None if Triton needs none; some backends also want
+    # inputs and outputs
     config: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """`file` is the name that the backend opens, `patterns` are those that callers use.
-
-    A pattern with a leading dot is an ending. `decides`: files of other formats beside it are its
-    own, not other models.
-    """
+    """Files of one kind, and the backend that opens them."""
 
     backend: str
-    file: str
-    patterns: tuple[str, ...]
+    file: str  # the name that the backend opens
+    patterns: tuple[str, ...]  # names that callers use; an ending if it begins with a dot
     config: str | None = None
-    decides: bool = False
+    decides: bool = False  # files of other formats beside it are its own, not other models
+    platform: str | None = None  # the backend's name in the older field `platform`
+    is_needed: bool = True  # without such a file no model of the backend can be loaded
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A folder that may hold the model. `nested`: found below the top or the version folder."""
+    """A folder that may hold the model."""
 
     version: str
     path: tuple[str, ...]
     entries: Tree
-    nested: bool = False
+    nested: bool = False  # below the top or the version folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +76,42 @@ class _Candidate:
 def _fil(model_type: str, file: str, pattern: str) -> _Format:
     """FIL opens another file for each `model_type`; these are its own names for both."""
     parameter = f'parameters {{ key: "model_type" value {{ string_value: "{model_type}" }} }}'
-    return _Format("fil", file, (pattern,), f'backend: "fil"\n{parameter}\n')
+    config = f'backend: "fil"\n{parameter}\n'
+    return _Format("fil", file, (pattern,), config, is_needed=False)
 
 
-_PYTHON = _Format("python", "model.py", ("model.py",), 'backend: "python"\n', decides=True)
+def _program(
+    backend: str, file: str, pattern: str, config: str = "", *, is_needed: bool = True
+) -> _Format:
+    """Return the format of a model that is code: what lies beside it belongs to it."""
+    text = f'backend: "{backend}"\n{config}'
+    return _Format(backend, file, (pattern,), text, decides=True, is_needed=is_needed)
+
+
+_PYTHON = _program("python", "model.py", "model.py")
 _DALI = (
-    _Format("dali", "dali.py", ("dali.py",), 'backend: "dali"\n', decides=True),
-    _Format("dali", "model.dali", (".dali",), 'backend: "dali"\n', decides=True),
+    _program("dali", "dali.py", "dali.py", is_needed=False),
+    _program("dali", "model.dali", ".dali", is_needed=False),
 )
 # The engine places itself on its GPUs: KIND_MODEL.
-_VLLM_CONFIG = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
-_VLLM = _Format("vllm", "model.json", ("model.json",), _VLLM_CONFIG, decides=True)
-_SAVED_MODEL = _Format("tensorflow", "model.savedmodel", ("saved_model.pb",), decides=True)
-_GRAPH_DEF = _Format("tensorflow", "model.graphdef", (".graphdef", ".pb"))
-_ONNX = _Format("onnxruntime", "model.onnx", (".onnx",))
-_TENSORRT = _Format("tensorrt", "model.plan", (".plan", ".engine"))
-# The backend cannot read the inputs out of a TorchScript file; Triton wants them in the config.
-_PYTORCH = _Format("pytorch", "model.pt", (".pt", ".pth", ".torchscript"), 'backend: "pytorch"\n')
+_VLLM_CONFIG = "instance_group [ { count: 1 kind: KIND_MODEL } ]\n"
+_VLLM = _program("vllm", "model.json", "model.json", _VLLM_CONFIG, is_needed=False)
+_SAVED_MODEL = _Format(
+    *("tensorflow", "model.savedmodel", ("saved_model.pb",)),
+    decides=True,
+    platform="tensorflow_savedmodel",
+)
+_GRAPH_DEF = _Format(
+    "tensorflow", "model.graphdef", (".graphdef", ".pb"), platform="tensorflow_graphdef"
+)
+_ONNX = _Format("onnxruntime", "model.onnx", (".onnx",), platform="onnxruntime_onnx")
+_TENSORRT = _Format("tensorrt", "model.plan", (".plan", ".engine"), platform="tensorrt_plan")
+_PYTORCH = _Format(
+    *("pytorch", "model.pt", (".pt", ".pth", ".torchscript")),
+    # the backend cannot read the inputs out of a TorchScript file; Triton wants them in the config
+    config='backend: "pytorch"\n',
+    platform="pytorch_libtorch",
+)
 _OPENVINO = _Format("openvino", "model.xml", (".xml",))
 # An ending such as .json or .txt says something only where the caller said the type.
 _XGBOOST = (
@@ -129,6 +145,21 @@ _TYPES: Mapping[str, tuple[_Format, ...]] = {
 _PROGRAMS = (_PYTHON, *_DALI, _VLLM)
 _ALL = (*_PROGRAMS, _SAVED_MODEL, _GRAPH_DEF, _ONNX, _TENSORRT, _PYTORCH, _OPENVINO, *_FIL)
 
+# Backends that come with Triton; others may be in the package itself, as libtriton_<name>.so.
+BACKENDS = frozenset(one.backend for one in _ALL)
+# `platform` is the older field; these are its backends.
+PLATFORMS = {one.platform: one.backend for one in _ALL if one.platform}
+
+
+def needed_files(kind: str) -> tuple[str, ...]:
+    """Return the files one of which a model of this backend or platform must have; often none."""
+    return tuple(f.file for f in _ALL if f.is_needed and kind in {f.backend, f.platform})
+
+
+def is_version(name: str) -> bool:
+    """Return whether Triton takes a folder of this name for a version."""
+    return _VERSION.fullmatch(name) is not None and int(name) < 2**63
+
 
 def known() -> str:
     """List the files that say by their names what they are."""
@@ -136,7 +167,7 @@ def known() -> str:
 
 
 def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout:
-    """The layout of the folder or, without a tree, of the single file `name`.
+    """Lay out the folder or, without a tree, the single file `name`.
 
     `model_type` is the caller's word, such as `tensorflow:1.5`; the files decide when it is None or
     unknown. InvalidModel when they are of no use to the type, or could be several models.
@@ -145,7 +176,7 @@ def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout:
     root = {name: None} if tree is None else _visible(tree)
     home = _home((), root)
     if not home.entries:
-        raise InvalidModel(f"{_shown(name, *home.path)} holds no files")
+        raise InvalidModel(f"{shown(name, *home.path)} holds no files")
     found = _found(name, root, formats or _ALL)
     if found is None and formats is not None:
         found = _guessed(name, home, formats)
@@ -172,16 +203,16 @@ def _folders(tree: Tree) -> dict[str, Tree]:
 
 
 def _home(path: tuple[str, ...], entries: Tree) -> _Place:
-    """The folder itself, or its highest version where all folders in it are versions."""
+    """Return the folder, or its highest version if all folders in it are versions."""
     folders = _folders(entries)
-    if not folders or not all(_VERSION.fullmatch(name) for name in folders):
+    if not folders or not all(map(is_version, folders)):
         return _Place("1", path, entries)
     highest = max(folders, key=int)
     return _Place(highest, (*path, highest), folders[highest])
 
 
 def _levels(root: Tree) -> Iterator[list[_Place]]:
-    """Where to look, best first: the top, its folders, then the same in the only folder."""
+    """Yield where to look, best first: the top, its folders, then the same in the only folder."""
     home = _home((), root)
     yield from _home_and_below(home)
     folders = _folders(root)
@@ -202,9 +233,9 @@ def _found(name: str, root: Tree, formats: Sequence[_Format]) -> _Candidate | No
     for places in _levels(root):
         found = [one for place in places for one in _candidates(place, formats)]
         if len(found) > 1:
-            files = [_shown(*one.place.path, one.file) for one in found]
+            files = [shown(*one.place.path, one.file) for one in found]
             raise InvalidModel(
-                f"{_shown(name)} holds several models: {_listed(files)}; one per package is"
+                f"{shown(name)} holds several models: {listed(files)}; one per package is"
                 " supported where there is no config.pbtxt"
             )
         if found:
@@ -235,7 +266,9 @@ def _files(place: _Place, of: _Format) -> list[str]:
 
 
 def _is_saved_model(place: _Place) -> bool:
-    """At the top saved_model.pb all alone is a GraphDef, as it is for ModelMesh."""
+    """Return whether this is a SavedModel. A lone saved_model.pb at the top is a GraphDef, as it is
+    for ModelMesh.
+    """
     if "variables" in place.entries and any(name.endswith(".pb") for name in place.entries):
         return True
     return "saved_model.pb" in place.entries and (place.nested or len(place.entries) > 1)
@@ -246,16 +279,16 @@ def _weights(xml: str) -> str:
 
 
 def _guessed(name: str, home: _Place, formats: tuple[_Format, ...]) -> _Candidate:
-    """What the caller's word makes of files that do not say it."""
+    """Choose the model's file by the caller's type, as the files' names do not tell."""
     files = [one for one in formats if one not in (_SAVED_MODEL, _OPENVINO)]
     entries = sorted(home.entries)
     if len(files) == len(entries) == 1 and home.entries[entries[0]] is None:
         return _Candidate(home, files[0], entries[0])
-    is_mixed = not home.path and any(map(_VERSION.fullmatch, _folders(home.entries)))
+    is_mixed = not home.path and any(map(is_version, _folders(home.entries)))
     if _SAVED_MODEL in formats and is_mixed:
         return _Candidate(home, _SAVED_MODEL, *_SAVED_MODEL.patterns)
     expected = " or ".join(_expected(one) for one in formats)
-    raise InvalidModel(f"{_shown(name, *home.path)}: expected {expected}; found {_listed(entries)}")
+    raise InvalidModel(f"{shown(name, *home.path)}: expected {expected}; found {listed(entries)}")
 
 
 def _expected(of: _Format) -> str:
@@ -265,7 +298,9 @@ def _expected(of: _Format) -> str:
 
 
 def _of(name: str, found: _Candidate) -> Layout:
-    """A file that has siblings comes with its folder when it has the right name already."""
+    """Lay out the model that was found. A file with siblings comes with its folder if it has the
+    right name already.
+    """
     place, own = found.place, found.format
     is_alone = len(place.entries) == 1
     links = [(f"{place.version}/{own.file}", (*place.path, found.file))]
@@ -285,19 +320,11 @@ def _of(name: str, found: _Candidate) -> Layout:
 
 
 def _config_naming(name: str, found: _Candidate) -> str:
-    """Newer ONNX Runtimes refuse weights that a link of their own leads to: no renaming by link."""
+    """Return a config that names the file: newer ONNX Runtimes refuse weights behind a link of
+    their own, so the file cannot be renamed by a link.
+    """
     if not found.file.isprintable():
-        path = _shown(name, *found.place.path, found.file)
+        path = shown(name, *found.place.path, found.file)
         raise InvalidModel(f"{path}: a config cannot hold this name; call it {found.format.file}")
     file = json.dumps(found.file, ensure_ascii=False)
     return f'backend: "{found.format.backend}"\ndefault_model_filename: {file}\n'
-
-
-def _shown(*path: str) -> str:
-    """Fit for a message, whatever bytes the names are made of."""
-    return "/".join(path).encode("utf-8", "backslashreplace").decode()
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(_shown(name) for name in names[:_MAX_LISTED]) + more

@@ -14,36 +14,35 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import Link, ModelPart, ModelSource, Package, Role
 from adapter.errors import InvalidModel
-from adapter.packages.config import footprint
-from adapter.packages.config.check import decoded, parse
-from adapter.packages.config.content_types import misspelt, read_content_types
-from adapter.packages.config.rules import refuse_impossible
-from adapter.packages.config.text import quoted, with_tensors
-from adapter.packages.source import formats
-from adapter.packages.source.archives import is_packed
-from adapter.packages.source.backends import (
+from adapter.packages import formats
+from adapter.packages.archives import is_packed
+from adapter.packages.backends import (
     MARKER,
     UNPACKED,
     backend_of,
     check_model_files,
     has_own_backend,
     is_ensemble,
-    is_version,
     kept_inside,
     missing_folders,
+    odd_environment,
     unknown_platform,
 )
-from adapter.packages.source.confined import Inside
-from adapter.packages.source.contents import CONFIG, Contents, shown
-from adapter.packages.source.ensemble import Member, mentioned, plan
-from adapter.packages.source.environments import odd_environment
-from adapter.packages.source.schema import Schema, merge, parse_schema, tensors_text
+from adapter.packages.config import decoded, parse
+from adapter.packages.config_parameters import declared_bytes, gpus, misspelt, read_content_types
+from adapter.packages.config_rules import refuse_impossible
+from adapter.packages.config_text import quoted, with_tensors
+from adapter.packages.contents import CONFIG, Contents
+from adapter.packages.ensemble import Member, mentioned, plan
+from adapter.packages.faults import listed, shown
+from adapter.packages.formats import is_version
+from adapter.packages.roots import Inside
+from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
 from adapter.protocols.content_types import ContentTypes
 
 SCHEMA = "_schema.json"
 _MAX_CODE_BYTES = 2**20  # of a file
 _MAX_ALL_CODE_BYTES = 2**24  # of a model
-_MAX_LISTED = 10
 _COMPLETES = b"auto_complete_config"
 _PICKLED = (".pkl", ".pickle", ".joblib")
 
@@ -90,7 +89,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
         backends=frozenset(m.backend for m in models if m.backend is not None),
         own_backends=frozenset(m.backend for m in models if m.backend and m.has_own_backend),
         warnings=tuple(warning for m in models for warning in m.warnings),
-        gpus=footprint.gpus(model.config for model in models),
+        gpus=gpus(model.config for model in models),
         content_types=models[-1].content_types,
         outputs=models[-1].outputs,
         is_of_known_format=all(m.config is not None or m.backend is not None for m in models),
@@ -99,7 +98,7 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
 
 def _declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | None:
     """Return the caller's figure, else the sum of the models' own."""
-    found = [footprint.declared_bytes(m.config, m.folder / CONFIG) for m in models]
+    found = [declared_bytes(m.config, m.folder / CONFIG) for m in models]
     declared = [size for size in found if size is not None]
     if source.declared_bytes is not None or not declared:
         return source.declared_bytes
@@ -284,15 +283,10 @@ def _misspelt(path: Path, tree: formats.Tree | None) -> Iterator[str]:
 
 def _unknown(path: Path, tree: formats.Tree | None) -> str:
     """Say that the files are of no known format, and which are known."""
-    if tree is None:
-        what = f"{shown(path)} is"
-    else:
-        names = sorted(tree)
-        more = ", ..." if len(names) > _MAX_LISTED else ""
-        what = f"{shown(path)} holds {', '.join(map(shown, names[:_MAX_LISTED]))}{more}:"
+    what = "is" if tree is None else f"holds {listed(sorted(tree))}:"
     return (
-        f"{what} no model file of a known format ({formats.known()}), no config.pbtxt and no"
-        f" archive that is unpacked (.tar, .tar.gz, .tgz, .zip){_hint(path, tree)}"
+        f"{shown(path)} {what} no model file of a known format ({formats.known()}), no config.pbtxt"
+        f" and no archive that is unpacked (.tar, .tar.gz, .tgz, .zip){_hint(path, tree)}"
     )
 
 

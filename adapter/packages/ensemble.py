@@ -1,4 +1,4 @@
-"""Which model of a package with several answers to the caller, and what the others are to it.
+"""Finds which model of a package with several answers the caller, and what the others are to it.
 
 Triton loads the steps of an ensemble along with it, but never what Python code calls by name: such
 helpers have to be loaded one by one.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from adapter.core.model import TritonName
 from adapter.errors import InvalidModel
+from adapter.packages.faults import cut, quoted_list
 
 _MAX_NAME_BYTES = 200
 # No branch gives anything back, and a string that is never closed ends with its line or the file:
@@ -32,29 +33,26 @@ _Graph = Mapping[str, Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One model of the package. `steps` are the models of its ensemble steps, `mentions` the names
-    of other members that its Python code holds as string literals.
-    """
+    """One model of the package."""
 
     name: str
     is_ensemble: bool
-    steps: tuple[str, ...]
-    mentions: frozenset[str]
+    steps: tuple[str, ...]  # models of its ensemble steps
+    mentions: frozenset[str]  # names of other members that its Python code has as string literals
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`steps` are what the entry reaches through ensembles, `helpers` all others, each after
-    those that it refers to.
-    """
+    """The roles of a package's models; steps and helpers each come after those they refer to."""
 
     entry: str
-    steps: tuple[str, ...]
-    helpers: tuple[str, ...]
+    steps: tuple[str, ...]  # reached from the entry through ensembles
+    helpers: tuple[str, ...]  # all others
 
 
 def plan(members: Sequence[Member], hint: str | None, where: str) -> Plan:
-    """InvalidModel when the entry is not certain, a step is missing or ensembles form a circle.
+    """Assign the roles. InvalidModel if the entry is uncertain, a step is missing or ensembles form
+    a circle.
 
     `hint` is the caller's word for the entry, `where` the path that messages name.
     """
@@ -70,7 +68,7 @@ def plan(members: Sequence[Member], hint: str | None, where: str) -> Plan:
 
 
 def private_name(entry: TritonName, own_name: str) -> TritonName:
-    """The name in Triton of a model that only others of its package call.
+    """Return the name in Triton of a model that only others of its package call.
 
     Two packages may use the same names within (server#5150), so each has its own prefix. `_h` in
     front of a hash is no escape, so a name made to look like the hash of another does not meet it.
@@ -88,7 +86,7 @@ def _escaped(found: re.Match[bytes]) -> bytes:
 
 
 def mentioned(source: str, names: Collection[str]) -> frozenset[str]:
-    """Those of `names` that occur as string literals in Python source.
+    """Return those of `names` that occur as string literals in Python source.
 
     The text is searched for quoted strings and not parsed: for that Python stops all threads, for
     seconds where the source is made for it. A name that is put together, of several literals or at
@@ -104,20 +102,21 @@ def _check_steps(steps: _Graph, where: str) -> None:
         for step in needed:
             if step not in steps:
                 raise InvalidModel(
-                    f"{where}: ensemble {_quoted(name)} has the step {_quoted(step)}, which is not"
-                    f" in the package; it holds {_listed(steps)}"
+                    f"{where}: ensemble {cut(name)!r} has the step {cut(step)!r}, which is not"
+                    f" in the package; it holds {quoted_list(steps)}"
                 )
     try:
         graphlib.TopologicalSorter(steps).prepare()
     except graphlib.CycleError as error:
-        circle = _listed(reversed(error.args[1]), " -> ")
+        circle = quoted_list(reversed(error.args[1]), " -> ")
         raise InvalidModel(f"{where}: ensembles form a circle: {circle}") from error
 
 
 def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, where: str) -> str:
     if hint is not None and hint not in members:
         raise InvalidModel(
-            f"{where}: the entry {_quoted(hint)} is not in the package; it holds {_listed(members)}"
+            f"{where}: the entry {cut(hint)!r} is not in the package; it holds"
+            f" {quoted_list(members)}"
         )
     if hint is not None:
         return hint
@@ -127,13 +126,13 @@ def _entry(members: Mapping[str, Member], references: _Graph, hint: str | None, 
         if len(candidates) == 1:
             return candidates[0]
     raise InvalidModel(
-        f"{where} holds several models, and any of {_listed(free or references)} may be meant to"
-        ' answer: name it as "entry" in the load request'
+        f"{where} holds several models, and any of {quoted_list(free or references)} may be meant"
+        ' to answer: name it as "entry" in the load request'
     )
 
 
 def _referred_first(references: _Graph) -> list[str]:
-    """Each name after those that it refers to; the members of a circle side by side, by name.
+    """Sort each name after those that it refers to; the members of a circle side by side, by name.
 
     Kosaraju's algorithm: no recursion, and linear in what is given.
     """
@@ -149,7 +148,7 @@ def _referred_first(references: _Graph) -> list[str]:
 
 
 def _postorder(roots: Iterable[str], graph: _Graph, seen: set[str]) -> list[str]:
-    """What can be reached from the roots and is not in `seen` yet, each after what it leads to."""
+    """Return what the roots reach and `seen` does not have yet, each after what it leads to."""
     result: list[str] = []
     for root in roots:
         if root in seen:
@@ -166,14 +165,3 @@ def _postorder(roots: Iterable[str], graph: _Graph, seen: set[str]) -> list[str]
                 seen.add(following)
                 path.append((following, iter(graph[following])))
     return result
-
-
-def _quoted(name: str) -> str:
-    return repr(name if len(name) <= _MAX_NAME_BYTES else name[:_MAX_NAME_BYTES] + "...")
-
-
-def _listed(names: Iterable[str], separator: str = ", ") -> str:
-    """A message names at most ten."""
-    texts = [_quoted(name) for name in names]
-    more = f"{separator}{len(texts) - 10} more" if len(texts) > 10 else ""  # noqa: PLR2004 - see above
-    return separator.join(texts[:10]) + more

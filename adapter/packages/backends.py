@@ -1,17 +1,18 @@
 """Checks the files that a model with a config needs, as far as its backend is known."""
 
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
-from adapter.packages.config.rules import served_versions
-from adapter.packages.source.contents import is_within, shown
-from adapter.packages.source.formats import Tree
+from adapter.packages import formats
+from adapter.packages.config_rules import served_versions
+from adapter.packages.contents import CONFIG, is_within
+from adapter.packages.faults import cut, did_you_mean, listed, shown
+from adapter.packages.formats import PLATFORMS, Tree, is_version, needed_files
 
 # Marks a folder in Triton's repository as the adapter's.
 MARKER = ".triton-adapter.json"
@@ -19,40 +20,8 @@ MARKER = ".triton-adapter.json"
 # Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
 UNPACKED = ".unpacked"
 
-# Triton ignores version folders with leading zeros.
-_VERSION = re.compile(r"[1-9][0-9]*")
 # Triton reads every folder name with std::stoll, and crashes if one overflows (seen on 2.51).
 _NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
-_MODEL_FILES = {
-    "python": ("model.py",),
-    "onnxruntime": ("model.onnx",),
-    "onnxruntime_onnx": ("model.onnx",),
-    "tensorrt": ("model.plan",),
-    "tensorrt_plan": ("model.plan",),
-    "pytorch": ("model.pt",),
-    "pytorch_libtorch": ("model.pt",),
-    "tensorflow": ("model.savedmodel", "model.graphdef"),
-    "tensorflow_savedmodel": ("model.savedmodel",),
-    "tensorflow_graphdef": ("model.graphdef",),
-    "openvino": ("model.xml",),
-}
-# `platform` is the older field; these are its backends
-_BACKENDS = {
-    "onnxruntime_onnx": "onnxruntime",
-    "tensorrt_plan": "tensorrt",
-    "pytorch_libtorch": "pytorch",
-    "tensorflow_savedmodel": "tensorflow",
-    "tensorflow_graphdef": "tensorflow",
-}
-# Backends that come with Triton; others may be in the package itself, as libtriton_<name>.so.
-BACKENDS = frozenset({"dali", "fil", "onnxruntime", "openvino", "python", "pytorch"}) | frozenset(
-    {"tensorflow", "tensorrt", "vllm"}
-)
-_MAX_LISTED = 10
-
-
-def is_version(name: str) -> bool:
-    return _VERSION.fullmatch(name) is not None
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -63,7 +32,7 @@ def backend_of(config: ModelConfig) -> str | None:
     """Return the backend; None if Triton detects it, and for ensembles, which need none."""
     if is_ensemble(config):
         return None
-    return config.backend or _BACKENDS.get(config.platform)
+    return config.backend or PLATFORMS.get(config.platform)
 
 
 def missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
@@ -79,26 +48,22 @@ def refuse_missing_backends(package: Package, known: frozenset[str] | None) -> N
     if known is not None and (missing := package.backends - package.own_backends - known):
         raise InvalidModel(
             f"{shown(package.root)} needs Triton's backend {', '.join(sorted(missing))};"
-            f" this Triton has {', '.join(sorted(known)) or 'none'}{meant(missing, known)}"
+            f" this Triton has {', '.join(sorted(known)) or 'none'}"
+            f"{did_you_mean(sorted(missing), known)}"
         )
-
-
-def meant(backends: Iterable[str], known: Iterable[str]) -> str:
-    """Propose a known name for misspelt ones, as the end of a message; nothing if none is near."""
-    near = [one for name in sorted(backends) for one in get_close_matches(name[:100], known, 1)]
-    return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def unknown_platform(config: ModelConfig) -> str | None:
     """Return a warning about a `platform` that no Triton of today knows; it decides alone only
     where there is no `backend`.
     """
-    known = {*_BACKENDS, "ensemble"}
+    known = {*PLATFORMS, "ensemble"}
     if not config.platform or config.backend or config.platform in known:
         return None
-    name = config.platform[:100]
-    proposal = meant([name], known) or "; to name a backend, the field is `backend`"
-    return f"platform {name!r} is not known{proposal}"
+    proposal = (
+        did_you_mean([config.platform], known) or "; to name a backend, the field is `backend`"
+    )
+    return f"platform {cut(config.platform)!r} is not known{proposal}"
 
 
 def has_own_backend(tree: Tree, config: ModelConfig) -> bool:
@@ -130,18 +95,20 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> None:
     versions = _versions(root, tree)
     if is_ensemble(config):
         if not config.ensemble_scheduling.step:
-            raise InvalidModel(f"{shown(root)}: config.pbtxt is of an ensemble without steps")
+            raise InvalidModel(f"{shown(root)}: {CONFIG} is of an ensemble without steps")
         return
     if not versions:
-        raise InvalidModel(f"{shown(root)}: no version folder such as 1; found {_listed(tree)}")
+        raise InvalidModel(
+            f"{shown(root)}: no version folder such as 1; found {listed(sorted(tree))}"
+        )
     try:
         served = served_versions(config, versions)
     except ValueError as error:
-        raise InvalidModel(f"{shown(root / 'config.pbtxt')}: {error}") from error
+        raise InvalidModel(f"{shown(root / CONFIG)}: {error}") from error
     _check_named_files(root, config)
     kind = config.platform or config.backend
     # with cc_model_filenames the file depends on the GPU
-    names = () if config.cc_model_filenames else _MODEL_FILES.get(kind, ())
+    names = () if config.cc_model_filenames else needed_files(kind)
     if names:
         names = (config.default_model_filename,) if config.default_model_filename else names
         _check_versions(root, served, kind, names)
@@ -173,7 +140,7 @@ def _check_named_files(root: Path, config: ModelConfig) -> None:
     for name in named:
         path = root / name
         if ".." not in path.parts and is_within(str(path), str(root)) and not path.exists():
-            raise InvalidModel(f"{shown(root / 'config.pbtxt')} names {shown(path)}: no such file")
+            raise InvalidModel(f"{shown(root / CONFIG)} names {shown(path)}: no such file")
 
 
 def _versions(root: Path, tree: Tree) -> list[str]:
@@ -184,8 +151,29 @@ def _versions(root: Path, tree: Tree) -> list[str]:
     return [name for name in folders if is_version(name)]
 
 
-def _listed(names: Tree | list[str]) -> str:
-    """List at most ten names for a message."""
-    texts = [shown(name) for name in sorted(names)]
-    more = f" and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
-    return (", ".join(texts[:_MAX_LISTED]) or "nothing") + more
+_HERE = "$$TRITON_MODEL_DIRECTORY/"
+_NUMPY = re.compile(r"numpy-(\d+)(\.[^-]*)?\.dist-info")
+
+
+def odd_environment(folder: Path, tree: formats.Tree, config: ModelConfig) -> Iterator[str]:
+    """Warn of a numpy that Triton's python backend cannot work with. What is packed is not read."""
+    given = config.parameters.get("EXECUTION_ENV_PATH")
+    place = "" if given is None else given.string_value
+    if not place.startswith(_HERE):
+        return
+    name = place.removeprefix(_HERE)
+    for python, packages in (_below(tree, PurePosixPath(name, "lib")) or {}).items():
+        installed = (packages or {}).get("site-packages") if python.startswith("python") else None
+        for found in filter(None, map(_NUMPY.fullmatch, installed or {})):
+            if int(found[1]) > 1:
+                yield (
+                    f"{shown(folder / name)}: has numpy {found[1]}{found[2] or ''}; with Triton"
+                    ' 2.51 each inference fails then: "output tensor shape does not match size of'
+                    " output\". Make it with: pip install 'numpy<2'"
+                )
+
+
+def _below(tree: formats.Tree | None, path: PurePosixPath) -> formats.Tree | None:
+    for part in path.parts:
+        tree = (tree or {}).get(part)
+    return tree

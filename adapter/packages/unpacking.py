@@ -1,4 +1,6 @@
-"""A folder that is filled from an archive: each path, link, size and time is checked here."""
+"""Fills a folder from an archive, and checks each path, link, size and time. Also what files take
+of a disk, and how much of it is left to others.
+"""
 
 import os
 import stat
@@ -9,14 +11,33 @@ from pathlib import Path
 from typing import IO
 
 from adapter.errors import BackendError, InvalidModel
-from adapter.packages.source.contents import MAX_ENTRIES, shown
-from adapter.packages.source.space import (
-    BLOCK_BYTES,
-    RESERVE_BYTES,
-    RESERVE_INODES,
-    disk_bytes,
-    free_at,
-)
+from adapter.packages.contents import MAX_ENTRIES
+from adapter.packages.faults import shown
+
+# Not what statvfs says: network file systems say the 1 MiB that they transfer at a time.
+BLOCK_BYTES = 4096
+# The rest of the disk is not for packages: other programs, and Triton, write to it as well.
+RESERVE_BYTES = 2**30
+RESERVE_INODES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What is free on a disk."""
+
+    bytes: int
+    inodes: int | None  # files, folders and links that can still be made; None without a limit
+
+
+def free_at(folder: str | os.PathLike[str]) -> Free:
+    found = os.statvfs(folder)
+    return Free(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def disk_bytes(size: int = 0) -> int:
+    """Return what a file of so many bytes takes; folders, links and empty files a block."""
+    return max(BLOCK_BYTES, size + -size % BLOCK_BYTES)
+
 
 CHUNK = 2**20
 MAX_NAME_BYTES = 1024
@@ -32,18 +53,15 @@ _MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_entries` counts files, links and folders, also those that are only named in a path.
-
-    `max_ratio` is unpacked bytes for each packed one, asked for above 1 GiB only.
-    """
+    """How much an archive may unpack to."""
 
     max_unpacked_bytes: int = 64 * 2**30
-    max_entries: int = MAX_ENTRIES
-    max_ratio: int = 1000
+    max_entries: int = MAX_ENTRIES  # files, links, and folders, also those only named in a path
+    max_ratio: int = 1000  # unpacked bytes for each packed one; checked above 1 GiB
 
 
 class Unpacking:
-    """What has become of one archive so far; all that is written goes through here.
+    """Writes what an archive holds, and keeps count of it.
 
     Links are made when all else is there, so nothing is ever written through one. Folders that hold
     no file come just before: an archive may name any number of them for next to nothing.
@@ -80,7 +98,7 @@ class Unpacking:
         self._folder_times: dict[str, float] = {}
 
     def begin(self, entry: str) -> None:
-        """What follows is about this entry."""
+        """Name the entry that the following calls are about."""
         self._entry = entry
 
     def expect(self, entries: int) -> None:
@@ -137,7 +155,7 @@ class Unpacking:
             )
 
     def add_folder(self, mtime: float) -> None:
-        """A folder may come twice: `tar -C a . -C b .` writes `./` each time."""
+        """Note a folder, which may come twice: `tar -C a . -C b .` writes `./` each time."""
         parts = self._parts(self._entry)
         if parts:
             path = "/".join(parts)
@@ -196,7 +214,7 @@ class Unpacking:
         return self._target / name
 
     def _parts(self, name: str) -> list[str]:
-        """The path below the target, nothing for the target itself."""
+        """Return the path below the target, part by part; nothing for the target itself."""
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if "\0" in name:
             raise self.refused("its path holds a NUL")
@@ -212,7 +230,7 @@ class Unpacking:
         return parts
 
     def _claim(self, parts: list[str], kind: str) -> str:
-        """The path, which nothing has yet, with all folders above it noted."""
+        """Note a path that no entry has yet, with all folders above it, and return it."""
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth])
             if above not in self._kinds:
@@ -231,7 +249,9 @@ class Unpacking:
         self._occupy(BLOCK_BYTES)
 
     def _leads_out(self, name: str, to: str) -> bool:
-        """Up from behind another link is not where the text says, so that counts as out."""
+        """Return whether a link may lead out. Up from behind another link is not where the text
+        says, so that counts as out.
+        """
         here, behind_link = name.split("/")[:-1], False
         for part in to.split("/"):
             if part == "..":

@@ -2,27 +2,79 @@
 
 An archive may come from anybody who may name a model. tarfile and zipfile only read it; what may
 be written is for unpacking.py to say, since what the `filter` of tarfile refuses differs from one
-Python to the next. Reads and writes the disk, so callers run it in a thread or a process.
+Python to the next. Reads and writes the disk, so callers run it in a thread or a process. `main` is
+that process: it imports nothing outside the standard library but the modules that unpack, as
+imports are most of its start.
 """
 
+import ctypes
 import io
+import json
 import os
 import shutil
+import signal
 import stat
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
-from adapter.errors import BackendError, InvalidModel
-from adapter.packages.source.contents import shown
-from adapter.packages.source.gunzip import Gunzip
-from adapter.packages.source.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
+from adapter.errors import AdapterError, BackendError, InvalidModel
+from adapter.packages.faults import shown
+from adapter.packages.unpacking import CHUNK, MAX_NAME_BYTES, Limits, Unpacking
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_GZIP = 31  # zlib's window bits: gzip's header and checksum, and nothing else
+_PACKED_BYTES = 2**18
+
+
+class Gunzip(io.RawIOBase):
+    """Unpacks `file` as it is read. Raises zlib.error if damaged, EOFError if incomplete.
+
+    The gzip module of Python 3.11 reads 8 KiB at a time, which cost 2.7 times as much CPU time for
+    weights, which hardly compress.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self._member = zlib.decompressobj(_GZIP)
+        self._ahead = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        target = memoryview(buffer).cast("B")
+        while not self._member.eof or self._begin_next():
+            packed = self._member.unconsumed_tail or self._ahead or self._file.read(_PACKED_BYTES)
+            self._ahead = b""
+            piece = self._member.decompress(packed, len(target))
+            if piece:
+                target[: len(piece)] = piece
+                return len(piece)
+            if not packed and not self._member.eof:
+                raise EOFError("it ends before its last piece does")
+        return 0
+
+    def _begin_next(self) -> bool:
+        """Begin the next member: a file may have several, with zeros between and after them."""
+        rest = self._member.unused_data
+        while not (rest := rest.lstrip(b"\0")):
+            if not (rest := self._file.read(_PACKED_BYTES)):
+                return False
+        self._ahead, self._member = rest, zlib.decompressobj(_GZIP)
+        return True
+
 
 _FEW = 16  # entries, hidden ones included, among which a lone archive is looked for
 # Long names and attributes need some. tarfile takes as much as it is told into memory, and before
@@ -315,3 +367,53 @@ def _zip_time(info: zipfile.ZipInfo) -> float:
     except ValueError:
         return 0
     return midnight + 3600 * time[0] + 60 * time[1] + time[2]  # these may be out of their range
+
+
+_PR_SET_PDEATHSIG = 1
+_STDOUT = 1
+# Where all want the CPU this process gets a third of what one of the usual priority gets, so three
+# large archives weigh as much as one such process. Less than that made nobody's wait shorter.
+_NICE = 5
+
+
+def main() -> None:
+    """Unpack one archive in a process of its own.
+
+    Arguments: the adapter's pid, with which this process ends, and a job as JSON: `archive`,
+    `target` and `content` of `unpack`, `limits`, and whether it `asks` for room. stdout is a
+    socket: an error is written to it as a line of JSON, and so are the bytes and inodes that room
+    is asked for, which a byte answers.
+    """
+    parent, job = int(sys.argv[1]), json.loads(sys.argv[2])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before
+        return
+    _give_way()
+    archive, target, content = (Path(job[key]) for key in ("archive", "target", "content"))
+    try:
+        room = _ask if job["asks"] else None
+        unpack(archive, target, Limits(**job["limits"]), content=content, room=room)
+    except AdapterError as error:
+        _tell({"error": type(error).__name__, "text": str(error)})
+
+
+def _ask(count: int, inodes: int) -> None:
+    """Wait until the adapter has room on disk for so much; it ends this process if not."""
+    _tell({"room": count, "inodes": inodes})
+    if not os.read(_STDOUT, 1):
+        sys.exit(1)
+
+
+def _tell(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _give_way() -> None:
+    """Lower the priority, after the start, which is short. With autogroups (sched(7)) it counts
+    within a session only, so that of the session is lowered as well; not every Linux has them.
+    """
+    with suppress(OSError):
+        os.nice(_NICE)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(f"{_NICE}")

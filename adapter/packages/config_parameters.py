@@ -1,0 +1,157 @@
+"""Reads from a config which content types a model opted into, and what it says of its memory."""
+
+import os
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import (
+    DataType,
+    ModelConfig,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+)
+
+from adapter.core.sizing import parse_size
+from adapter.errors import AdapterError, InvalidModel
+from adapter.packages.backends import is_ensemble
+from adapter.packages.config import parse, read_config
+from adapter.packages.config_text import tokens_of
+from adapter.packages.contents import CONFIG
+from adapter.packages.faults import cut, shown
+from adapter.packages.roots import resolve
+from adapter.protocols.content_types import PARAMETER, ContentTypes, content_types
+from adapter.protocols.tensors import Tensor
+from adapter.runtime import clock
+
+# How near a name must be to be taken for a misspelt one.
+_NEAR = 0.75
+
+
+def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTypes | None:
+    """Return None for a model that did not opt in; InvalidModel for what it cannot opt into.
+
+    `text` is what stands in the file at `path`, for the message.
+    """
+    if PARAMETER not in config.parameters:
+        return None
+    try:
+        return content_types(
+            config.parameters[PARAMETER].string_value,
+            _tensors(config.input),
+            _tensors(config.output),
+            is_batched=config.max_batch_size > 0,
+        )
+    except ValueError as error:
+        place = f"{shown(path)}:{_line(text)}"
+        raise InvalidModel(f"{place}: parameter {PARAMETER}: {error}") from error
+
+
+def misspelt(config: ModelConfig, path: Path) -> tuple[str, ...]:
+    """Warn of parameters whose names are almost that of the list."""
+    names = {name.lower()[:100]: name for name in config.parameters if name != PARAMETER}
+    near = [names[name] for name in names if get_close_matches(name, [PARAMETER], 1, _NEAR)]
+    text = f"says nothing to the adapter; did you mean {PARAMETER}?"
+    return tuple(f"{shown(path)}: parameter {cut(name)!r} {text}" for name in sorted(near))
+
+
+def staged_content_types(folder: Path) -> ContentTypes | None:
+    """Return those of a model that was staged before."""
+    path = folder / CONFIG
+    try:
+        text = read_config(path)
+        return read_content_types(parse(text, path).config, text, path)
+    except (AdapterError, OSError):  # Triton completes one by itself where there is none
+        return None
+
+
+def _tensors(tensors: Iterable[ModelInput | ModelOutput]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(each.name, _datatype(each), tuple(each.dims)) for each in tensors)
+
+
+def _datatype(tensor: ModelInput | ModelOutput) -> str:
+    """Return V2's name of the type."""
+    name = DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+def _line(text: str) -> int:
+    """Return the line of the parameter's name; the last of them counts."""
+    lines = [
+        text.count("\n", 0, token.start()) + 1
+        for token in tokens_of(text)
+        if token[0][1:-1] == PARAMETER
+    ]
+    return lines[-1] if lines else 1
+
+
+_PARAMETER = "memory_bytes"
+
+
+def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
+    """Return the size in the config, None without one; InvalidModel if it is not a size.
+
+    `path` is the config's, for the message.
+    """
+    if config is None or _PARAMETER not in config.parameters:
+        return None
+    text = config.parameters[_PARAMETER].string_value
+    try:
+        return parse_size(text)
+    except (ValueError, OverflowError) as error:
+        raise InvalidModel(
+            f"{shown(path)}: parameter {_PARAMETER}: {cut(text)!r}: {error}"
+        ) from error
+
+
+def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
+    """Return the CUDA numbers of the GPUs that all of the models name together.
+
+    None if one of them leaves the choice to Triton or to its backend: it has no config, no instance
+    group, or a group that is neither for CPUs nor names GPUs.
+    """
+    named: set[int] = set()
+    for config in configs:
+        if config is not None and is_ensemble(config):
+            continue  # only its steps run
+        groups = config.instance_group if config is not None else ()
+        if not groups:
+            return None
+        for group in groups:
+            if group.kind == ModelInstanceGroup.KIND_CPU:
+                continue
+            if not group.gpus:
+                return None
+            named.update(group.gpus)
+    return frozenset(named)
+
+
+def quick_size(url: str, roots: Sequence[str], end: float) -> tuple[int | None, int]:
+    """Return the sum that the configs declare, None without any, and the bytes of all files; 0 when
+    they cannot be read, or not all of them until `end` (time.monotonic).
+    """
+    configs: list[Path] = []
+    found = 0
+    try:
+        path = resolve(url, roots)
+        if path.is_file():
+            return None, path.stat().st_size
+        for folder, _, names in os.walk(path):
+            if clock.monotonic() > end:
+                return None, 0
+            found += sum(Path(folder, name).stat().st_size for name in names)
+            configs += [Path(folder, CONFIG)] if CONFIG in names else []
+    except (AdapterError, OSError):
+        return None, 0
+    sizes = [size for config in configs if (size := _declared(config)) is not None]
+    return (sum(sizes) if sizes else None), found
+
+
+def _declared(config: Path) -> int | None:
+    try:
+        # reading a pipe of that name would block for ever
+        text = read_config(config) if config.is_file() else ""
+        return declared_bytes(parse(text, config).config, config)
+    except (AdapterError, OSError):  # the load reports what is wrong with it
+        return None

@@ -1,0 +1,131 @@
+"""Refuses configurations that Triton is certain to refuse, whatever the model file says.
+
+Only values that are wrong in themselves: what is missing, a backend may complete from the model.
+To many of these, and to all faults of an ensemble's tensors, Triton only answers "failed to poll
+from model repository" (docs/design/triton.md).
+"""
+
+import graphlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import (
+    ModelConfig,
+    ModelEnsembling,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+)
+
+from adapter.errors import InvalidModel
+from adapter.packages.faults import cut, listed, quoted_list, shown
+
+
+def refuse_impossible(config: ModelConfig, path: Path) -> None:
+    """Raise InvalidModel with the first fault. `path` is the config's, for the message."""
+    for fault in _faults(config):
+        raise InvalidModel(f"{shown(path)}: {fault}")
+
+
+def served_versions(config: ModelConfig, versions: list[str]) -> list[str]:
+    """Return the versions that the config's policy has Triton serve; by default the latest one.
+
+    Raises ValueError, with the reason, if there is none.
+    """
+    policy = config.version_policy
+    kind = policy.WhichOneof("policy_choice")
+    numbered = sorted(versions, key=int)
+    if kind == "all":
+        served = numbered
+    elif kind == "specific":
+        served = [version for version in numbered if int(version) in policy.specific.versions]
+    else:
+        count = policy.latest.num_versions if kind == "latest" else 1
+        served = numbered[-count:] if count else []
+    if not served:
+        asked = listed(policy.specific.versions) if kind == "specific" else "latest 0"
+        raise ValueError(f"version_policy asks for {asked}; there is {', '.join(numbered)}")
+    return served
+
+
+def _faults(config: ModelConfig) -> Iterator[str]:
+    if config.max_batch_size < 0:
+        yield f"max_batch_size is {config.max_batch_size}; it must be 0, for no batching, or more"
+    for size in config.dynamic_batching.preferred_batch_size:
+        if not 0 < size <= config.max_batch_size:
+            most = f"max_batch_size, which is {config.max_batch_size}"
+            yield f"preferred_batch_size {size} is not between 1 and {most}"
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        for tensor in tensors:
+            yield from _tensor_faults(kind, tensor)
+    for group in config.instance_group:
+        if group.kind == ModelInstanceGroup.KIND_CPU and group.gpus:
+            yield f"an instance_group of KIND_CPU names GPUs: {listed(group.gpus)}"
+    yield from wiring_faults(config)
+
+
+def _tensor_faults(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]:
+    if not tensor.name:
+        yield f"an {kind} has no name"
+    name = f"{kind} {cut(tensor.name)!r}"
+    for field, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape.shape)):
+        if any(size < 1 and size != -1 for size in sizes):
+            yield f"{name}: {field} [{listed(sizes)}]: each must be 1 or more, or -1 for any size"
+    both = {*tensor.dims, *tensor.reshape.shape}
+    is_fixed = tensor.HasField("reshape") and tensor.dims and -1 not in both
+    if is_fixed and math.prod(tensor.dims) != math.prod(tensor.reshape.shape):
+        sizes = f"[{listed(tensor.dims)}] and reshape [{listed(tensor.reshape.shape)}]"
+        yield f"{name}: dims {sizes} are of different size"
+
+
+def wiring_faults(config: ModelConfig) -> Iterator[str]:
+    """Yield the faults of an ensemble; nothing for any other model."""
+    steps = list(config.ensemble_scheduling.step)
+    for number, step in enumerate(steps):
+        for field, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
+            if not tensors:
+                yield f"{_step(number, step)} has no {field}"
+    writers: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        for tensor in step.output_map.values():
+            if tensor in writers:
+                yield f"{cut(tensor)!r} is in an output_map twice; one step may write it, once"
+            writers[tensor] = number
+    if steps:
+        yield from _unfilled(config, steps, writers)
+
+
+def _unfilled(
+    config: ModelConfig, steps: list[ModelEnsembling.Step], writers: dict[str, int]
+) -> Iterator[str]:
+    inputs = {tensor.name for tensor in config.input}
+    outputs = {tensor.name for tensor in config.output}
+    read = {tensor for step in steps for tensor in step.input_map.values()}
+    for name in sorted(inputs - read - writers.keys()):
+        known = quoted_list(sorted(read))
+        yield f"no step reads the ensemble's input {cut(name)!r}; steps read {known}"
+    for number, step in enumerate(steps):
+        for tensor in sorted({*step.input_map.values()} - inputs - writers.keys()):
+            yield (
+                f"{_step(number, step)} reads {cut(tensor)!r}, which is no input of the ensemble,"
+                " and which no step writes"
+            )
+    for name in sorted(outputs - inputs - writers.keys()):
+        known = quoted_list(sorted(writers))
+        yield f"no step writes the ensemble's output {cut(name)!r}; steps write {known}"
+    for name in sorted(writers.keys() - outputs - read):
+        yield f"{cut(name)!r} of an output_map is no output of the ensemble, and no step reads it"
+    needed = {
+        number: {writers[t] for t in step.input_map.values() if t in writers and t not in inputs}
+        for number, step in enumerate(steps)
+    }
+    try:
+        graphlib.TopologicalSorter(needed).prepare()
+    except graphlib.CycleError as error:
+        circle = [steps[number].model_name for number in reversed(error.args[1])]
+        yield f"steps wait for each other's outputs: {quoted_list(circle, ' -> ')}"
+
+
+def _step(number: int, step: ModelEnsembling.Step) -> str:
+    return f"step {number + 1}, model {cut(step.model_name)!r},"

@@ -1,0 +1,36 @@
+"""Words the faults of packages: paths, names and lists, at lengths that fit a message."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_MAX_CHARACTERS = 100
+_MAX_LISTED = 10
+
+
+def shown(*path: object) -> str:
+    """Return a path, or the parts of one, as text, whatever bytes the names consist of."""
+    text = "/".join(map(str, path))
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def cut(text: str, most: int = _MAX_CHARACTERS) -> str:
+    """Return at most so many characters of a text that a caller wrote."""
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def listed(items: Iterable[object], separator: str = ", ") -> str:
+    """Return at most ten of the items as text, and how many more there are."""
+    texts = [shown(item) for item in items]
+    more = f" and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else ""
+    return (separator.join(texts[:_MAX_LISTED]) or "nothing") + more
+
+
+def quoted_list(names: Iterable[str], separator: str = ", ") -> str:
+    """Return `listed` of the names in quotes."""
+    return listed((repr(cut(name)) for name in names), separator)
+
+
+def did_you_mean(names: Iterable[str], known: Iterable[str]) -> str:
+    """Propose known names for misspelt ones, as the end of a message; nothing if none is near."""
+    near = [one for name in names for one in get_close_matches(name[:_MAX_CHARACTERS], known, 1)]
+    return f"; did you mean {', '.join(near)}?" if near else ""
