@@ -107,11 +107,7 @@ class AlreadyRegistered(InvalidRequest):
 
 
 class UnknownEncoding(InvalidRequest):
-    """`accepted`: the encodings that are known, as the header grpc-accept-encoding has them."""
-
-    def __init__(self, message: str, *, accepted: str) -> None:
-        super().__init__(message)
-        self.accepted = accepted
+    pass
 
 
 class NotJson(InvalidRequest):

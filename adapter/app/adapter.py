@@ -25,8 +25,8 @@ from adapter.frontends.access import Access
 from adapter.frontends.admin import Admin
 from adapter.frontends.debug_state import DebugState
 from adapter.frontends.drain import Drain
-from adapter.frontends.grpc.fast_path import FRONTEND
 from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.policy import FRONTEND
 from adapter.frontends.http.connections import bearable_connections
 from adapter.frontends.listeners import Listeners
 from adapter.frontends.model_repository import LoadOfStore, Repository, no_store

@@ -21,10 +21,10 @@ from adapter.frontends import openapi
 from adapter.frontends.access import Access
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc import modelmesh
-from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
 from adapter.frontends.grpc.health import health_services
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
+from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
 from adapter.frontends.http.application import Front
 from adapter.frontends.http.connections import Connections
@@ -230,7 +230,7 @@ class Rpc:
         gRPC server that takes all other calls.
         """
         shared, metrics = self._shared, self._shared.metrics
-        policy = GrpcFastPath(
+        policy = RelayPolicy(
             shared.control,
             self._faults,
             metrics,

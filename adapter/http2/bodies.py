@@ -2,14 +2,13 @@
 
 from typing import Protocol
 
-from adapter.errors import AdapterError
 from adapter.http2.downstream import Downstream
 from adapter.http2.stream import Exchange
 from adapter.runtime.byte_budget import ByteBudget
 
 
 class Responses(Protocol):
-    def refuse(self, exchange: Exchange, error: AdapterError) -> None: ...
+    def refuse(self, exchange: Exchange, error: Exception) -> None: ...
     def flush(self) -> None: ...
 
 
@@ -50,6 +49,6 @@ class LargeBody:
         self._downstream.let_on(self._exchange.inbound)
         self._responses.flush()
 
-    def cut(self, error: AdapterError) -> None:
+    def cut(self, error: Exception) -> None:
         self._responses.refuse(self._exchange, error)
         self._responses.flush()

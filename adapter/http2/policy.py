@@ -1,15 +1,14 @@
-"""Which calls go to Triton directly, as the proxy asks it, and the heads of calls and answers."""
+"""What the relay asks of the sidecar, its own errors, and the heads of calls and answers."""
 
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from adapter.core.calls import RPC_NOT_STARTED
-from adapter.errors import AdapterError, InvalidRequest, MessageTooLarge, UnknownEncoding
 from adapter.http2 import frames
 from adapter.http2.headers import (
     MAX_TEXT_BYTES,
@@ -20,31 +19,65 @@ from adapter.http2.headers import (
     encoded,
 )
 
-NOT_STARTED: Headers = ((RPC_NOT_STARTED.encode(), b"1"),)
+# the gRPC status of a call that failed, its text, and more trailers
+Status: TypeAlias = tuple[int, str, Headers]
+
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,18}) *([HMSmun])")
 _NAME = re.compile(rb"[a-z0-9._-]+")
 HTTP_431 = 431  # Request Header Fields Too Large
-_ENCODINGS = (b"identity", b"deflate", b"gzip")
+ENCODINGS = (b"identity", b"deflate", b"gzip")
 _MOST_NUMBER, _COST_BYTES = 2**31, 8
+
+
+class Reason(Enum):
+    """Why the relay itself ends a call."""
+
+    INVALID = "the request breaks a rule of gRPC or of protobuf"
+    ENCODING = "its messages are compressed in a way that gRPC does not know"
+    TOO_LARGE = "its headers or its message are over a limit"
+    INCOMPLETE = "it ended before its message was complete"
+    SLOW = "it is received too slowly"
+    NOT_STARTED = "it was not complete when its model was unloaded, or the relay stopped"
+    OVERLOADED = "too much is buffered"
+    UNREACHABLE = "the upstream has nothing of it"
+    BROKEN = "the upstream, which may have begun with it, was lost"
+    LATE = "its time is up"
+    ODD_ANSWER = "the upstream's answer breaks a rule"
+
+
+class RelayError(Exception):
+    """An error of the relay, which the policy words for the client."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Refused(Exception):
+    """The policy does not admit a call; `error` says why, in the sidecar's terms."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """The headers of a request. `direct` is the header block for Triton, None when the call may not
-    go there; `fallback` the one for the fallback server. `mesh_id` is the model that the metadata
-    names, `seconds` the timeout. A `refusal` is answered at once. `max_bytes` bounds the message
-    for the fallback server; None for a stream, whose messages that server judges. `length` is
-    `content-length`, `http_status` the response to what is not gRPC. `direct_start` begins the
+    go there; `fallback` the one for the fallback server. `metadata_name` is the metadata's name for
+    the model, `seconds` the timeout. A `refusal` is answered at once. `max_bytes` bounds the
+    message for the fallback server; None for a stream, whose messages that server judges. `length`
+    is `content-length`, `http_status` the response to what is not gRPC. `direct_start` begins the
     HEADERS frame of `direct`; empty where it needs CONTINUATION. `headers`: all that were read.
     """
 
     path: bytes
     fallback: bytes
     direct: bytes | None
-    mesh_id: str | None
+    metadata_name: str | None
     seconds: float | None
-    refusal: AdapterError | None
+    refusal: RelayError | None
     max_bytes: int | None
     length: int | None
     http_status: int | None
@@ -94,13 +127,11 @@ class DirectCall(Protocol):
     def ended(self) -> None:
         """Triton has finished an abandoned call."""
 
-    def fault(self, status: int, text: str) -> AdapterError:
+    def fault(self, status: int, text: str) -> Exception:
         """Return the error that Triton's status means. The call does not end."""
 
-    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str, Headers]:
-        """Return the gRPC status for the client, its text and more trailers. `is_over`: Triton has
-        finished the call.
-        """
+    async def failed(self, error: Exception, *, is_over: bool) -> Status:
+        """End the call with `error`. `is_over`: Triton has finished it."""
 
 
 class RoutingPolicy(Protocol):
@@ -114,24 +145,27 @@ class RoutingPolicy(Protocol):
         """Return the limit of a message that goes to the fallback server; None for streams."""
 
     def refused(
-        self, path: bytes, error: AdapterError, mesh_id: str | None, headers: Headers
-    ) -> tuple[int, str, Headers]:
-        """Return the gRPC status for a call that was not forwarded, its text and more trailers."""
+        self, path: bytes, error: Exception, metadata_name: str | None, headers: Headers
+    ) -> Status:
+        """Count a call that was not forwarded."""
 
-    def admit(self, name: bytes, mesh_id: str | None) -> DirectCall | None:
-        """None: use the fallback server. Raises the error with which that would answer a complete
-        message at once.
+    def worded(self, error: RelayError) -> Status:
+        """Return the status of a call that the fallback server counts, or that nobody does."""
+
+    def admit(self, name: bytes, metadata_name: str | None) -> DirectCall | None:
+        """None: use the fallback server. Raises Refused where that would answer a complete message
+        with an error at once.
         """
 
-    def may_wait(self, name: bytes, mesh_id: str | None) -> bool:
+    def may_wait(self, name: bytes, metadata_name: str | None) -> bool:
         """Whether `ready` may change it that the call was not admitted."""
 
-    async def ready(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
+    async def ready(self, name: bytes, metadata_name: str | None) -> Exception | None:
         """Wait until the model takes inferences, for which it may be loaded; return why it does
         not.
         """
 
-    def error_of(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
+    def error_of(self, name: bytes, metadata_name: str | None) -> Exception | None:
         """Return why the model takes no inference now; None where it does."""
 
 
@@ -139,7 +173,7 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     check_request(headers)
     found = dict(headers)
     refusal = odd_header(headers)
-    may_go, mesh_id = policy.route(found) if refusal is None else (False, None)
+    may_go, metadata_name = policy.route(found) if refusal is None else (False, None)
     fallback = encoded(headers)
     meant = [header for header in headers if policy.is_forwarded(header[0])] if may_go else []
     direct = fallback if len(meant) == len(headers) else encoded(meant) if meant else None
@@ -148,7 +182,7 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     most = policy.max_bytes(path)
     start = frames.headers_start(direct or b"", end=False)
     status = _http_status(found)
-    about = (path, fallback, direct, mesh_id, seconds, refusal, most, length, status, start)
+    about = (path, fallback, direct, metadata_name, seconds, refusal, most, length, status, start)
     return Call(*about, headers)
 
 
@@ -158,7 +192,7 @@ def too_large_call(headers: Headers, why: str) -> Call:
     """
     found = {b":method": b"POST", b":path": b"", b"content-type": b"application/grpc"}
     found.update(headers)
-    refusal = MessageTooLarge(f"{why}; send fewer or shorter ones")
+    refusal = RelayError(Reason.TOO_LARGE, f"{why}; send fewer or shorter ones")
     status = HTTP_431 if _http_status(found) else None
     return Call(found[b":path"], b"", None, None, None, refusal, None, None, status, b"", headers)
 
@@ -186,7 +220,7 @@ def read_answer(headers: Headers) -> Answer:
     )
 
 
-def odd_header(headers: Headers) -> InvalidRequest | None:
+def odd_header(headers: Headers) -> RelayError | None:
     """Return why a call with these headers is refused, None where it is not. Triton and the
     fallback server would answer it INTERNAL, or reset it, though the client is at fault.
     """
@@ -195,21 +229,21 @@ def odd_header(headers: Headers) -> InvalidRequest | None:
             continue
         if not _NAME.fullmatch(key):
             name = key.decode("ascii", "backslashreplace")
-            return InvalidRequest(f"{name} is not a name of metadata")
+            return RelayError(Reason.INVALID, f"{name} is not a name of metadata")
         if key.endswith(b"-bin") and _bytes_of(value) is None:
-            return InvalidRequest(f"the header {key.decode()} is not base64")
+            return RelayError(Reason.INVALID, f"the header {key.decode()} is not base64")
         is_fine = _OWN.get(key)
         if is_fine is not None and not is_fine(value):
             return _not_understood(key.decode(), value)
     return None
 
 
-def _not_understood(key: str, value: bytes) -> InvalidRequest:
+def _not_understood(key: str, value: bytes) -> RelayError:
     shown = value[:40].decode("ascii", "backslashreplace")
     if key == "grpc-encoding":
         text = f"grpc-encoding {shown!r}; identity, deflate and gzip are understood"
-        return UnknownEncoding(text, accepted=b",".join(_ENCODINGS).decode())
-    return InvalidRequest(f"the header {key} cannot be {shown!r}")
+        return RelayError(Reason.ENCODING, text)
+    return RelayError(Reason.INVALID, f"the header {key} cannot be {shown!r}")
 
 
 def seconds_of(timeout: bytes) -> float | None:
@@ -242,8 +276,8 @@ def _is_cost(value: bytes) -> bool:
 
 # headers with a meaning to gRPC itself
 _OWN: dict[bytes, Callable[[bytes], bool]] = {
-    b"grpc-encoding": _ENCODINGS.__contains__,
-    b"grpc-internal-encoding-request": _ENCODINGS.__contains__,
+    b"grpc-encoding": ENCODINGS.__contains__,
+    b"grpc-internal-encoding-request": ENCODINGS.__contains__,
     b"grpc-previous-rpc-attempts": _is_number,
     b"grpc-retry-pushback-ms": _is_number,
     b"grpc-status": _is_number,

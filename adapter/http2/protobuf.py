@@ -1,5 +1,4 @@
-"""Reads fields of protobuf messages without parsing them, and the model's name in a gRPC message
-that is received in pieces.
+"""Scans the fields of a gRPC message that is received in pieces, and reads the name at its start.
 
 Values, tensors above all, are skipped. Where parsers differ the scanner is stricter than protobuf,
 so that Triton cannot read another value than the adapter did: it refuses groups, overlong varints
@@ -8,23 +7,25 @@ and the like.
 
 from enum import Enum
 
-from adapter.errors import InvalidRequest
-
 PREFIX_BYTES = 5  # of a gRPC message: the compressed flag, then the length
 _NAME_TAG = 0x0A  # field 1, delimited
 _OUTPUT_TAG = 0x2A  # field 5 of an answer to an inference, delimited
 SHORT_BYTES = 128  # in a shorter message each length is one byte
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED = {_FIXED64: 8, _FIXED32: 4}
-_MIN_TAG, _MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
+VARINT, _FIXED64, DELIMITED, _FIXED32 = 0, 1, 2, 5
+FIXED = {_FIXED64: 8, _FIXED32: 4}
+MIN_TAG, MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
 # A message of tiny fields alone would block the event loop for seconds: one of a stream is scanned
 # four times, for up to 0.6 us a field.
-_MAX_FIELDS = 2**14
+MAX_FIELDS = 2**14
 _LEAST_BYTES = PREFIX_BYTES + 2  # with the tag and length of a first field
-_LONG = 0x80  # a varint's byte is followed by another
+LONG = 0x80  # a varint's byte is followed by another
 _MAX_NAME_BYTES = 2**10
 # tags of the delimited fields 2 to 15, which most of a request consists of
 _PLAIN_TAGS = frozenset(range(0x12, 0x80, 8))
+
+
+class Malformed(Exception):
+    """A message that is not protobuf, or that Triton may read otherwise than the adapter."""
 
 
 class Peek(Enum):
@@ -48,7 +49,7 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
     if start[0] != 0 or length_of(start) > max_bytes or start[PREFIX_BYTES] != _NAME_TAG:
         return Peek.NO
     length, at = start[PREFIX_BYTES + 1], PREFIX_BYTES + 2
-    if length >= _LONG:
+    if length >= LONG:
         if len(start) <= at:
             return Peek.MORE
         length, at = length & 0x7F | start[at] << 7, at + 1
@@ -60,7 +61,7 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
 
 
 class NameScanner:
-    """Scans the fields of a message: InvalidRequest where Triton may read another name than the
+    """Scans the fields of a message: Malformed where Triton may read another name than the
     first, and for more than one message. `skip` is how much of the current value is to come.
     """
 
@@ -87,7 +88,7 @@ class NameScanner:
         at, end = 0, len(piece)
         try:
             while at < end:
-                if piece[at] in _PLAIN_TAGS and piece[at + 1] < _LONG:
+                if piece[at] in _PLAIN_TAGS and piece[at + 1] < LONG:
                     at += 2 + piece[at + 1]
                     self._fields += 1
                 else:
@@ -102,36 +103,36 @@ class NameScanner:
 
     def end(self) -> None:
         if self._left or self.skip or self._rest:
-            raise InvalidRequest("the message breaks off within a field")
+            raise Malformed("the message breaks off within a field")
 
     def _take(self, size: int, why: str) -> None:
         self._left -= size
         if self._left < 0:
-            raise InvalidRequest(why)
+            raise Malformed(why)
 
     def _field(self, piece: bytes | memoryview, at: int) -> int:
         """Return where the field ends, if need be after this piece. IndexError: its head is cut."""
-        tag, start = _varint(piece, at)
+        tag, start = varint(piece, at)
         kind = tag & 7
-        if kind == _DELIMITED:
-            size, start = _varint(piece, start)
-        elif kind == _VARINT:
-            size, start = 0, _varint(piece, start)[1]
+        if kind == DELIMITED:
+            size, start = varint(piece, start)
+        elif kind == VARINT:
+            size, start = 0, varint(piece, start)[1]
         else:
-            size = _FIXED.get(kind, -1)
-        if size < 0 or not _MIN_TAG <= tag <= _MAX_TAG:
-            raise InvalidRequest(f"the message is not protobuf: it has a field with tag {tag}")
+            size = FIXED.get(kind, -1)
+        if size < 0 or not MIN_TAG <= tag <= MAX_TAG:
+            raise Malformed(f"the message is not protobuf: it has a field with tag {tag}")
         self._fields += 1
         self._check_count()
         if tag == _NAME_TAG:
             self._names += 1
             if self._names > 1:
-                raise InvalidRequest("the message names its model more than once")
+                raise Malformed("the message names its model more than once")
         return start + size
 
     def _check_count(self) -> None:
-        if self._fields > _MAX_FIELDS:
-            raise InvalidRequest(f"the message has more than {_MAX_FIELDS} fields")
+        if self._fields > MAX_FIELDS:
+            raise Malformed(f"the message has more than {MAX_FIELDS} fields")
 
 
 def plain_name(message: bytes, max_bytes: int) -> bytes | None:
@@ -144,13 +145,13 @@ def plain_name(message: bytes, max_bytes: int) -> bytes | None:
     length, at = end - PREFIX_BYTES, _LEAST_BYTES + message[PREFIX_BYTES + 1]
     if length > max_bytes or length != int.from_bytes(message[1:PREFIX_BYTES]):
         return None
-    if at > end or message[PREFIX_BYTES + 1] >= _LONG:
+    if at > end or message[PREFIX_BYTES + 1] >= LONG:
         return None
     name = message[_LEAST_BYTES:at]
     try:
         while at < end:
             size = message[at + 1]
-            if size >= _LONG or message[at] not in _PLAIN_TAGS:
+            if size >= LONG or message[at] not in _PLAIN_TAGS:
                 return None
             at += 2 + size
     except IndexError:
@@ -166,7 +167,7 @@ def has_no_outputs(answer: bytes | memoryview, at: int = 0) -> bool:
     try:
         while at < end:
             tag = answer[at]
-            if tag == _OUTPUT_TAG or tag & 7 != _DELIMITED:
+            if tag == _OUTPUT_TAG or tag & 7 != DELIMITED:
                 return False
             at += 2 + answer[at + 1]
     except IndexError:
@@ -174,76 +175,14 @@ def has_no_outputs(answer: bytes | memoryview, at: int = 0) -> bool:
     return at == end
 
 
-def read_field(message: bytes, number: int) -> bytes | None:
-    """Return the last occurrence, which counts for a field that is not repeated."""
-    found = _occurrences(message, number)
-    return message[found[-1][1] : found[-1][2]] if found else None
-
-
-def read_repeated(message: bytes, number: int) -> list[bytes]:
-    return [message[start:end] for _, start, end in _occurrences(message, number)]
-
-
-def with_field(message: bytes, number: int, value: bytes) -> bytes:
-    """Return the message with `value` in place of the occurrence that counts."""
-    found = _occurrences(message, number)
-    start, _, end = found[-1] if found else (len(message), 0, len(message))
-    return b"".join((message[:start], _encoded(number, value), message[end:]))
-
-
-def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
-    """Return the start of each occurrence, of its value, and their end."""
-    wanted, found = number << 3 | _DELIMITED, []
-    at, end = 0, len(message)
-    try:
-        for _ in range(_MAX_FIELDS):
-            if at >= end:
-                break
-            start = at
-            tag, at = _varint(message, at)
-            value, at = _skip(message, tag, at)
-            if tag == wanted:
-                found.append((start, value, at))
-    except IndexError:
-        at = end + 1
-    if at > end:
-        raise InvalidRequest("the message breaks off within a field")
-    if at < end:
-        raise InvalidRequest(f"the message has more than {_MAX_FIELDS} fields")
-    return found
-
-
-def _skip(message: bytes, tag: int, at: int) -> tuple[int, int]:
-    """Return where the value of the field with this tag starts and ends."""
-    kind = tag & 7
-    if not _MIN_TAG <= tag <= _MAX_TAG or kind not in {_VARINT, _FIXED64, _DELIMITED, _FIXED32}:
-        raise InvalidRequest(f"the message is not protobuf: it has a field with tag {tag}")
-    if kind == _DELIMITED:
-        size, start = _varint(message, at)
-        return start, start + size
-    if kind == _VARINT:
-        return at, _varint(message, at)[1]
-    return at, at + (_FIXED[kind])
-
-
-def _varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
+def varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
     value = message[at]
-    if value < _LONG:
+    if value < LONG:
         return value, at + 1
     value &= 0x7F
     for i in range(1, _MAX_VARINT_BYTES):
         byte = message[at + i]
         value |= (byte & 0x7F) << (7 * i)
-        if byte < _LONG:
+        if byte < LONG:
             return value, at + i + 1
-    raise InvalidRequest("the message is not protobuf: it has an endless number")
-
-
-def _encoded(number: int, value: bytes) -> bytes:
-    """Encode a field with a `number` below 16, whose tag is one byte."""
-    size, digits = len(value), bytearray([number << 3 | _DELIMITED])
-    while size >= _LONG:
-        digits.append(size & 0x7F | _LONG)
-        size >>= 7
-    digits.append(size)
-    return bytes(digits) + value
+    raise Malformed("the message is not protobuf: it has an endless number")

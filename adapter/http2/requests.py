@@ -4,20 +4,14 @@ import asyncio
 from functools import partial
 from typing import Protocol
 
-from adapter.errors import (
-    AdapterError,
-    IncompleteMessage,
-    InvalidRequest,
-    MessageTooLarge,
-    Overloaded,
-)
 from adapter.http2.bodies import LargeBody
 from adapter.http2.context import ProxyContext
 from adapter.http2.downstream import Downstream
 from adapter.http2.frames import Code
-from adapter.http2.policy import Call
+from adapter.http2.policy import Call, Reason, Refused, RelayError
 from adapter.http2.protobuf import (
     PREFIX_BYTES,
+    Malformed,
     NameScanner,
     Peek,
     first_name,
@@ -113,9 +107,9 @@ class Requests:
         if not upstream.fits_whole(len(piece)) or not call.direct_start:
             return False
         try:
-            exchange.direct_call = self._context.policy.admit(name, call.mesh_id)
-        except AdapterError as error:
-            self._responses.refuse(exchange, error)
+            exchange.direct_call = self._context.policy.admit(name, call.metadata_name)
+        except Refused as refused:
+            self._responses.refuse(exchange, refused.error)
             return True
         if exchange.direct_call is None:
             return False
@@ -216,7 +210,7 @@ class Requests:
             elif self._may_wait(exchange, name, length_of(piece)):
                 self._wait_for_model(exchange, name, piece)
             else:
-                known = self._context.policy.error_of(name, exchange.call.mesh_id)
+                known = self._context.policy.error_of(name, exchange.call.metadata_name)
                 self._responses.refuse(exchange, known or error)
         else:
             self._open_fallback(exchange, end=False)
@@ -224,7 +218,7 @@ class Requests:
 
     def _may_wait(self, exchange: Exchange, name: bytes, size: int) -> bool:
         is_too_large = size > self._context.max_message_bytes
-        return not is_too_large and self._context.policy.may_wait(name, exchange.call.mesh_id)
+        return not is_too_large and self._context.policy.may_wait(name, exchange.call.metadata_name)
 
     def _wait_for_model(self, exchange: Exchange, name: bytes, piece: Piece) -> None:
         """Keep back a message that is too large for the fallback server until its model takes
@@ -239,7 +233,7 @@ class Requests:
         exchange.wait = Wait(self._context.begin(self._route_ready(exchange, name)))
 
     async def _route_ready(self, exchange: Exchange, name: bytes) -> None:
-        error = await self._context.policy.ready(name, exchange.call.mesh_id)
+        error = await self._context.policy.ready(name, exchange.call.metadata_name)
         exchange.wait = None
         if error is not None:
             self._responses.refuse(exchange, error)
@@ -248,13 +242,13 @@ class Requests:
             self._hold_and_route(exchange, name, piece, end=exchange.inbound.is_ended)
         self._responses.flush()
 
-    def _too_large(self, exchange: Exchange, size: int) -> MessageTooLarge | None:
+    def _too_large(self, exchange: Exchange, size: int) -> RelayError | None:
         most, direct = exchange.call.max_bytes, self._context.max_message_bytes
         if exchange.call.direct is not None and size > direct:
             most = direct
         if most is None or size <= most:
             return None
-        return MessageTooLarge(f"message larger than max ({size} vs. {most})")
+        return RelayError(Reason.TOO_LARGE, f"message larger than max ({size} vs. {most})")
 
     def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
         if not isinstance(name, bytes):
@@ -264,13 +258,13 @@ class Requests:
             scanner.feed(start[PREFIX_BYTES:])
             if end:
                 scanner.end()
-        except InvalidRequest:
+        except Malformed:
             return False  # the fallback server answers with the error
         try:
-            exchange.direct_call = self._context.policy.admit(name, exchange.call.mesh_id)
-        except AdapterError as error:
+            exchange.direct_call = self._context.policy.admit(name, exchange.call.metadata_name)
+        except Refused as refused:
             if end:
-                self._responses.refuse(exchange, error)
+                self._responses.refuse(exchange, refused.error)
             return False
         if exchange.direct_call is None:
             return False
@@ -289,7 +283,7 @@ class Requests:
     def _refuse_incomplete(self, exchange: Exchange) -> None:
         count = exchange.received_bytes
         why = f"the request ended after {count} bytes, before its message was complete"
-        self._responses.refuse(exchange, IncompleteMessage(why))
+        self._responses.refuse(exchange, RelayError(Reason.INCOMPLETE, why))
 
     # -- forwarding -------------------------------------------------------------------------
 
@@ -314,9 +308,9 @@ class Requests:
                 scanner.feed(piece)
                 if end:
                     scanner.end()
-            except InvalidRequest as error:
+            except Malformed as error:
                 self._downstream.credit(exchange.inbound, len(piece))
-                self._responses.fail(exchange, error)
+                self._responses.fail(exchange, RelayError(Reason.INVALID, str(error)))
                 return
         self._send(exchange, piece, end=end)
 
@@ -333,5 +327,5 @@ class Requests:
         upstream.send(outbound, piece, end=end)
 
 
-def _overloaded() -> Overloaded:
-    return Overloaded("too much is on its way to Triton", delivered=False)
+def _overloaded() -> RelayError:
+    return RelayError(Reason.OVERLOADED, "too much is on its way to Triton")

@@ -2,25 +2,17 @@
 
 from collections.abc import Callable
 
-from adapter.errors import (
-    AdapterError,
-    BackendTimeout,
-    BackendUnavailable,
-    InferenceFailed,
-    UnknownEncoding,
-)
 from adapter.http2 import frames
 from adapter.http2.context import ProxyContext
 from adapter.http2.downstream import Downstream
 from adapter.http2.frames import Code
 from adapter.http2.headers import Headers, plain_block, status_block
-from adapter.http2.policy import HTTP_431, NOT_STARTED, Answer, DirectCall
+from adapter.http2.policy import HTTP_431, Answer, DirectCall, Reason, RelayError
 from adapter.http2.protobuf import PREFIX_BYTES, SHORT_BYTES, has_no_outputs, length_of
 from adapter.http2.stream import Exchange, Stage
 from adapter.http2.transport import Piece
 
-_UNAVAILABLE, _DEADLINE_EXCEEDED, _INTERNAL, _UNKNOWN = 14, 4, 13, 2
-_LATE = "BackendTimeout"
+_UNKNOWN = 2  # of gRPC's statuses
 _OVER = Stage.OVER  # looking up a member is slow in Python 3.11
 _NOT_GRPC = b"gRPC only\n"
 
@@ -57,7 +49,7 @@ class Responses:
         direct_call = exchange.direct_call
         if direct_call is not None and answer.status != 0:
             status = _UNKNOWN if answer.status is None else answer.status
-            self.fail(exchange, direct_call.fault(status, answer.text))
+            self._fail_direct(exchange, direct_call, direct_call.fault(status, answer.text))
             return
         exchange.to(_OVER)
         if direct_call is not None:
@@ -86,7 +78,7 @@ class Responses:
             self._reject_data(exchange, piece, "Triton's answer is odd: it has no head")
 
     def _reject_data(self, exchange: Exchange, piece: Piece, why: str) -> None:
-        self.fail(exchange, InferenceFailed(why))
+        self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
         if exchange.upstream is not None and exchange.outbound is not None:
             exchange.upstream.credit(exchange.outbound, len(piece))
 
@@ -94,17 +86,13 @@ class Responses:
         if exchange.is_answered:
             self._abandoned_ended(exchange)
         else:
-            self.fail(exchange, InferenceFailed(f"Triton's answer is odd: {why}"))
+            self.fail(exchange, RelayError(Reason.ODD_ANSWER, f"Triton's answer is odd: {why}"))
 
     def upstream_failed(self, exchange: Exchange, why: str, *, delivered: bool) -> None:
         if exchange.is_answered:
             self._abandoned_ended(exchange)
-        elif exchange.direct_call is not None:
-            self.fail(exchange, BackendUnavailable(why, delivered=delivered))
         else:
-            self._detach(exchange)
-            more = () if delivered else NOT_STARTED
-            self._end(exchange, _UNAVAILABLE, f"BackendUnavailable: {why}", more)
+            self.fail(exchange, RelayError(Reason.BROKEN if delivered else Reason.UNREACHABLE, why))
 
     def upstream_reset(self, exchange: Exchange, code: int) -> None:
         if exchange.is_answered:
@@ -113,9 +101,10 @@ class Responses:
             self._detach(exchange)
             self._downstream.reset(exchange.inbound, code)
         elif code == Code.REFUSED_STREAM:
-            self.fail(exchange, BackendUnavailable("Triton refused the stream", delivered=False))
+            self.fail(exchange, RelayError(Reason.UNREACHABLE, "Triton refused the stream"))
         else:
-            self.fail(exchange, InferenceFailed(f"Triton gave the request up (HTTP/2: {code})"))
+            why = f"Triton gave the request up (HTTP/2: {code})"
+            self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
 
     def _abandoned_ended(self, exchange: Exchange) -> None:
         """Release the model once the upstream stream of an abandoned request has closed."""
@@ -126,17 +115,20 @@ class Responses:
 
     # -- failures ---------------------------------------------------------------------------
 
-    def fail(self, exchange: Exchange, error: AdapterError) -> None:
+    def fail(self, exchange: Exchange, error: RelayError) -> None:
         """End the response with `error`, which the policy may replace by one that knows more."""
-        self._detach(exchange)
-        direct_call = exchange.direct_call
-        if direct_call is not None:
-            self._context.begin(self._end_failed(exchange, direct_call, error))
+        if exchange.direct_call is not None:
+            self._fail_direct(exchange, exchange.direct_call, error)
         else:
-            self._end(exchange, _INTERNAL, f"InternalError: {error}")
+            self._detach(exchange)
+            self._end(exchange, *self._context.policy.worded(error))
+
+    def _fail_direct(self, exchange: Exchange, call: DirectCall, error: Exception) -> None:
+        self._detach(exchange)
+        self._context.begin(self._end_failed(exchange, call, error))
 
     async def _end_failed(
-        self, exchange: Exchange, direct_call: DirectCall, error: AdapterError
+        self, exchange: Exchange, direct_call: DirectCall, error: Exception
     ) -> None:
         is_over = exchange.stage is Stage.OVER
         status, text, more = await direct_call.failed(error, is_over=is_over)
@@ -151,16 +143,14 @@ class Responses:
         block = status_block(status, text, more, alone=not exchange.has_headers)
         self._downstream.end(inbound, frames.header_block(inbound.id, block, end=True))
 
-    def refuse(self, exchange: Exchange, error: AdapterError) -> None:
+    def refuse(self, exchange: Exchange, error: Exception) -> None:
         if exchange.direct_call is not None:
-            self.fail(exchange, error)
+            self._fail_direct(exchange, exchange.direct_call, error)
             return
         call = exchange.call
         policy = self._context.policy
-        status, text, more = policy.refused(call.path, error, call.mesh_id, call.headers)
+        status, text, more = policy.refused(call.path, error, call.metadata_name, call.headers)
         self._detach(exchange)
-        if isinstance(error, UnknownEncoding):
-            more = ((b"grpc-accept-encoding", error.accepted.encode()),)
         self._end(exchange, status, text, more)
 
     def deadline_exceeded(self, exchange: Exchange) -> None:
@@ -168,16 +158,18 @@ class Responses:
         is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
         if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
             self._detach(exchange)
-            self._end(exchange, _DEADLINE_EXCEEDED, f"{_LATE}: the request did not come in time")
+            late = RelayError(Reason.LATE, "the request did not come in time")
+            self._end(exchange, *self._context.policy.worded(late))
         elif exchange.direct_call is None:
             return  # the fallback server, which has begun with it, has limits of its own
         elif not exchange.is_answered:
             text, seconds = "Triton did not answer in time", exchange.call.seconds
             if seconds is not None and seconds < self._context.timeout_seconds:
                 text = "the caller's deadline has passed"
-            self.fail(exchange, BackendTimeout(text))
+            self.fail(exchange, RelayError(Reason.LATE, text))
         elif exchange.inbound.queue:
-            self._end(exchange, _DEADLINE_EXCEEDED, f"{_LATE}: the answer was not read in time")
+            late = RelayError(Reason.LATE, "the answer was not read in time")
+            self._end(exchange, *self._context.policy.worded(late))
 
     def discard(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         """Drop DATA of a request that is not gRPC; answer when the request ends."""

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from adapter.errors import NotStarted, SlowBody
 from adapter.http2.context import ProxyContext
 from adapter.http2.downstream import Downstream
 from adapter.http2.frames import Code
+from adapter.http2.policy import Reason, RelayError
 from adapter.http2.responses import Responses
 from adapter.http2.stream import Exchange, Stage
 
@@ -52,11 +52,13 @@ class TimeLimits:
             exchange.waited_seconds += seconds
             limits, waited = self._context.caller_limits, exchange.waited_seconds
             if waited > limits.slow and exchange.received_bytes < waited * limits.rate:
-                error = SlowBody(f"it comes at less than {limits.rate / 2**10:g} KiB/s")
+                error = RelayError(
+                    Reason.SLOW, f"it comes at less than {limits.rate / 2**10:g} KiB/s"
+                )
                 self._responses.refuse(exchange, error)
 
     def _refuse_arriving(self, exchange: Exchange, why: str) -> None:
-        error = NotStarted(f"{why}; this request had not wholly come yet")
+        error = RelayError(Reason.NOT_STARTED, f"{why}; this request had not wholly come yet")
         self._responses.refuse(exchange, error)
 
     def _check_unread(self, exchange: Exchange, now: float) -> None:

@@ -24,7 +24,7 @@ from adapter.errors import (
     NotTaken,
     Overloaded,
 )
-from adapter.frontends.grpc.naming import forwarded
+from adapter.frontends.grpc.messages import forwarded
 from tests.fakes.grpc_triton import Act, dataplane_to
 from tests.fakes.unread import unread
 from tests.frontends.http.listener import until

@@ -13,7 +13,7 @@ import grpc
 from adapter.core.calls import RPC_NOT_STARTED, RpcMetadata
 from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, let_go, was_not_started
 from adapter.frontends.access import Access
-from adapter.frontends.grpc.naming import names_model
+from adapter.frontends.grpc.messages import names_model
 from adapter.frontends.status import grpc_code, grpc_status, level_of
 from adapter.runtime import clock
 from adapter.telemetry.log import LogLimit, ids_of_metadata

@@ -17,16 +17,18 @@ from adapter.core.model import ModelId, TritonName
 from adapter.core.registry import ModelRecord
 from adapter.core.state import ModelState
 from adapter.errors import AdapterError, InferenceFailed, InvalidRequest, NotTaken
-from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, metadata_of
-from adapter.frontends.grpc.naming import (
+from adapter.frontends.grpc.messages import (
     forwarded,
     id_in,
     named_for_caller,
     named_for_triton,
     names_model,
+    read_field,
+    read_repeated,
+    with_field,
 )
+from adapter.frontends.grpc.middleware import Context, GrpcMiddleware, metadata_of
 from adapter.frontends.status import grpc_text
-from adapter.http2.protobuf import read_field, read_repeated, with_field
 from adapter.telemetry.log import ids_of_metadata
 
 _METHOD = "ModelStreamInfer"

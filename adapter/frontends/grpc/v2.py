@@ -29,6 +29,14 @@ from adapter.errors import (
 from adapter.frontends.access import Access
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.extensions import Extensions
+from adapter.frontends.grpc.messages import (
+    forwarded,
+    id_in,
+    id_of_mesh,
+    named_for_caller,
+    named_for_triton,
+    read_field,
+)
 from adapter.frontends.grpc.middleware import (
     Context,
     GrpcMiddleware,
@@ -38,16 +46,9 @@ from adapter.frontends.grpc.middleware import (
     ids_of,
     metadata_of,
 )
-from adapter.frontends.grpc.naming import (
-    forwarded,
-    id_in,
-    id_of_mesh,
-    named_for_caller,
-    named_for_triton,
-)
 from adapter.frontends.grpc.stream import StreamInfer
 from adapter.frontends.model_repository import Repository
-from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs, read_field
+from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.metrics import Metrics
 

@@ -14,8 +14,8 @@ from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.frontends.access import Access
-from adapter.frontends.grpc.fast_path import FRONTEND, GrpcFastPath
 from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.http2 import frames
 from adapter.http2.context import ProxyContext, connect_to
@@ -149,7 +149,7 @@ async def proxy_before(
     await inner.start()
     proxy = ProxySetup(house, None, "", f"127.0.0.1:{port}", echo.methods)
     context = ProxyContext(
-        GrpcFastPath(house.control, faults, house.metrics, limits),
+        RelayPolicy(house.control, faults, house.metrics, limits),
         connect_to(lambda: proxy.triton),
         connect_to(lambda: f"unix:{folder}/s"),
         timeout_seconds=timeout_seconds,

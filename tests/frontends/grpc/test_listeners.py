@@ -15,8 +15,8 @@ from aiohttp import web
 from adapter.backend.triton import TritonControl
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
-from adapter.frontends.grpc.fast_path import GrpcFastPath
 from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.policy import RelayPolicy
 from adapter.frontends.listeners import Listeners
 from adapter.http2.context import ProxyContext, connect_to
 from adapter.http2.listener import ProxyListener
@@ -65,7 +65,7 @@ def folder() -> Iterator[Path]:
 async def proxy() -> AsyncIterator[Callable[[str], ProxyListener]]:
     """With no Triton behind it."""
     house = await House().open()
-    gate = GrpcFastPath(
+    gate = RelayPolicy(
         house.control, Faults(Classifier()), house.metrics, MessageLimits(unary=500, stream=1000)
     )
 

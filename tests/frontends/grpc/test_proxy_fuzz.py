@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter.errors import InvalidRequest
+from adapter.frontends.grpc.messages import read_field
 from adapter.http2 import frames
 from adapter.http2.frames import Code, ConnectionFault
 from adapter.http2.headers import HeaderBlockCache, HeaderReader, HeadersTooLarge, encoded
-from adapter.http2.protobuf import NameScanner, first_name, plain_name, read_field
+from adapter.http2.protobuf import Malformed, NameScanner, first_name, plain_name
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     MAX_MESSAGE,
@@ -165,7 +166,7 @@ def test_a_message_in_pieces_is_judged_as_in_one(data, message):
             for part in parts:
                 watch.feed(part)
             watch.end()
-        except InvalidRequest as error:
+        except Malformed as error:
             return str(error)
         return None
 

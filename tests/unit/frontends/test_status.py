@@ -80,7 +80,7 @@ def tree(kind: type[AdapterError]) -> set[type[AdapterError]]:
 
 
 def an(kind: type[AdapterError]) -> AdapterError:
-    if kind in {errors.UnknownEncoding, errors.UnsupportedMediaType}:
+    if kind is errors.UnsupportedMediaType:
         return kind("text", accepted="gzip")
     if kind is errors.Unauthenticated:
         return kind("text", is_wrong=False)

@@ -1,4 +1,4 @@
-"""The routing policy of the gRPC proxy: which calls go to Triton directly, and their errors.
+"""The policy of the gRPC relay: which calls go to Triton directly, and how errors are worded.
 
 ModelInfer does, of a ready model that Triton knows by the client's name. All else goes to the
 fallback server, a grpc.aio server of this process behind a Unix socket.
@@ -21,9 +21,17 @@ from adapter.core.model import ModelId, parse_model_id
 from adapter.errors import (
     AdapterError,
     BackendError,
+    BackendTimeout,
     BackendUnavailable,
     CapacityError,
+    IncompleteMessage,
     InferenceFailed,
+    InvalidRequest,
+    MessageTooLarge,
+    NotStarted,
+    Overloaded,
+    SlowBody,
+    UnknownEncoding,
 )
 from adapter.frontends.grpc.middleware import (
     CountedRequest,
@@ -32,7 +40,9 @@ from adapter.frontends.grpc.middleware import (
     trailers_of,
 )
 from adapter.frontends.grpc.v2 import SERVICE
+from adapter.frontends.status import grpc_status
 from adapter.http2.headers import Headers
+from adapter.http2.policy import ENCODINGS, Reason, Refused, RelayError, Status
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.metrics import Metrics
 
@@ -51,10 +61,25 @@ _MESH, _MESH_BINARY = b"mm-model-id", b"mm-model-id-bin"
 _ENDS_HERE = frozenset({b"grpc-timeout", b"content-length"})
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
-__all__ = ["FRONTEND", "GrpcFastPath"]
+_ERRORS: Mapping[Reason, Callable[[str], AdapterError]] = {
+    Reason.INVALID: InvalidRequest,
+    Reason.ENCODING: UnknownEncoding,
+    Reason.TOO_LARGE: MessageTooLarge,
+    Reason.INCOMPLETE: IncompleteMessage,
+    Reason.SLOW: SlowBody,
+    Reason.NOT_STARTED: NotStarted,
+    Reason.OVERLOADED: partial(Overloaded, delivered=False),
+    Reason.UNREACHABLE: partial(BackendUnavailable, delivered=False),
+    Reason.BROKEN: partial(BackendUnavailable, delivered=True),
+    Reason.LATE: BackendTimeout,
+    Reason.ODD_ANSWER: InferenceFailed,
+}
+_ACCEPTED: Headers = ((b"grpc-accept-encoding", b",".join(ENCODINGS)),)
+
+__all__ = ["FRONTEND", "RelayPolicy"]
 
 
-class GrpcFastPath:
+class RelayPolicy:
     """The policy of one listener. `is_direct`: calls may go to Triton directly, and need neither a
     span nor a look at who sends them, which they get in the fallback server. `serving`: how a call
     comes to its model, by default one that is loaded; else calls load models, so that metadata with
@@ -108,9 +133,15 @@ class GrpcFastPath:
             return self._limits.stream
         return self._limits.unary if path in _UNARY else None
 
+    def worded(self, error: RelayError) -> Status:
+        ours = _ERRORS[error.reason](str(error))
+        code, text = grpc_status(ours, is_of_mesh=False)
+        return int(code.value[0]), text, _trailers(ours)
+
     def refused(
-        self, path: bytes, error: AdapterError, mesh_id: str | None, headers: Headers
-    ) -> tuple[int, str, Headers]:
+        self, path: bytes, error: Exception, mesh_id: str | None, headers: Headers
+    ) -> Status:
+        error = _ours(error)
         method = path.rpartition(b"/")[2].decode("ascii", "backslashreplace")[:100]
         ids, is_of_mesh = partial(_ids, headers), mesh_id is not None
         code, text = self.middleware.status_of(method, error, ids, is_of_mesh=is_of_mesh)
@@ -125,27 +156,30 @@ class GrpcFastPath:
         except UnicodeDecodeError:  # the fallback server answers with the error
             return None
         except AdapterError as error:
-            if self._may_wait(text, mesh_id, error):
-                return None
-            raise
+            self._refuse(text, mesh_id, error)
+            return None
         if (mesh_id is not None or self._loads_on_demand) and self._is_lost(lease.record):
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
         return _DirectCall(self, lease, mesh_id)
 
-    def _may_wait(self, name: str, mesh_id: str | None, error: AdapterError) -> bool:
-        """Return whether `error` may not be the last word on a call: a load may be waited for, or
-        for a mesh that Triton's end shows. Raises an error that comes before.
+    def _refuse(self, name: str, mesh_id: str | None, error: AdapterError) -> None:
+        """Raise Refused, unless `error` may not be the last word on a call: a load may be waited
+        for, or for a mesh that Triton's end shows.
         """
         if self._loads_on_demand:
-            return True
-        model_id = parse_model_id(name if mesh_id is None else mesh_id)
-        if mesh_id is not None:
-            self.control.presence.refuse_lost(model_id)
-            if type(error) is BackendUnavailable:  # as Presence.is_cause_of has it
-                return True
-        return model_id in self.control.loading
+            return
+        try:
+            model_id = parse_model_id(name if mesh_id is None else mesh_id)
+            if mesh_id is not None:
+                self.control.presence.refuse_lost(model_id)
+                if type(error) is BackendUnavailable:  # as Presence.is_cause_of has it
+                    return
+        except AdapterError as earlier:
+            raise Refused(earlier) from earlier
+        if model_id not in self.control.loading:
+            raise Refused(error) from error
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand
@@ -179,7 +213,13 @@ class GrpcFastPath:
         return lost(record.id) if self._loads_on_demand and self._is_lost(record) else None
 
 
-def _trailers(error: AdapterError) -> Headers:
+def _ours(error: Exception) -> Exception:
+    return _ERRORS[error.reason](str(error)) if isinstance(error, RelayError) else error
+
+
+def _trailers(error: Exception) -> Headers:
+    if isinstance(error, UnknownEncoding):
+        return _ACCEPTED
     return tuple((key.encode(), value.encode()) for key, value in trailers_of(error))
 
 
@@ -202,7 +242,7 @@ def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
 class _DirectCall(CountedRequest):
     __slots__ = ("_lease", "_mesh_id", "_policy")
 
-    def __init__(self, policy: GrpcFastPath, lease: Lease, mesh_id: str | None) -> None:
+    def __init__(self, policy: RelayPolicy, lease: Lease, mesh_id: str | None) -> None:
         super().__init__(policy.served)
         self._policy = policy
         self._lease = lease
@@ -239,12 +279,11 @@ class _DirectCall(CountedRequest):
             code, text, name=record.name, model_id=record.asked_for, is_tritons=True
         )
 
-    async def failed(self, error: AdapterError, *, is_over: bool) -> tuple[int, str, Headers]:
+    async def failed(self, error: Exception, *, is_over: bool) -> Status:
         """A bug on the way is answered INTERNAL, and releases the model too."""
-        error.model_id = error.model_id or self._lease.record.asked_for
         middleware = self._policy.middleware
         try:
-            error = await self._judged(error)
+            error = await self._judged(_ours(error))
             if is_over and isinstance(replaced := self._lease.end(error), AdapterError):
                 error = replaced
             is_of_mesh = self._mesh_id is not None
@@ -259,7 +298,9 @@ class _DirectCall(CountedRequest):
         self.count(code.name)
         return int(code.value[0]), text, more
 
-    async def _judged(self, error: AdapterError) -> AdapterError:
+    async def _judged(self, error: Exception) -> Exception:
+        if isinstance(error, AdapterError):
+            error.model_id = error.model_id or self._lease.record.asked_for
         if not isinstance(error, BackendError | CapacityError):
             return error
         control, model_id = self._policy.control, self._lease.record.id

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.errors import InvalidRequest
-from adapter.http2.protobuf import (
-    SHORT_BYTES,
-    has_no_outputs,
-    read_field,
-    read_repeated,
-    with_field,
-)
+from adapter.frontends.grpc.messages import read_field, read_repeated, with_field
+from adapter.http2.protobuf import SHORT_BYTES, has_no_outputs
 from tests.cases import rows
 
 PARAMETERS = st.dictionaries(

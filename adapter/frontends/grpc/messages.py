@@ -1,4 +1,5 @@
-"""The model that a message names, and its name towards Triton and the client.
+"""Fields of messages that are not parsed; the model that a message names, and its name towards
+Triton and the client.
 
 ModelMesh names the model in metadata, other clients in the message (docs/modelmesh.md).
 """
@@ -9,7 +10,17 @@ from adapter.core.calls import RpcMetadata
 from adapter.core.model import ModelId, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
-from adapter.http2.protobuf import read_field, with_field
+from adapter.http2.protobuf import (
+    DELIMITED,
+    FIXED,
+    LONG,
+    MAX_FIELDS,
+    MAX_TAG,
+    MIN_TAG,
+    VARINT,
+    Malformed,
+    varint,
+)
 
 _ID_BIN, _ID = "mm-model-id-bin", "mm-model-id"
 
@@ -72,3 +83,67 @@ def _model_id(value: str | bytes, where: str) -> ModelId:
         return parse_model_id(value if isinstance(value, str) else value.decode())
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the model's name in {where} is not UTF-8") from error
+
+
+def read_field(message: bytes, number: int) -> bytes | None:
+    """Return the last occurrence, which counts for a field that is not repeated."""
+    found = _occurrences(message, number)
+    return message[found[-1][1] : found[-1][2]] if found else None
+
+
+def read_repeated(message: bytes, number: int) -> list[bytes]:
+    return [message[start:end] for _, start, end in _occurrences(message, number)]
+
+
+def with_field(message: bytes, number: int, value: bytes) -> bytes:
+    """Return the message with `value` in place of the occurrence that counts."""
+    found = _occurrences(message, number)
+    start, _, end = found[-1] if found else (len(message), 0, len(message))
+    return b"".join((message[:start], _encoded(number, value), message[end:]))
+
+
+def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
+    """Return the start of each occurrence, of its value, and their end."""
+    wanted, found = number << 3 | DELIMITED, []
+    at, end = 0, len(message)
+    try:
+        for _ in range(MAX_FIELDS):
+            if at >= end:
+                break
+            start = at
+            tag, at = varint(message, at)
+            value, at = _skip(message, tag, at)
+            if tag == wanted:
+                found.append((start, value, at))
+    except IndexError:
+        at = end + 1
+    except Malformed as error:
+        raise InvalidRequest(str(error)) from error
+    if at > end:
+        raise InvalidRequest("the message breaks off within a field")
+    if at < end:
+        raise InvalidRequest(f"the message has more than {MAX_FIELDS} fields")
+    return found
+
+
+def _skip(message: bytes, tag: int, at: int) -> tuple[int, int]:
+    """Return where the value of the field with this tag starts and ends."""
+    kind = tag & 7
+    if not MIN_TAG <= tag <= MAX_TAG or kind not in {VARINT, DELIMITED, *FIXED}:
+        raise InvalidRequest(f"the message is not protobuf: it has a field with tag {tag}")
+    if kind == DELIMITED:
+        size, start = varint(message, at)
+        return start, start + size
+    if kind == VARINT:
+        return at, varint(message, at)[1]
+    return at, at + FIXED[kind]
+
+
+def _encoded(number: int, value: bytes) -> bytes:
+    """Encode a field with a `number` below 16, whose tag is one byte."""
+    size, digits = len(value), bytearray([number << 3 | DELIMITED])
+    while size >= LONG:
+        digits.append(size & 0x7F | LONG)
+        size >>= 7
+    digits.append(size)
+    return bytes(digits) + value

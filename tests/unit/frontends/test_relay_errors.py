@@ -1,0 +1,35 @@
+"""The relay's own errors, as its policy words them for clients."""
+
+import pytest
+
+from adapter.core.faults import Faults
+from adapter.core.oom import Classifier
+from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.policy import RelayPolicy
+from adapter.http2.policy import Reason, RelayError
+from tests.fakes.house import House
+
+STATUSES = {
+    Reason.INVALID: (3, "InvalidRequest"),
+    Reason.ENCODING: (12, "InvalidRequest"),
+    Reason.TOO_LARGE: (8, "PayloadTooLarge"),
+    Reason.INCOMPLETE: (13, "InvalidRequest"),
+    Reason.SLOW: (3, "SlowBody"),
+    Reason.NOT_STARTED: (14, "NotStarted"),
+    Reason.OVERLOADED: (8, "BackendUnavailable"),
+    Reason.UNREACHABLE: (14, "BackendUnavailable"),
+    Reason.BROKEN: (14, "BackendUnavailable"),
+    Reason.LATE: (4, "BackendTimeout"),
+    Reason.ODD_ANSWER: (13, "InferenceFailed"),
+}
+NOTHING_BEGUN = {Reason.NOT_STARTED, Reason.OVERLOADED, Reason.UNREACHABLE}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_each_has_a_status_and_says_whether_another_machine_may_be_asked(reason):
+    house = House()
+    limits = MessageLimits()
+    policy = RelayPolicy(house.control, Faults(Classifier(())), house.metrics, limits)
+    status, text, trailers = policy.worded(RelayError(reason, "why"))
+    assert (status, text) == (STATUSES[reason][0], f"{STATUSES[reason][1]}: why")
+    assert ((b"x-triton-adapter-not-started", b"1") in trailers) is (reason in NOTHING_BEGUN)
