@@ -1,4 +1,4 @@
-"""The stores with the disk cache in front of them: what control knows as Artifacts."""
+"""Serves artifacts of the stores through the disk cache: control's port Artifacts."""
 
 import asyncio
 import errno
@@ -29,9 +29,8 @@ from adapter.runtime.fair_slots import FairSlots
 from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import CacheFolder, Note
 from adapter.store.disk import Claim, Disk, Evicted, Kept, artifact_of
-from adapter.store.failures import failed, failed_at
 from adapter.store.fetching import Fetch, Version, version_of_folder
-from adapter.store.ports import Changed, Store
+from adapter.store.ports import Changed, Store, failed, failed_at
 from adapter.store.refusals import Needs, Refusals
 from adapter.store.waiting import BeginsAgain, RoomForFetches
 
@@ -44,27 +43,20 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class ArtifactCache:
-    """Artifacts of several stores, by name. `limit_bytes` is what they may take on disk, unpacked
-    ones and what is being fetched together; None for nine tenths of what is free, and rising with
-    it. A fetch waits `room_seconds` at most for room; stores that could not be used are asked again
-    every `check_seconds`. `on_evicted` is called in a thread, with the reason: limit or
-    disk, whatever there was too little of; `on_room` when a full disk has room again.
-
-    `open` comes first, `close` last.
-    """
+    """Artifacts of several stores, by name. `open` comes first, `close` last."""
 
     def __init__(
         self,
         stores: Mapping[str, Store],
         folder: CacheFolder,
         *,
-        limit_bytes: int | None,
+        limit_bytes: int | None,  # of artifacts and fetches; None: nine tenths of what is free
         concurrency: int,
         limits: Limits,
-        room_seconds: float = 10.0,
-        check_seconds: float = 10.0,
-        on_evicted: Callable[[str], None] = lambda _: None,
-        on_room: Callable[[], None] = lambda: None,
+        room_seconds: float = 10.0,  # how long a fetch waits for room
+        check_seconds: float = 10.0,  # how often an unreachable store is tried again
+        on_evicted: Callable[[str], None] = lambda _: None,  # in a thread; reason limit or disk
+        on_room: Callable[[], None] = lambda: None,  # a full disk has room again
     ) -> None:
         self._stores = stores
         self._folder = folder
@@ -85,22 +77,22 @@ class ArtifactCache:
 
     @property
     def stores(self) -> frozenset[str]:
-        """Their names."""
+        """Return the names of the stores."""
         return frozenset(self._stores)
 
     @property
     def root(self) -> Path:
-        """The real path of the folder that all artifacts lie in."""
+        """Return the real path of the folder that has all artifacts."""
         return self._folder.path
 
     @property
     def artifacts(self) -> int:
-        """How many are on disk."""
+        """Return how many are on disk."""
         return len(self._disk)
 
     @property
     def used_bytes(self) -> int:
-        """What artifacts take on disk, and what is reserved for those that are being fetched."""
+        """Return what artifacts take on disk, and what is reserved for fetches."""
         return self._disk.used_bytes
 
     @property

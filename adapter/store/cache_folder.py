@@ -1,4 +1,4 @@
-"""The folder of the cache: a folder for each artifact, with a note of what it is.
+"""Keeps the cache on disk: a folder for each artifact, with a note of what it is.
 
     triton-adapter-cache    locked by the process that uses the folder
     artifacts/ID/note.json  key, ETag, size and files; its modification time is the last use
@@ -34,16 +34,14 @@ _LOCK_PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What an artifact on disk is. `store` is the location, as a URL or a path; `name` that of the
-    package below `files`; `sizes` has the bytes of each regular file, by path below `files`.
-    """
+    """The note of an artifact."""
 
-    store: str
+    store: str  # the location, as a URL or a path
     path: str
     etag: str
-    name: str
+    name: str  # of the package below `files`
     size_bytes: int
-    sizes: dict[str, int]
+    sizes: dict[str, int]  # bytes of each regular file, by path below `files`
 
     @property
     def id(self) -> str:
@@ -56,17 +54,16 @@ def artifact_id(store: str, path: str, etag: str) -> str:
 
 
 class CacheFolder:
-    """All methods are for threads. `open` comes first, and waits `lock_seconds` for another process
-    to end: one that was killed amid a fork holds its lock until the fork is another program.
-    `why_lost`: another adapter has taken the folder once somebody had emptied it.
-    """
+    """The folder, locked by this process. `open` comes first; all methods are for threads."""
 
     def __init__(self, path: Path, *, lock_seconds: float = 2.0) -> None:
+        # a process that was killed amid a fork holds its lock until the fork is another program
         self._lock_seconds = lock_seconds
         self.path = Path(os.path.realpath(path.expanduser()))
         self._artifacts, self._work = self.path / "artifacts", self.path / "work"
         self._lock: int | None = None
         self._is_open = False
+        # another adapter took the folder after somebody had emptied it
         self.why_lost: str | None = None
         self._restoring = threading.Lock()
 

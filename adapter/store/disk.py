@@ -1,7 +1,7 @@
-"""Which artifacts are on disk, how much of it they take, and which leave it for others.
+"""Indexes the artifacts on disk, accounts for what they take, and evicts some for others.
 
-It is asked from the event loop and, for room, from threads: files are removed in the thread that
-asks for room, outside the lock.
+It is called from the event loop and, for room, from threads: files are removed in the thread that
+reserves room, outside the lock.
 """
 
 import threading
@@ -23,24 +23,21 @@ _ADVICE = "free some, or name another disk by cache_dir"
 
 @dataclass(slots=True)
 class Kept:
-    """An artifact on disk. `pins` counts who fetches, loads or has loaded it; without any it may
-    leave. `last_used` is in seconds since 1970. `is_replaced`: the store has another version.
-    `is_lost`: some of its files were deleted, so that nobody finds it any more.
-    """
+    """An artifact on disk."""
 
     note: Note
-    last_used: float
-    pins: int = 0
-    is_replaced: bool = False
-    is_lost: bool = False
+    last_used: float  # in seconds since 1970
+    pins: int = 0  # who fetches, loads or has loaded it; without any it may leave
+    is_replaced: bool = False  # the store has another version
+    is_lost: bool = False  # some of its files were deleted, so that nobody finds it any more
 
 
 @dataclass(slots=True)
 class Evicted:
-    """What has left the disk, and why: for room below cache_limit, or on the disk itself."""
+    """An artifact that has left the disk."""
 
     kept: Kept
-    reason: str
+    reason: str  # limit: for room below cache_limit; disk: on the disk itself
     seconds: float = 0.0
 
 
@@ -50,41 +47,33 @@ def _refuse(_: int, lack: NoRoom) -> None:
 
 @dataclass(slots=True)
 class Claim:
-    """The room of one fetch; `what` names it in messages. Of `size_bytes` are `ahead_bytes` not
-    yet asked for by what writes. `needed_bytes` and `needed_inodes`: the most that it has ever
-    asked for in all, of files `inodes` with success; `told_bytes` is what the archive says of
-    that, for messages alone. `staying_bytes` of the cache are known never to leave for it.
+    """The room on disk that one fetch has reserved."""
 
-    `unloads`: idle models may be unloaded for it. `wait` is called in a thread where so many bytes
-    lack, with the error, and returns for another try or raises; `waited_seconds` is for it, and
-    `lacked_at` says when that was, in the disk's `freed_count`. Nothing more is taken once
-    `is_given_up`. `is_kept`: it is an artifact now, which the fetch has yet to hand over.
-    """
-
-    what: str
+    what: str  # names the fetch in messages
     disk: "Disk" = field(repr=False)
+    # `wait(count, error)` runs in a thread when `count` bytes are missing; it returns to retry, or
+    # raises
     wait: Callable[[int, NoRoom], None] = field(repr=False, default=_refuse)
-    unloads: bool = True
+    unloads: bool = True  # idle models may be unloaded for it
     size_bytes: int = 0
-    ahead_bytes: int = 0
+    ahead_bytes: int = 0  # of these not yet drawn by a writer
     inodes: int = 0
-    needed_bytes: int = 0
+    needed_bytes: int = 0  # the most that it has ever requested in all
     needed_inodes: int = 0
-    told_bytes: int = 0
+    told_bytes: int = 0  # the same by the archive's own word, for messages alone
     waited_seconds: float = 0.0
-    staying_bytes: int = 0
-    lacked_at: int = 0
-    is_given_up: bool = False
-    is_kept: bool = False
+    staying_bytes: int = 0  # of the cache, known never to leave for it
+    lacked_at: int = 0  # the disk's `freed_count` at the last shortage
+    is_given_up: bool = False  # nothing more is taken
+    is_kept: bool = False  # it is an artifact now, which the fetch has yet to hand over
 
     @property
     def written_bytes(self) -> int:
         return self.size_bytes - self.ahead_bytes
 
     def take(self, count: int, inodes: int = 0) -> None:
-        """Reserve so many more bytes for what is written next, out of those ahead as far as they
-        go; what nobody uses is evicted. So many files, folders and links can be made then. To be
-        called in a thread.
+        """Reserve `count` more bytes, and check that `inodes` more files can be made. Bytes
+        reserved ahead are used first; then unused artifacts are evicted. To be called in a thread.
 
         Raises NoRoom.
         """
@@ -117,21 +106,17 @@ class Claim:
             raise NoRoom(f"{self.lack()} in all, and {self.disk.about_limit()}")
 
     def lack(self) -> str:
-        """Return how a message begins that says what is needed."""
+        """Return the beginning of a message that says what is needed."""
         return f"{self.what}: no room on disk: it needs {format_size(self.all_bytes)} or more"
 
     @property
     def all_bytes(self) -> int:
-        """What it needs in all, as far as that is known."""
+        """Return what it needs in all, as far as that is known."""
         return max(self.needed_bytes, self.told_bytes)
 
 
 class Disk:
-    """The index of the cache. `limit_bytes` holds for artifacts and claims together; without it
-    `look` finds it out, and also `why_full`: why nothing can be fetched beside what is there.
-    `on_freed` is called when there is more room, or an artifact may leave, in any thread;
-    `freed_count` says how often that was.
-    """
+    """The index of the cache, and the room that artifacts and claims take together."""
 
     def __init__(
         self,
@@ -141,13 +126,14 @@ class Disk:
         *,
         free: Callable[[], Free] | None = None,
     ) -> None:
-        self.limit_bytes = limit_bytes or 0
+        self.limit_bytes = limit_bytes or 0  # set by `look` if it was not given
         self.used_bytes = 0
-        self.why_full: str | None = None
-        self._left_bytes = self.limit_bytes  # of the disk itself, at the last look
+        self.why_full: str | None = None  # why nothing more can be fetched, at the last `look`
+        self._left_bytes = self.limit_bytes  # of the disk itself, then
         self._is_limit_given = limit_bytes is not None
+        # called in any thread when there is more room, or an artifact may leave
         self.on_freed: Callable[[], object] = lambda: None
-        self.freed_count = 0
+        self.freed_count = 0  # how often that was
         self._ahead_bytes = 0  # of all claims
         self._folder = folder
         self._on_evicted = on_evicted

@@ -23,8 +23,7 @@ from adapter.packages.unpacking import Limits, disk_bytes
 from adapter.packages.unpacking_process import UnpackingProcess
 from adapter.runtime.threads import CACHE, FETCHED
 from adapter.store.disk import Claim
-from adapter.store.failures import failed
-from adapter.store.ports import Changed, Store, StoredFile
+from adapter.store.ports import Changed, Store, StoredFile, failed
 from adapter.store.waiting import RoomForFetches
 
 # Requests without a byte of new content, one after the other, before a download is given up. Each
@@ -38,12 +37,10 @@ _KILL_SECONDS = 5.0  # a process that waits for a disk may not end
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a store has for a key now: one object, or all those below a folder. `etag` is that of
-    the object; of a folder it is the hash of the listing.
-    """
+    """The version that a store has of a key: one object, or all those below a folder."""
 
     path: str
-    etag: str
+    etag: str  # the object's, or the hash of a folder's listing
     files: tuple[StoredFile, ...]
     is_folder: bool
 
@@ -53,7 +50,7 @@ class Version:
 
     @property
     def disk_bytes(self) -> int:
-        """What the objects take on disk as they come, without folders."""
+        """Return what the objects take on disk as they are stored, without folders."""
         return sum(disk_bytes(file.size_bytes) for file in self.files)
 
 
@@ -73,9 +70,7 @@ def version_of_folder(path: str, files: Sequence[StoredFile]) -> Version:
 
 
 class Fetch:
-    """The fetch of one version into `work`, once. What is there after an error is for the caller
-    to remove.
-    """
+    """Fetches one version into `work`, once. After an error the caller removes what is there."""
 
     def __init__(
         self,

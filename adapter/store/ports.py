@@ -1,5 +1,10 @@
-"""What the cache asks of a store, whatever kind it is."""
+"""Defines what the cache needs of a store, of whatever kind, and words its errors.
 
+obstore's texts hold addresses, headers and answers of the server, among them what may be secret. So
+a text is only searched for phrases that are known to be safe.
+"""
+
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,17 +14,15 @@ from adapter.settings.locations import StoreLocation
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """An object of a store. `path` is the key below the store's prefix, `etag` names its version,
-    `modified` is in seconds since 1970. `is_exact`: two contents never share the ETag, so that a
-    cut download may go on where it was. `is_listed`: the ETag is that of a listing, which some
-    servers write otherwise than that of an answer.
-    """
+    """An object of a store."""
 
-    path: str
+    path: str  # the key below the store's prefix
     size_bytes: int
-    etag: str
-    modified: float
+    etag: str  # names its version
+    modified: float  # in seconds since 1970
+    # no two contents share the ETag, so that a cut download may continue
     is_exact: bool = True
+    # the ETag is that of a listing, which some servers write otherwise than that of an answer
     is_listed: bool = False
 
 
@@ -28,8 +31,8 @@ class Changed(Exception):
 
 
 class Store(Protocol):
-    """Its errors: StoreDenied, StoreUnavailable, and InvalidRequest for a key that it can have no
-    object of. Their texts name bucket and key, never credentials.
+    """Reads objects by key. Raises StoreDenied, StoreUnavailable, and InvalidRequest for a key that
+    no object can have. Error texts name bucket and key, never credentials.
     """
 
     @property
@@ -47,3 +50,50 @@ class Store(Protocol):
 
     async def check(self) -> None:
         """Raise an error if the store cannot be used now."""
+
+
+_STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]{1,40})")
+_CODE = re.compile(r"<Code>([A-Za-z]{1,40})</Code>")
+_NO_CREDENTIALS = "no credentials for it were found"
+_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+# phrases of obstore, of its HTTP client and of the system, and what they mean; the first one counts
+_REASONS = (
+    *((server, _NO_CREDENTIALS) for server in _METADATA_SERVERS),
+    ("TimedOut", "it did not answer in time"),
+    ("kind: Timeout", "it did not answer in time"),
+    ("Connection refused", "connection refused"),
+    ("dns error", "its name cannot be resolved"),
+    ("certificate", "its certificate is not accepted"),
+    ("MissingContentLength", "its answer does not say how long the object is"),
+    ("RangeNotSupported", "it does not serve parts of an object"),
+    ("UnexpectedRange", "it served another part of the object than was asked for"),
+    ("IncompleteBody", "the connection broke"),
+    ("ConnectionReset", "the connection broke"),
+    ("kind: Interrupted", "the connection broke"),
+)
+
+
+def failed(location: StoreLocation, path: str, reason: str) -> str:
+    """Word a failure as SageMaker does."""
+    return f"{failed_at(location, path)}: {reason}"
+
+
+def failed_at(location: StoreLocation, path: str) -> str:
+    """Return the words before the reason."""
+    return f"Failed to download model data ({location.place(path)})"
+
+
+def status_in(text: str) -> str:
+    """Return the HTTP status that a text of obstore tells, with S3's own code for it."""
+    status, code = _STATUS.search(text), _CODE.search(text)
+    words = [status[1].strip() if status else "", code[1] if code else ""]
+    return ", ".join(filter(None, words))
+
+
+def reason_in(text: str) -> str:
+    """Return why a request failed, by a text of obstore."""
+    status = status_in(text)
+    if status and not any(server in text for server in _METADATA_SERVERS):
+        return f"the store answered {status}"
+    known = next((reason for phrase, reason in _REASONS if phrase in text), None)
+    return f"the store cannot be used: {known}" if known else "the store cannot be reached"

@@ -1,5 +1,5 @@
-"""Remembers for a moment what a store surely does not have, and what it refuses; and for good which
-versions of what it has cannot be unpacked, and how much room a version needs.
+"""Remembers briefly what a store lacks or refuses; and for good which versions cannot be unpacked,
+and how much room a version needs.
 """
 
 import math
@@ -23,7 +23,7 @@ Question = tuple[str, ...]
 
 
 class Refusals:
-    """The last answers of one store that save it from being asked the same again at once."""
+    """The last refusals of one store, which save it from the same request a moment later."""
 
     def __init__(self, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock
@@ -57,9 +57,8 @@ class Refusals:
 
 
 class Needs:
-    """The room on disk that versions were seen to need at least, as bytes and inodes, and bytes by
-    an archive's own word: what a fetch lacked while it unpacked, the next one asks for before it
-    downloads anything.
+    """The room on disk that versions need at least: bytes, inodes, and bytes by the archive's own
+    word. A fetch that ran short while it unpacked tells the next one what to reserve first.
     """
 
     def __init__(self) -> None:

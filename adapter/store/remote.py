@@ -1,4 +1,4 @@
-"""Buckets and web servers, by obstore, which is an extra of the package."""
+"""Reads buckets and web servers by obstore, which is an extra of the package."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -21,8 +21,7 @@ from adapter.errors import (
     StoreUnavailable,
 )
 from adapter.settings.locations import StoreKind, StoreLocation
-from adapter.store.failures import failed, reason_in, status_in
-from adapter.store.ports import Changed, StoredFile
+from adapter.store.ports import Changed, StoredFile, failed, reason_in, status_in
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -32,12 +31,12 @@ _PAGE = 1000  # of a listing, at most
 
 
 class RemoteStore:
-    """A bucket, a container or a web server. `objects` has the location's prefix in its keys.
+    """A bucket, a container or a web server.
 
-    obstore tries again by itself: requests, and answers that break off, which it goes on with where
-    they were.
+    obstore itself retries requests, and continues answers that break off.
     """
 
+    # `objects` adds the location's prefix to its keys
     def __init__(self, location: StoreLocation, objects: ObjectStore) -> None:
         self.location = location
         self._objects = objects
@@ -110,7 +109,7 @@ def _refuse_another(found: StoredFile, wanted: StoredFile) -> None:
 
 
 def _file(meta: "ObjectMeta") -> StoredFile:
-    """Without an ETag, size and time stand for the version."""
+    """Describe the object. Without an ETag, size and time stand for the version."""
     etag, size, modified = meta["e_tag"], meta["size"], meta["last_modified"].timestamp()
     version = etag or f"{size}-{modified:.0f}"
     is_exact = etag is not None and not etag.startswith("W/")

@@ -1,4 +1,4 @@
-"""Room on disk for fetches: who waits for it, who begins again, and who is refused.
+"""Reserves room on disk for fetches: decides which waits, which begins again, and which is refused.
 
 What a store announces is reserved before the first byte comes, so that a fetch that has to wait
 holds nothing yet. An archive needs more while it is unpacked, and may lack that while it holds what
@@ -19,7 +19,7 @@ from adapter.store.disk import Claim, Disk
 if TYPE_CHECKING:
     from adapter.control.ports import DiskRoom
 
-# What nobody tells: a model that has no request any more.
+# Nobody reports that a model has no request any more.
 _LOOK_SECONDS = 0.25
 
 
@@ -32,14 +32,12 @@ class BeginsAgain(Exception):
 
 
 class RoomForFetches:
-    """`seconds`: how long one fetch may wait in all. `models` lets go of what is loaded and idle;
-    None: what is in use stays.
-    """
+    """Reserves room for each fetch, in the order in which they began."""
 
     def __init__(self, disk: Disk, seconds: float) -> None:
-        self.models: DiskRoom | None = None
+        self.models: DiskRoom | None = None  # unloads idle models; None: what is in use stays
         self._disk = disk
-        self._seconds = seconds
+        self._seconds = seconds  # how long one fetch may wait in all
         self._claims: list[Claim] = []  # the one that began first comes first
         self._freed = asyncio.Event()
         self._unloading = asyncio.Lock()

@@ -8,8 +8,7 @@ import pytest
 from adapter.errors import InvalidSettings
 from adapter.settings.locations import parse_location
 from adapter.store import opening
-from adapter.store.folder import FolderStore
-from adapter.store.opening import open_store
+from adapter.store.opening import FolderStore, open_store
 
 
 @pytest.fixture
