@@ -1,13 +1,17 @@
-"""The commands that tell of the command itself: version, help, completion."""
+"""Runs the commands about the command itself: version, help, completion, check-config."""
 
 import argparse
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from adapter.cli.commands import COMMANDS as ALL
+from adapter.cli.options import add_config, add_settings, load
 from adapter.cli.parser import PROG, build, no_command, print_help
+from adapter.cli.text import printable
 
 _DEPENDENCIES = ("aiohttp", "grpcio", "protobuf", "tritonclient", "uvloop", "nvidia-pytriton")
 _SHELLS = ("bash", "zsh", "tcsh")
@@ -105,8 +109,45 @@ def _completion(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     return 0
 
 
+_LEAST_WIDTH = 30  # of the last column; narrower terminals break the lines themselves
+_MOST_VALUE = 32  # of the column of values; a longer one pushes what follows to the right
+
+
+def _config_options(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    add_settings(parser)
+
+
+def _check_config(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from adapter.settings import for_people, for_programs  # noqa: PLC0415 - pydantic
+
+    loaded = load(args, environ)
+    for warning in loaded.warnings:
+        print(printable(warning), file=sys.stderr)
+    if args.json:
+        print(json.dumps(for_programs(loaded), indent=2))
+        return 0
+    rows = [[printable(cell) for cell in row] for row in for_people(loaded)]
+    names = max(len(name) for name, _, _ in rows)
+    values = min(_MOST_VALUE, max(len(value) for _, value, _ in rows))
+    for name, value, origin in rows:
+        print(_line(f"{name:<{names}}  {value:<{values}}  ", origin, names + values + 4))
+    return 0
+
+
+def _line(head: str, origin: str, indent: int) -> str:
+    """Add the origin, broken into several lines on a terminal that is too narrow for it."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if width - max(indent, len(head)) < _LEAST_WIDTH:
+        return head + origin
+    after = " " * indent
+    return textwrap.fill(origin, width, initial_indent=head, subsequent_indent=after)
+
+
 COMMANDS = {
     "version": (_version_options, _version),
     "help": (_help_options, _help),
     "completion": (_completion_options, _completion),
+    "check-config": (_config_options, _check_config),
 }

@@ -116,7 +116,7 @@ TOOLS = {
     ),
     "check-config": Command(
         "print every setting, its value and where it came from",
-        "adapter.cli.config",
+        "adapter.cli.about",
         (
             "triton-adapter check-config --config adapter.yaml",
             "ADAPTER_TRITON=embedded triton-adapter check-config --memory-limit=8GiB --json",

@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from typing import TextIO
-from unicodedata import combining, east_asian_width
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _LEAST_COLUMN = 10  # of the column that gives way in a narrow terminal
@@ -46,40 +45,26 @@ def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) 
 
     On a terminal the first column gives way where lines would be too wide; what still is, is cut.
     """
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - only tables need it
+
+    def cut(text: str, size: int) -> str:
+        fits = cell_len(text) <= size
+        return text if fits else set_cell_size(text, size - 1).rstrip() + "…"
+
+    def padded(text: str, at: int) -> str:
+        blanks = " " * (widths[at] - cell_len(text))
+        return blanks + text if at in right else text + blanks
+
     rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(_width_of, column)) for column in zip(*rows, strict=True)]
-    limit = width()
-    if limit is not None:
-        others = sum(widths[1:]) + 2 * (len(widths) - 1)
-        widths[0] = min(widths[0], max(_LEAST_COLUMN, limit - others))
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    limit = width() or sys.maxsize
+    others = sum(widths[1:]) + 2 * (len(widths) - 1)
+    widths[0] = min(widths[0], max(_LEAST_COLUMN, limit - others))
     lines = []
-    for first, *others_of_row in rows:
-        cells = [_cut(first, widths[0]), *others_of_row]
-        padded = [_padded(cell, widths[at], is_right=at in right) for at, cell in enumerate(cells)]
-        lines.append(_cut("  ".join(padded).rstrip(), limit))
+    for first, *rest in rows:
+        cells = [cut(first, widths[0]), *rest]
+        lines.append(cut("  ".join(map(padded, cells, range(len(cells)))).rstrip(), limit))
     return lines
-
-
-def _padded(text: str, size: int, *, is_right: bool) -> str:
-    blanks = " " * (size - _width_of(text))
-    return blanks + text if is_right else text + blanks
-
-
-def _cut(text: str, size: int | None) -> str:
-    if size is None or _width_of(text) <= size:
-        return text
-    while _width_of(text) >= size:
-        text = text[:-1]
-    return f"{text}…"
-
-
-def _width_of(text: str) -> int:
-    """Return the columns of the text: letters of China, Japan and Korea, and emoji, take two."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text
-    )
 
 
 def duration(seconds: float) -> str:
