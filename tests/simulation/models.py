@@ -13,6 +13,7 @@ class Spec:
     """Version `version` of a model. `declared`: what its config says that it takes. `grows`: what
     it takes more under traffic, at most. `is_python`: in processes of its own. `steps` of an
     ensemble and `helpers` are further models of the package, `whole` the package of such a part.
+    `is_mixed`: the first step has no process of its own.
     """
 
     model_id: str
@@ -25,6 +26,7 @@ class Spec:
     steps: int = 0
     helpers: int = 0
     whole: "Spec | None" = None
+    is_mixed: bool = False
 
     @property
     def package(self) -> "Spec":
@@ -41,7 +43,8 @@ class Spec:
         part = replace(self, takes=share, declared=None, grows=0, steps=0, helpers=0, whole=self)
         entry = replace(part, takes=self.takes - share * others, steps=self.steps)
         if self.steps:
-            return [*[part] * others, replace(entry, is_python=False)]
+            first = [replace(part, is_python=False)] * self.is_mixed
+            return [*[part] * (others - len(first)), *first, replace(entry, is_python=False)]
         return [*[part] * others, replace(entry, grows=self.grows)]
 
     @property
@@ -113,7 +116,9 @@ def drawn_packages(random: Random, room: int) -> dict[str, Spec]:
     """Draw a package with an ensemble, and one whose Python code calls others by name."""
     ensemble, helped = drawn_model("y", random, room), drawn_model("z", random, room)
     steps, helpers = random.choice((1, 2, 3)), random.choice((1, 2))
+    is_mixed = steps > 1 and ensemble.is_python and Random(ensemble.takes).random() < 0.7
+    helped_by = random.choice((0, 0, 1))
     return {
-        "y": replace(ensemble, steps=steps, helpers=random.choice((0, 0, 1)), grows=0),
+        "y": replace(ensemble, steps=steps, helpers=helped_by, grows=0, is_mixed=is_mixed),
         "z": replace(helped, helpers=helpers),
     }

@@ -290,7 +290,7 @@ class Oracle(Rest):
         """Whether nothing keeps the unload of a python model: a load that hangs is ended."""
         upset = ("unload", "answer", "stub dies", "stub ended")
         was_hit = any(self.since(0.0, each, model_id=call.model_id) for each in upset)
-        return self._world.is_embedded and spec.is_python and not was_hit
+        return self._world.is_embedded and spec.is_python and not spec.is_mixed and not was_hit
 
     def may_take_long(self) -> bool:
         """Whether a load may take longer than it may."""

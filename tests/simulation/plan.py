@@ -27,6 +27,7 @@ FAULTS = {
     "confirm": ("disk",),
     "remove": ("disk",),
 }
+_ALONE_SECONDS = 60.0  # before and after which nothing else happens
 _OPERATIONS = {"load": 6, "unload": 4, "invoke": 8, "version": 1}
 _KINDS = ("crash", "hang", "stub", "strangers", "unread", *FAULTS)
 
@@ -130,6 +131,10 @@ def _with_platform(plan: Plan) -> Plan:
         shift = replace(shift, loads_again=random.choice((None, False)))
     rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _KINDS}
     entries = _entries(random, number, list(plan.models), rates, platform.operation)
+    if isinstance(platform, V2):
+        at = max((e.at for e in entries), default=0.0) + _ALONE_SECONDS
+        entries.append(Entry(number, at, "unload", ("y", None)))
+        entries.append(Entry(number, at + _ALONE_SECONDS, "load", ("y", None)))
     shifts, entries = (*plan.shifts, shift), [*plan.entries, *entries]
     return replace(plan, models=models, shifts=shifts, entries=tuple(entries))
 

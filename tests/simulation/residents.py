@@ -6,6 +6,7 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from adapter.core.registry import ModelRecord
 from adapter.core.residency.state import ResidencyState
 from adapter.errors import (
     AboutMemory,
@@ -332,10 +333,15 @@ class Residents:
         known = {entry.model_id for entry in entries}
         if extra := {r.id for r in records.values() if r.is_on_demand} - known:
             raise Violated("5 left over", f"no call has loaded {sorted(extra)}")
-        for key in self.kept:
-            if self._is_kept(key) and key not in records:
-                raise Violated("5 desired", f"{key} was loaded by its name, and is gone")
+        for key in filter(self._is_kept, self.kept):
+            self._stays_a_platforms(key, records.get(key))
         self._cache_is_right(len({entry.artifact.folder for entry in entries if entry.artifact}))
+
+    def _stays_a_platforms(self, key: str, record: ModelRecord | None) -> None:
+        if record is None:
+            raise Violated("5 desired", f"{key} was loaded by its name, and is gone")
+        if record.is_on_demand:
+            raise Violated("4 evicted", f"{key} was loaded by its name, and may be evicted")
 
     def _cache_is_right(self, pinned: int) -> None:
         endpoint, cache = self._endpoint, self._endpoint.cache

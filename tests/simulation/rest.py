@@ -89,13 +89,30 @@ class Rest:
             if record is None or record.state is not ModelState.READY:
                 raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
 
+    def _came_alone(self, model_id: str) -> bool:
+        """Return whether nothing else was asked for, or went wrong, since shortly before the load
+        of the model: what it takes in Triton's own process is measured then.
+        """
+        asked = self._at.get(("load asked", model_id), -1.0)
+        return all(
+            at < asked - RECENT_SECONDS
+            or whose == model_id
+            or (not whose and at == self._at.get((what, model_id)))
+            for (what, whose), at in self._at.items()
+        )
+
     def _near_the_truth(self, control: ModelControl) -> None:
-        """What the ledger has of models in processes of their own is what they took at most."""
+        """What the ledger has of models is what they took at most: of those in processes of their
+        own, and of those that came alone.
+        """
         if self._world.reader.kind != "host":
             return
         for record in control.registry.records():
             held = self._world.triton.held(record.name)
-            if held is None or not held.spec.is_python or held.process.over.is_set():
+            if held is None or held.process.over.is_set():
+                continue
+            is_apart = held.spec.is_python
+            if not is_apart and not (held.spec.package.is_mixed and self._came_alone(record.id)):
                 continue
             # Triton went on with a failed unload beside the next load: both were measured
             was_unloading = self.since(self._shift_begun, "unload", model_id=record.id)
