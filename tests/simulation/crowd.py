@@ -10,6 +10,8 @@ from tests.simulation.callers import Callers
 from tests.simulation.models import Call, Violated
 from tests.simulation.plan import Entry
 
+_NOTICED_SECONDS = 20.0
+
 
 class Crowd(Callers):
     """`endpoint` is what it calls."""
@@ -156,7 +158,8 @@ class Crowd(Callers):
         finally:
             residents.waiting[key] -= 1
         upset = ("end", "restart")
-        is_upset = any(self._oracle.since(call.begun, each) for each in upset)
+        # whoever asks before the end is noticed is told of a model that goes with it
+        is_upset = any(self._oracle.since(call.begun - _NOTICED_SECONDS, each) for each in upset)
         is_upset |= self._oracle.since(call.begun, "unload asked", "stub ended", model_id=key)
         if is_there and not is_upset:
             residents.kept[key] = self._world.now

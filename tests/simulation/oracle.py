@@ -284,7 +284,8 @@ class Oracle(Rest):
         if call.verb == "unload" and self._ends_its_load(call, spec):
             return False
         is_joined = call.verb == "load"  # the load may have begun long before
-        return self.may_take_long() and (is_joined or took >= 5.0)
+        limit = self.settings.load_seconds if is_joined else self.settings.unload_seconds
+        return self.may_take_long(limit) and (is_joined or took >= 5.0)
 
     def _ends_its_load(self, call: Call, spec: Spec) -> bool:
         """Whether nothing keeps the unload of a python model: a load that hangs is ended."""
@@ -292,12 +293,12 @@ class Oracle(Rest):
         was_hit = any(self.since(0.0, each, model_id=call.model_id) for each in upset)
         return self._world.is_embedded and spec.is_python and not spec.is_mixed and not was_hit
 
-    def may_take_long(self) -> bool:
-        """Whether a load may take longer than it may."""
+    def may_take_long(self, limit: float) -> bool:
+        """Whether a load may take longer than `limit` seconds."""
         faults = ("load", "answer", "unload", "stub ended", "restart")
         # several loads of seconds in a row, and their turns, may take longer than one may
-        natural = 4 * max(each.seconds for each in self._world.newest.values())
-        is_long = natural + RECENT_SECONDS > self.settings.load_seconds
+        natural = 4 * max(e.seconds * len(e.parts()) for e in self._world.newest.values())
+        is_long = natural + RECENT_SECONDS > limit
         return is_long or any(self.since(0.0, each) for each in faults)
 
     # -- rule 2, 3: memory ------------------------------------------------------------------

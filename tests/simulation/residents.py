@@ -136,7 +136,9 @@ class Residents:
     def _timed_out(self, call: Call, error: AdapterError) -> bool:
         """The load, or its undo, may have gone on since long before the call."""
         whats = ("hang", "end")
-        return self._of_models.may_take_long() or self._since(call.begun - _LONG_SECONDS, *whats)
+        return self._of_models.may_take_long(self._of_models.settings.load_seconds) or self._since(
+            call.begun - _LONG_SECONDS, *whats
+        )
 
     def _has_waited(self, call: Call, error: AdapterError) -> bool:
         """Or it waits for its turn, as it may be what ended Triton."""
