@@ -1,4 +1,4 @@
-"""The composition root. Nothing outside this package and cli sees Settings."""
+"""Builds an adapter of its parts. Nothing outside this package and cli sees Settings."""
 
 from adapter.app.adapter import Adapter
 

@@ -1,4 +1,4 @@
-"""One adapter: starts its parts in order, stops them in reverse."""
+"""Starts the parts of an adapter in order, and stops them in reverse."""
 
 import asyncio
 import logging
@@ -60,7 +60,7 @@ class Readiness:
         self._phase = "starting: waiting for Triton"
 
     def starting(self, reason: str) -> None:
-        """`reason` begins with "starting"."""
+        """Report `reason`, which begins with "starting"."""
         self._phase = reason
 
     def started(self) -> None:
@@ -100,10 +100,7 @@ _STORE_LACKS_IT = "; nor is there such a key in the store"
 
 
 class Adapter:
-    """One adapter. `start` returns when it is ready for requests, `stop` when all is closed.
-
-    `addresses`: where each open listener really is, port 0 resolved.
-    """
+    """One adapter. `start` returns when it is ready for requests, `stop` when all is closed."""
 
     def __init__(self, loaded: Loaded, tracing: Tracing | None = None) -> None:
         self._loaded, self._tracing = loaded, tracing
@@ -113,7 +110,7 @@ class Adapter:
         self._metrics.load_timeout.set(settings.load_timeout_seconds)
         self._limits = MessageLimits.of(settings.grpc_max_message_bytes)
         self._listeners = self._build_listeners()
-        self.addresses = self._listeners.addresses
+        self.addresses = self._listeners.addresses  # of each open listener, port 0 resolved
         cache = build_cache(settings, self._metrics)
         root, came_back = cache.root if cache else None, self._triton_came_back
         backend = build_backend(settings, self._metrics, tracing, came_back, cache=root)

@@ -32,7 +32,7 @@ _LENGTHS = (1, 2, 3, 4)  # bytes of the length of an entry: up to 256 MiB
 
 
 class SharedIndex:
-    """Shares the answers of `ask`: all that want one while a call is under way share the next.
+    """Shares the answers of `ask`: all that request one during a call share the next.
 
     With 10,000 models Triton takes 57 ms for an answer (docs/design/triton.md, Loads and unloads).
     """
@@ -125,7 +125,7 @@ _KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
 
 class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclient has no types
     def __init__(self, address: str, keepalive: ChannelOptions = _KEEPALIVE) -> None:
-        """`address`: `host:port` or `unix:/path`. grpc connects at the first call."""
+        """Set the address, `host:port` or `unix:/path`. grpc connects at the first call."""
         super().__init__(address, channel_args=[*_CHANNEL, *keepalive])
 
     async def wait_broken(self) -> None:

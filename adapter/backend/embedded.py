@@ -1,4 +1,5 @@
-"""A tritonserver of our own: started, watched, started again when it dies, and never left behind.
+"""Starts a tritonserver of our own, watches it, restarts it when it dies, and never leaves it
+behind.
 
 Nothing outlives the adapter, even when it is killed: see keeper.py.
 """
@@ -40,30 +41,24 @@ _Seen = TypeVar("_Seen", ProcessId, str)
 
 
 class EmbeddedTriton:
-    """One life: start() once, then stop().
-
-    `http`, `grpc` and `metrics` are host and port; port 0 means any free one, kept over restarts.
-    `restarts` counts the servers that have replaced a dead one; `on_restart` is awaited after each.
-    `on_dropped` is told how many lines of the output are not logged, in a thread, `on_exit` why a
-    server has ended. `withheld` are variables that neither Triton nor its models are to read.
-    `newer_args` are options that only newer servers know; others are started without.
-    """
+    """A supervised tritonserver: start() once, then stop()."""
 
     def __init__(
         self,
         *,
         tritonserver: Path | None,
         repository: Path | None,
+        # host and port; port 0 is any free one, kept over restarts
         http: tuple[str, int],
         grpc: tuple[str, int],
         metrics: tuple[str, int],
         extra_args: Sequence[str],
         start_timeout_seconds: float,
         on_restart: Callable[[], Awaitable[None]] | None,
-        on_dropped: Callable[[int], None] = lambda _: None,
-        on_exit: Callable[[str], None] = lambda _: None,
-        withheld: Collection[str] = (),
-        newer_args: Mapping[str, str] | None = None,
+        on_dropped: Callable[[int], None] = lambda _: None,  # in a thread: output lines not logged
+        on_exit: Callable[[str], None] = lambda _: None,  # why a server has ended
+        withheld: Collection[str] = (),  # variables that neither Triton nor its models may read
+        newer_args: Mapping[str, str] | None = None,  # options that only newer servers know
     ) -> None:
         self._binary = tritonserver
         self._wanted = {"http": http, "grpc": grpc, "metrics": metrics}
@@ -77,7 +72,7 @@ class EmbeddedTriton:
         self._folder = RunFolder()
         self.repository = (repository or self._folder.path / "repository").absolute()
         self.http_address = self.grpc_address = self.metrics_address = ""
-        self.restarts = 0
+        self.restarts = 0  # servers that have replaced a dead one
         self._ports = ExitStack()
         self._command: tuple[str, ...] = ()
         self._environment: Mapping[str, str] = {}
@@ -93,22 +88,22 @@ class EmbeddedTriton:
 
     @property
     def up(self) -> ServerProcess | None:
-        """The server, once it was seen live and while it runs."""
+        """Return the server, once it was seen live and while it runs."""
         return self._launched if self.pid is not None and self._launched is self._server else None
 
     @property
     def _running(self) -> ModelProcesses | None:
-        """The processes, while the server runs."""
+        """Return the processes, while the server runs."""
         return self._processes if self.pid is not None else None
 
     @property
     def load_threads(self) -> int:
-        """How many loads it works on at a time."""
+        """Return how many loads it works on at a time."""
         given = [a.partition("=")[2] for a in self._extra_args if a.startswith(_LOAD_THREADS)]
         return int(given[-1]) if given and given[-1].isdecimal() else _DEFAULT_LOAD_THREADS
 
     async def start(self) -> None:
-        """Return when the server is live. BackendUnavailable says why it is not to be had."""
+        """Return when the server is live. Raises BackendUnavailable with the reason if not."""
         try:
             await REPOSITORY.run(RunFolder.sweep)
             await self._prepare()
@@ -121,7 +116,7 @@ class EmbeddedTriton:
         )
 
     async def stop(self, seconds: float = _STOP_SECONDS) -> None:
-        """It has `seconds` to end in good order; none where it does not even answer."""
+        """End the server: within `seconds` in good order, at once if it does not even answer."""
         if self._supervisor is not None:
             background.end(self._supervisor)
             await asyncio.wait([self._supervisor])
@@ -138,7 +133,7 @@ class EmbeddedTriton:
             self._server.kill()
 
     def backends(self) -> frozenset[str] | None:
-        """The names of the server's backends; None when their folder cannot be read."""
+        """Return the names of the server's backends; None if their folder cannot be read."""
         option = "--backend-directory="
         given = [arg.removeprefix(option) for arg in self._command if arg.startswith(option)]
         folder = Path(given[-1] if given else _DEFAULT_BACKENDS)
@@ -148,14 +143,14 @@ class EmbeddedTriton:
             return None
 
     def owners(self) -> Mapping[int, str | None]:
-        """All processes, now, each with the name in Triton of the one model that it is of; none
-        while the server is down. OSError when they cannot be seen.
+        """Return all processes, each with the name in Triton of its only model; none while the
+        server is down. Raises OSError if they cannot be listed.
         """
         return {} if (running := self._running) is None else running.owners()
 
     def has_live_stub(self, triton_name: str) -> bool | None:
-        """Does the Python process of this model live? None for a model that has none, when the
-        server is down, or when that cannot be seen.
+        """Return whether the Python process of this model lives; None for a model that has none,
+        while the server is down, or if that is unknown.
 
         Triton does not start a new one when it dies, and still calls the model ready.
         """
@@ -169,7 +164,7 @@ class EmbeddedTriton:
         return None
 
     def live_instances(self, triton_name: str) -> frozenset[str] | None:
-        """The names of the model's instances whose Python processes live; None as above."""
+        """Return the names of the model's instances whose Python processes live; None as above."""
         living = self._stubs(triton_name)
         if living is None:
             return None
@@ -204,18 +199,18 @@ class EmbeddedTriton:
             return None
 
     async def running_models(self) -> frozenset[TritonName]:
-        """Those that have a Python process, loaded or not. OSError when none can be seen."""
+        """Return the models with a Python process, loaded or not. OSError if unknown."""
         found = await PROCESSES.run(self.owners)
         return frozenset(TritonName(name) for name in found.values() if name is not None)
 
     async def processes_of(self, names: Collection[TritonName]) -> frozenset[ProcessId]:
-        """The Python processes of these models, which are being unloaded, and what they have
-        started; none while the server is down. BackendUnavailable when none can be seen.
+        """Return the Python processes of these models, which are being unloaded, and what they
+        started; none while the server is down. BackendUnavailable if they cannot be listed.
         """
         return await self._see(lambda running: running.of_unloaded(names))
 
     async def abandoned(self) -> frozenset[ProcessId]:
-        """What models have started that have no Python process any more; otherwise as above."""
+        """Return what models started that have no Python process any more; otherwise as above."""
         return await self._see(ModelProcesses.abandoned)
 
     async def _see(self, act: Callable[[ModelProcesses], frozenset[_Seen]]) -> frozenset[_Seen]:
@@ -229,11 +224,11 @@ class EmbeddedTriton:
             ) from error
 
     async def living(self, known: Collection[ProcessId]) -> frozenset[ProcessId]:
-        """Those that live, and what these have started since; all while none can be seen."""
+        """Return those that live, and what they started since; all if none can be listed."""
         return await PROCESSES.run(processes.living, known)
 
     async def kill(self, known: Collection[ProcessId]) -> None:
-        """End them at once, and what they have started."""
+        """Kill the processes, and what they started."""
         await PROCESSES.run(processes.kill, known)
 
     async def free_regions(self, names: Collection[TritonName]) -> int:

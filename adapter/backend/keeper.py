@@ -1,5 +1,5 @@
-"""The parent process of tritonserver: kills all that Triton or a model has started when Triton ends
-or the adapter does, however they end.
+"""Runs as the parent process of tritonserver: kills all that Triton or a model has started when
+Triton or the adapter ends, in whatever way.
 
 Run by its path, `python -I -S keeper.py REPORT PREFIX TRITONSERVER ARGUMENTS...`. It imports
 nothing of the adapter, and little of Python, as imports cost start time and memory. It is the

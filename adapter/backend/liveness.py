@@ -26,7 +26,7 @@ class Server(Protocol):
 
     @property
     def up(self) -> object | None:
-        """The run of the server that was found live; None while there is none."""
+        """Return the run of the server that was found live; None while there is none."""
 
     async def restart(self, reason: str) -> None: ...
 
@@ -45,7 +45,7 @@ class HangDetector:
         answers: Callable[[], int],
         lateness: Callable[[float], Coroutine[Any, Any, float]] | None = None,
     ) -> None:
-        """`lateness` waits for some seconds and returns by how many the event loop was late."""
+        """Watch `server`. `lateness` waits for some seconds and returns how late the loop was."""
         self._server = server
         self._seconds = seconds
         self._answers = answers

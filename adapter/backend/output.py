@@ -73,7 +73,7 @@ class Output:
 
     @property
     def is_over(self) -> bool:
-        """Whether all was read and the descriptor is closed."""
+        """Return whether all was read and the descriptor is closed."""
         return not self._thread.is_alive()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One run of the tritonserver process, below its keeper: its start, its log and its end."""
+"""Runs the tritonserver process once, below its keeper: its start, its log and its end."""
 
 import asyncio
 import os
@@ -26,9 +26,7 @@ class NotStarted(BackendUnavailable):
 
 
 class ServerProcess:
-    """One run of the process, below its keeper, and its output. `server` is its pid, kept when it
-    has ended.
-    """
+    """One run of the process, below its keeper, and its output."""
 
     def __init__(
         self,
@@ -40,7 +38,7 @@ class ServerProcess:
     ) -> None:
         self.started_at = clock.monotonic()
         self._keeper = process
-        self.server = server
+        self.server = server  # its pid, also once it has ended
         self._lifeline = lifeline  # once it is closed the keeper ends everything
         self._report = report
         self._output = output
@@ -55,16 +53,16 @@ class ServerProcess:
     ) -> Self:
         """Start it, or raise BackendUnavailable and leave nothing open.
 
-        `memory_prefix` begins the names of its shared memory regions; `on_dropped` is told of lines
-        of its output that are not logged. A session of its own keeps a terminal's Ctrl-C away: we
-        drain first.
+        `memory_prefix` begins the names of its shared memory regions; `on_dropped` gets the count
+        of its output lines that are not logged. A session of its own keeps a terminal's Ctrl-C
+        away: we drain first.
         """
         with ExitStack() as undo, ExitStack() as lifeline:
             try:
                 output, report, process = await _start(
                     undo, lifeline, [memory_prefix, *command], environment, on_dropped
                 )
-            except (OSError, RuntimeError) as error:  # no descriptor, process or thread to be had
+            except (OSError, RuntimeError) as error:  # no descriptor, process or thread
                 raise NotStarted(
                     f"tritonserver cannot be started: {error}", delivered=False
                 ) from error
@@ -78,12 +76,12 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of tritonserver; None once it has ended."""
+        """Return the pid of tritonserver; None once it has ended."""
         return None if self._report.code.done() else self.server
 
     @property
     def keeper(self) -> int:
-        """The pid of its parent, below which all are that it and its models have started."""
+        """Return the pid of its parent, the ancestor of all that it and its models start."""
         return self._keeper.pid
 
     async def ended(self) -> str:
@@ -101,8 +99,8 @@ class ServerProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     async def stop(self, seconds: float) -> None:
-        """SIGTERM, and after so many seconds SIGKILL; that alone where there are none. What even
-        this does not end is left: the kernel holds it.
+        """Send SIGTERM, and SIGKILL after so many seconds; SIGKILL alone without any. What survives
+        that is left: the kernel holds it.
         """
         if seconds:
             with suppress(ProcessLookupError):
@@ -115,17 +113,17 @@ class ServerProcess:
             await asyncio.wait_for(self.ended(), _KILL_SECONDS)
 
     def kill(self) -> None:
-        """At once, with all below it."""
+        """Kill it at once, with all below it."""
         self._lifeline.close()
 
     def complaint(self) -> str:
-        """Its last words."""
+        """Return its last words."""
         return self._output.complaint()
 
 
 async def _heard_out(keeper: asyncio.subprocess.Process, output: Output) -> None:
-    """Until both have ended. What even SIGKILL does not end keeps its keeper and the pipe of its
-    output: that is waited for only so long.
+    """Wait until both have ended. A process that survives SIGKILL keeps its keeper and the pipe of
+    its output: the wait is limited.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(_REST_SECONDS):
@@ -141,7 +139,7 @@ async def _start(
     environment: Mapping[str, str],
     on_dropped: Callable[[int], None],
 ) -> tuple[Output, "_Report", asyncio.subprocess.Process]:
-    """A keeper, its output and what it reports; `undo` closes that."""
+    """Start a keeper; return its output, its report, which `undo` closes, and its process."""
     with ExitStack() as lent:
         # not asyncio's own pipes: with those, wait() waits for the stubs too, which inherit them
         said, theirs = os.pipe()
@@ -167,12 +165,12 @@ async def _start(
 
 
 class _Report:
-    """What the keeper says: tritonserver's pid, and its exit code once it has ended; each None when
-    the keeper has ended without a word of it.
+    """The keeper's report: tritonserver's pid, and its exit code once it has ended; each None if
+    the keeper ended without it.
     """
 
     def __init__(self, pipe: int) -> None:
-        """Takes the descriptor over."""
+        """Take over the descriptor."""
         self._pipe = pipe
         self._loop = asyncio.get_running_loop()
         self._heard = b""
@@ -189,7 +187,7 @@ class _Report:
             self.close()
 
     def close(self) -> None:
-        """Once; the second time it does nothing."""
+        """Close the pipe. A second call does nothing."""
         if self._pipe >= 0:
             self._loop.remove_reader(self._pipe)
             os.close(self._pipe)

@@ -53,12 +53,7 @@ _AT_ONCE = 500  # models of the index: a tenth of a millisecond
 
 
 class TritonControl:
-    """Triton's control calls. Every call has a time limit; every failure is an AdapterError.
-
-    `live` is the result of the last probe, and False as soon as the connection breaks; `monitor`
-    updates it. `answers` counts the probes that Triton answered, `lives` how often it became live.
-    `version` is what it reported then, "" if it reported none.
-    `on_live` is called when it does not answer any more (False), and when it does again (True).
+    """Makes control calls. Every call has a time limit; every failure is an AdapterError.
 
     With `payload`, loads carry all files of the model, for a Triton that does not see the staged
     folders. Such models are in no index (seen on 2.51), so they are queried one by one, and a model
@@ -72,12 +67,16 @@ class TritonControl:
         load_timeout_seconds: float,
         call_timeout_seconds: float = _CALL_SECONDS,
         on_retry: Callable[[str], None] = lambda _: None,
-        on_live: Callable[[bool], None] = lambda _: None,
+        on_live: Callable[[bool], None] = lambda _: None,  # Triton stops or resumes to answer
         payload: Callable[[TritonName], Payload] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.live, self.version = False, ""
-        self.lives = self.answers = self._breaks = 0
+        # the result of the last probe of `monitor`; False as soon as the connection breaks
+        self.live = False
+        self.version = ""  # as Triton reported when it became live
+        self.lives = 0  # how often it became live
+        self.answers = 0  # probes that it answered
+        self._breaks = 0
         self._payload = payload
         self._uploaded: set[TritonName] = set()
         self._faults = faults

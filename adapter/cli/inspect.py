@@ -57,12 +57,9 @@ exit codes: 0 it would be staged as shown; 1 the load would be refused; 2 bad ar
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model of the output. `name` is its name in Triton. `staged` maps the paths in its folder
-    to link targets, relative to the package if within it, or to None if created; folder paths end
-    in a slash. `config_diff` is the diff from the caller's config.pbtxt to the staged one.
-    """
+    """One model of the output."""
 
-    name: str
+    name: str  # in Triton
     own_name: str
     role: str
     is_ensemble: bool
@@ -70,7 +67,9 @@ class Model:
     versions: tuple[str, ...]
     config_from: Origin
     config_text: str | None
-    config_diff: tuple[str, ...]
+    config_diff: tuple[str, ...]  # from the caller's config.pbtxt to the staged one
+    # paths in its folder -> link targets, relative to the package if within it, or None if created;
+    # folder paths end in a slash
     staged: dict[str, str | None]
 
 
@@ -257,7 +256,7 @@ def _callers_config(part: ModelPart, root: Path) -> Path | None:
 
 
 def _text(report: Report) -> str:
-    """Names may hold any character: those that would break a line are escaped."""
+    """Return the report as text; characters of names that would break a line are escaped."""
     return "\n".join(printable(line.expandtabs()) for line in _lines(report))
 
 

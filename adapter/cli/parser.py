@@ -1,4 +1,4 @@
-"""The argument parsers: help by groups, a short usage line, proposals for what is misspelt."""
+"""Parses arguments: help by groups, a short usage line, proposals for misspelt words."""
 
 import argparse
 import difflib
@@ -79,7 +79,7 @@ class _Top(Parser):
 
 
 def proposal(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a word that there is not."""
+    """Return the end of a message about an unknown word: the known one that is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -94,7 +94,7 @@ def no_command(word: str) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """`command` is None where none is given. Raises SystemExit as argparse does."""
+    """Parse the arguments; `command` is None without one. Raises SystemExit as argparse does."""
     wanted = next((word for word in argv if not word.startswith("-")), "")
     top, parsers = build([wanted] if wanted in COMMANDS else [])
     if wanted and wanted not in COMMANDS:

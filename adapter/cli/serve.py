@@ -1,4 +1,4 @@
-"""The command that runs an adapter: serve."""
+"""Runs an adapter: the command serve."""
 
 import argparse
 import os

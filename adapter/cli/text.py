@@ -1,4 +1,4 @@
-"""Text for a terminal: columns, durations, colours."""
+"""Formats text for a terminal: columns, durations, colours."""
 
 import os
 import shutil

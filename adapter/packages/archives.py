@@ -101,7 +101,7 @@ _DAMAGED = (
 
 
 def is_archive(path: Path) -> bool:
-    """Whether this is a file that `unpack` is for, by name or, for tar and gzip, by first bytes.
+    """Return whether `unpack` takes the file, by its name or, for tar and gzip, by its first bytes.
 
     Only a name tells a zip: model files of PyTorch and Keras are zips as well.
     """
@@ -111,12 +111,12 @@ def is_archive(path: Path) -> bool:
 
 
 def is_packed(name: str) -> bool:
-    """Whether a file of this name is an archive that `unpack` may be for."""
+    """Return whether a file of this name is an archive that `unpack` may take."""
     return _kind_by_name(Path(name)) is not None
 
 
 def archive_at(path: Path) -> Path | None:
-    """The archive itself, or the one that lies alone in the folder."""
+    """Return the archive itself, or the only one in the folder; None if there is none."""
     if not path.is_dir():
         return path if is_archive(path) else None
     with os.scandir(path) as entries:
@@ -328,7 +328,7 @@ def _read_zip(archive: Path, unpacking: Unpacking) -> None:
 
 
 def _check_places(infos: list[zipfile.ZipInfo], size: int, unpacking: Unpacking) -> None:
-    """Entries that share their packed bytes make the densest bombs."""
+    """Refuse entries that share their packed bytes: they make the densest bombs."""
     end = 0
     for info in sorted(infos, key=lambda info: info.header_offset):
         unpacking.begin(info.orig_filename)

@@ -26,20 +26,20 @@ _MARKS = "{}<>[]:,;/"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """`config` lacks the fields that `warnings` name."""
+    """A parsed config, and what is odd in its text."""
 
-    config: ModelConfig
+    config: ModelConfig  # without the fields that `warnings` name
     warnings: tuple[str, ...]
 
 
 def read_config(path: Path) -> str:
-    """The text as it is, a byte order mark included. InvalidModel, or the OSError of reading."""
+    """Read the text as it is, with any byte order mark. Raises InvalidModel, or OSError."""
     with path.open("rb") as file:
         return decoded(file, path)
 
 
 def decoded(file: IO[bytes], path: Path) -> str:
-    """The same of a file that is open; `path` is for the messages."""
+    """Read the text from an open file; `path` is for messages."""
     raw = file.read(MAX_CONFIG_BYTES + 1)
     if len(raw) > MAX_CONFIG_BYTES:
         raise InvalidModel(f"{shown(path)} is larger than {MAX_CONFIG_BYTES} bytes")
@@ -54,9 +54,10 @@ def decoded(file: IO[bytes], path: Path) -> str:
 
 
 def parse(text: str, path: Path) -> Checked:
-    """Fields that this schema does not know are no fault: newer Tritons have newer fields.
+    """Parse a config. Unknown fields are only warned of: newer Tritons have newer fields.
 
-    InvalidModel for anything else that is not a model's configuration. `path` is for the messages.
+    Raises InvalidModel for anything else that is not a model's configuration. `path` is for
+    messages.
     """
     tokens = tokens_of(text.removeprefix(BOM))
     config = ModelConfig()
@@ -77,7 +78,7 @@ def parse(text: str, path: Path) -> Checked:
 
 
 def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
-    """The parser puts place and line first, which are a token's number and the token."""
+    """Word the parser's error. It begins with place and line: a token's number, and the token."""
     number, column = error.GetLine(), error.GetColumn()
     if number is None or column is None:
         return f"{shown(path)}: {cut(str(error), _MAX_REASON)}"
@@ -94,9 +95,9 @@ def _reason(error: text_format.ParseError, tokens: Tokens, path: Path) -> str:
 
 
 def _refuse_stray(tokens: Tokens, path: Path) -> None:
-    """Python's parser passes over characters at which Triton's stops (seen on 2.51).
+    """Refuse characters at which Triton's parser stops, but not Python's (seen on 2.51).
 
-    A no-break space pasted from a web page is such a one.
+    A no-break space pasted from a web page is one of them.
     """
     for token in tokens:
         if token.lastgroup == "mark" and token[0] not in _MARKS:
@@ -108,7 +109,7 @@ def _refuse_stray(tokens: Tokens, path: Path) -> None:
 
 
 def _place(token: re.Match[str]) -> tuple[int, int]:
-    """Where it begins: line and column, both from 1 on, the column in characters."""
+    """Return where the token begins: line and column from 1 on, the column in characters."""
     text, start = token.string, token.start()
     return text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
 
@@ -130,9 +131,9 @@ def _not_known(field: Field, names: Iterable[str]) -> str:
 
 
 def _unknown(tokens: Tokens) -> list[tuple[Field, Iterable[str]]]:
-    """Unknown fields, each with the names that its message knows.
+    """Return the unknown fields, each with the names that its message knows.
 
-    What stands within an unknown field is not listed again.
+    Fields within an unknown field are not listed.
     """
     messages: dict[Field | None, Any] = {None: ModelConfig.DESCRIPTOR}
     unknown = []

@@ -1,4 +1,4 @@
-"""The edits to config.pbtxt, made in the text so that all else stays byte for byte.
+"""Edits the text of a config.pbtxt, so that all else stays byte for byte.
 
 Triton refuses a config whose name is not its folder's, and takes one without a name. Parsing and
 printing the message again would drop comments, and with them every field that is newer than the
@@ -37,14 +37,11 @@ _Edits = list[tuple[int, int, str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """A field as it is written: `parent` is the one whose message it stands in, None outside all.
-
-    `position` counts the tokens before its name.
-    """
+    """A field as it is written."""
 
     name: str
-    parent: "Field | None"
-    position: int
+    parent: "Field | None"  # the field whose message it is in; None at the top
+    position: int  # tokens before its name
 
 
 def without_name(text: str) -> str:
@@ -120,24 +117,24 @@ def with_tensors(text: str, inputs: str | None, outputs: str | None) -> str:
 
 
 def tokens_of(text: str) -> Tokens:
-    """Everything but blanks and comments; of groups string, word and mark, a single character."""
+    """Return all but blanks and comments, in groups string, word and mark, a single character."""
     return [token for token in _TOKEN.finditer(text) if token.lastgroup != "blank"]
 
 
 def fields_of(tokens: Tokens) -> list[Field]:
-    """Every field in order, a parent before what is in it; none in an unbalanced text."""
+    """Return every field in order, parents first; none of an unbalanced text."""
     return _fields(tokens) or []
 
 
 def quoted(text: str) -> str:
-    """A string literal of text format."""
+    """Return the text as a string literal of text format."""
     return f'"{text.translate(_QUOTED)}"'
 
 
 def _fields(tokens: Tokens) -> list[Field] | None:
-    """None when braces or quotes do not match up.
+    """Find the fields; None if braces or quotes do not match.
 
-    A word that a colon or a bracket follows is a name: values come before a name or a separator.
+    A word before a colon or a bracket is a name: values come before a name or a separator.
     """
     found: list[Field] = []
     # for each open bracket: what closes it, the message it stands in, the field it belongs to
@@ -162,7 +159,7 @@ def _fields(tokens: Tokens) -> list[Field] | None:
 
 
 def _path(field: Field) -> tuple[str, ...]:
-    """The names that lead to it, no more than the last four."""
+    """Return the names that lead to the field, at most the last four."""
     names: list[str] = []
     place: Field | None = field
     while place is not None and len(names) <= 3:  # noqa: PLR2004 - nothing is sought deeper
@@ -172,7 +169,7 @@ def _path(field: Field) -> tuple[str, ...]:
 
 
 def _strings(tokens: Tokens, field: Field) -> Tokens:
-    """The literals that make up its value, as protobuf joins adjacent ones; none for others."""
+    """Return the string literals of its value, as protobuf joins adjacent ones; none for others."""
     start = field.position + 2
     if _mark(tokens, start - 1) != ":":
         return []
@@ -211,7 +208,7 @@ def _edited(text: str, edits: _Edits) -> str:
 
 
 def _appended(text: str, lines: str) -> str:
-    """`lines` after `text`, which may end in a comment without a line's end."""
+    """Append `lines` to `text`, which may end in a comment without a newline."""
     end = "\n" if lines and text and not text.endswith("\n") else ""
     return f"{text}{end}{lines}"
 

@@ -50,7 +50,7 @@ class Contents:
     """
 
     def __init__(self, root: str, roots: Sequence[str]) -> None:
-        """`root` is a real path, of a folder or of a single file."""
+        """Walk the real path `root`, a folder or a single file."""
         self.size_bytes = 0
         self.digest = hashlib.sha256()
         self._root = root
@@ -66,7 +66,7 @@ class Contents:
 
     @property
     def tree(self) -> "Tree | None":
-        """The entries by name, a folder that is linked twice also twice; None for a file."""
+        """Return the entries by name, a folder that is linked twice also twice; None for a file."""
         return self._trees.get(self._root)
 
     def _walk(self) -> None:

@@ -280,7 +280,7 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
 
 
 def _place(path: Path, target: str, inside: Inside) -> None:
-    """Hard-link the file; copy it where the file system refuses: another one, or another's file."""
+    """Hard-link the file; copy it if the file system refuses: another one, or another's file."""
     with inside.at(target) as found:
         try:
             _hard_link(found, path)

@@ -74,7 +74,7 @@ class _Candidate:
 
 
 def _fil(model_type: str, file: str, pattern: str) -> _Format:
-    """FIL opens another file for each `model_type`; these are its own names for both."""
+    """Return a format of FIL, which opens another file for each `model_type`."""
     parameter = f'parameters {{ key: "model_type" value {{ string_value: "{model_type}" }} }}'
     config = f'backend: "fil"\n{parameter}\n'
     return _Format("fil", file, (pattern,), config, is_needed=False)

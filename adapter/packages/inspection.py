@@ -49,13 +49,13 @@ _PICKLED = (".pkl", ".pickle", ".joblib")
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A folder (or file) with one model. `config` is None without a config.pbtxt."""
+    """A folder (or file) with one model."""
 
     folder: Path
     part: ModelPart
     backend: str | None
     has_own_backend: bool = False
-    config: ModelConfig | None = None
+    config: ModelConfig | None = None  # None without a config.pbtxt
     warnings: tuple[str, ...] = ()
     content_types: ContentTypes | None = None
 

@@ -63,9 +63,7 @@ class _Found:
 class Packages:
     """Stages model packages under `model_roots` as folders in `repository`.
 
-    All file work runs in threads: a slow disk must not delay a ping. `backends` returns those of
-    this Triton, None if unknown. `cache` is the folder that cached packages lie in, and no others
-    may.
+    All file work runs in threads: a slow disk must not delay a ping.
     """
 
     def __init__(
@@ -75,8 +73,8 @@ class Packages:
         *,
         staging: Staging = "symlink",
         limits: Limits | None = None,
-        backends: Callable[[], frozenset[str] | None] = lambda: None,
-        cache: Path | None = None,
+        backends: Callable[[], frozenset[str] | None] = lambda: None,  # Triton's; None: unknown
+        cache: Path | None = None,  # the folder of cached packages, and of no others
     ) -> None:
         self._repository = repository
         self._roots = [os.path.realpath(root) for root in model_roots]
@@ -157,7 +155,7 @@ class Packages:
         self, source: ModelSource, path: Path, roots: Sequence[str], known_as: str
     ) -> Package:
         def for_caller(text: str) -> str:
-            """Callers know the archive, not where it was unpacked."""
+            """Name the archive, which callers know, in place of where it was unpacked."""
             return text.replace(str(path), known_as).replace(UNPACKED, Path(known_as).name)
 
         try:

@@ -74,8 +74,10 @@ class Unpacking:
         limits: Limits,
         room: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`room` is called before so many bytes are written, and so many files, folders and links
-        are made, and raises where there is no room for them. It keeps the disk's reserve then.
+        """Begin with the empty folder `target`.
+
+        `room(bytes, inodes)` is called before so many are written and made, and raises if there is
+        no room for them; it also keeps the disk's reserve.
         """
         self._archive = archive
         self._target = target
@@ -265,11 +267,11 @@ class Unpacking:
 
 
 def _step(needed: int, granted: int, most: int) -> int:
-    """Return how much to ask for: what lacks, or an eighth more, so that few questions do."""
+    """Return how much to request: what is missing, or an eighth more to request rarely."""
     return max(needed - granted, min(granted // 8, most)) if needed > granted else 0
 
 
 def _set_time(path: Path, mtime: float) -> None:
-    """Before 1970, after 2242 or no number at all becomes 1970."""
+    """Set the modification time; one before 1970, after 2242 or not a number becomes 1970."""
     nanoseconds = int(mtime * 10**9) if 0 <= mtime < _MAX_TIME else 0
     os.utime(path, ns=(nanoseconds, nanoseconds))

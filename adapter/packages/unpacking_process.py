@@ -34,18 +34,18 @@ _SMALL = Limits(max_unpacked_bytes=2**24, max_entries=200)
 
 
 class Room(Protocol):
-    """Shares the room of a disk out, in bytes."""
+    """Grants room on a disk."""
 
     def take(self, count: int, inodes: int = 0) -> None:
-        """Reserve bytes before they are written, and look whether so many files can be made.
-        Raises an error where there is no room.
+        """Reserve bytes before they are written, and check that so many files can be made. Raises
+        an error if there is no room.
         """
 
     def give_back(self, count: int, inodes: int = 0) -> None: ...
 
 
 class UnpackingProcess:
-    """The unpacking of one archive, once. `run` is called in a thread, `kill` in any."""
+    """Unpacks one archive, once. `run` is called in a thread, `kill` in any."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,8 +60,8 @@ class UnpackingProcess:
         content: Opened,
         room: Room | None = None,
     ) -> None:
-        """Do what `archives.unpack` does, with its errors; `content` is the opened archive. `room`
-        is asked in this thread.
+        """Unpack as `archives.unpack` does, with its errors; `content` is the opened archive.
+        `room` is called in this thread.
 
         Raises BackendUnavailable if no process can be started, BackendError also if it was killed.
         """

@@ -28,10 +28,10 @@ _FRAMING_BYTES = 64  # of one file in the message, an upper bound
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """`config` is JSON with the field names of config.pbtxt; keys of `files` begin with `file:`."""
+    """A model as the files of a load request."""
 
-    config: str
-    files: dict[str, bytes]
+    config: str  # JSON with the field names of config.pbtxt
+    files: dict[str, bytes]  # keys begin with `file:`
 
 
 def config_text(given: dict[str, Any]) -> str:

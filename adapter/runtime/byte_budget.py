@@ -1,8 +1,8 @@
 """Bounds the sum of callers' bytes that are in memory, here or at Triton.
 
-Bytes count once they have arrived; what is announced counts for nothing. Who is told to pause waits
-for room, for ten seconds at most. While somebody waits, the body that would take longest to finish
-is cut. The oldest may go on beyond the limit, so that one can always finish: the sum exceeds the
+Bytes count once they have arrived; what is announced counts for nothing. A caller that is paused
+waits for room, ten seconds at most. While one waits, the body that would take longest to finish is
+cut. The oldest may go on beyond the limit, so that one can always finish: the sum exceeds the
 limit by at most one body and what each caller had sent before it was paused.
 """
 
@@ -49,11 +49,11 @@ class Reason(Enum):
 
 
 class Holder(Protocol):
-    """Who receives a body. `is_reading`: its caller may send, and nothing here or at Triton keeps
-    it from that.
-    """
+    """The receiver of a body."""
 
-    def is_reading(self) -> bool: ...
+    def is_reading(self) -> bool:
+        """Return whether the caller may send, and neither the adapter nor Triton holds it up."""
+
     def resume(self) -> None:
         """Read on, after `take` has returned False."""
 
@@ -62,7 +62,7 @@ class Holder(Protocol):
 
 
 class _Pool:
-    """Bodies that share one limit. `beyond`: the one that may exceed it, until it ends."""
+    """Bodies that share one limit."""
 
     __slots__ = ("arriving", "beyond", "held", "limit", "sender", "users")
 
@@ -72,7 +72,7 @@ class _Pool:
         self.held = 0
         self.users = 0
         self.arriving: dict[Holding, None] = {}  # oldest first
-        self.beyond: Holding | None = None
+        self.beyond: Holding | None = None  # may exceed the limit until it ends
 
     def admits(self, holding: "Holding", more: int = 0) -> bool:
         if self.held + more <= self.limit:
@@ -83,9 +83,7 @@ class _Pool:
 
 
 class Holding:
-    """The bytes of one body. `announced`: its length, None if unknown. Call `end` when nothing of
-    it is kept; after that no call does anything.
-    """
+    """The bytes of one body. Call `end` once all are released; after that no call does anything."""
 
     __slots__ = (
         "_budget",
@@ -107,7 +105,7 @@ class Holding:
     ) -> None:
         self._budget = budget
         self.holder = holder
-        self.announced = announced
+        self.announced = announced  # its length; None if unknown
         self.pools = pools
         self.is_verified = False
         self.size = 0
@@ -119,7 +117,7 @@ class Holding:
         self.watched = 0.0
 
     def take(self, size: int) -> bool:
-        """Count `size` bytes that have arrived. False: read no more until `resume`."""
+        """Count `size` bytes that have arrived; return False to pause reading until `resume`."""
         pools = self.pools
         if not pools:
             return True
@@ -178,7 +176,7 @@ class Holding:
         return _UNKNOWN_BYTES if self.announced is None else self.announced - self.size
 
     def observe(self, now: float) -> None:
-        """Called twice a second while somebody waits: measure how fast the body comes."""
+        """Measure how fast the body comes. To be called twice a second while somebody waits."""
         is_reading = self.since is None and self.holder.is_reading()
         if is_reading and self._mark is not None:
             seconds, size = now - self._mark[0], self.size - self._mark[1]
@@ -194,7 +192,7 @@ class Holding:
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second; None as long as nobody can tell."""
+        """Return bytes a second; None while unknown."""
         seconds, size = self._rated
         if seconds >= _RATE_SECONDS:
             return size / seconds
@@ -210,7 +208,7 @@ class Holding:
         return self.left / rate if rate else inf
 
     def may_be_cut(self) -> bool:
-        """Not one that ends soon; but it must not look like that for ever."""
+        """Return whether the body may be cut: not if it ends soon, unless it has long seemed to."""
         least = _SPARED_SECONDS if self.watched < _PATIENCE_SECONDS + _SPARED_SECONDS else 0.0
         return self.size > 0 and self.seconds_left > least
 
@@ -220,14 +218,14 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 
 class ByteBudget:
-    """`limit`: bytes in sum. `later` calls a function after so many seconds."""
+    """Bounds the sum of callers' bytes in memory."""
 
     def __init__(
         self,
-        limit: int,
+        limit: int,  # bytes in sum
         *,
         clock: Callable[[], float] = clock.now,
-        later: Callable[[float, Callable[[], None]], None] = _later,
+        later: Callable[[float, Callable[[], None]], None] = _later,  # call after so many seconds
         on_cut: Callable[[Reason], None] = lambda _: None,
     ) -> None:
         self.limit = limit
@@ -250,7 +248,7 @@ class ByteBudget:
 
     @property
     def waiting(self) -> int:
-        """How many callers wait for room."""
+        """Return how many callers wait for room."""
         return len(self._waiting)
 
     def hold(self, holder: Holder, announced: int | None, senders: Iterable[str] = ()) -> Holding:

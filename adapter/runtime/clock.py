@@ -1,4 +1,4 @@
-"""The time, which all other modules read here, so that a simulation can let it jump.
+"""Reads the time for all other modules, so that a simulation can let it jump.
 
 They call `clock.monotonic()`. A name that is bound at import, as by `from`, would go on with the
 real time; so would a default argument: whatever takes a function gets `now`.

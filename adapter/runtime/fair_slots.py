@@ -1,4 +1,4 @@
-"""Slots for work that is done for callers: each caller has its turn, whatever others ask for."""
+"""Shares slots for work among callers: each has its turn, whatever others request."""
 
 import asyncio
 from collections import Counter
@@ -63,7 +63,7 @@ class FairSlots:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _patient(self) -> list[_Waiter]:
-        """Without those that are cancelled, and about to leave."""
+        """Return those that still wait: not those that are cancelled, and about to leave."""
         return [each for each in self._waiting if not each.turn.done()]
 
     def _look(self) -> None:

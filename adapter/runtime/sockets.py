@@ -1,4 +1,4 @@
-"""TCP servers at an address; `::` stands for all addresses of the machine, of both IP families."""
+"""Listens at an address; `::` stands for all addresses of the machine, of both IP families."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Thread pools for slow work, one for each resource that the work may wait for.
+"""Runs slow work in thread pools, one for each resource that the work may wait for.
 
 An archive may keep its thread for minutes, and a network disk for ever; so refusals, measurements
 and unloads have threads that never do such work.
@@ -42,7 +42,8 @@ class Threads:
         return await self._result(Future(), partial(act, *args, **kwargs))
 
     async def run_to_end(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`run`, but a cancelled call ends only when `act` has; one that has not begun never does.
+        """Run `act` as `run` does, but end a cancelled call only when `act` has ended; an `act`
+        that has not begun never runs.
 
         For what writes: whoever cancels it removes what was written.
         """
@@ -68,7 +69,7 @@ class Threads:
         self._work.put((done, act))
 
     def _provide(self) -> None:
-        """A thread for one more piece of work, if all that there are have some already."""
+        """Start a thread for one more piece of work if all threads are busy."""
         with self._lock:
             self._unfinished += 1
             if self._unfinished <= self._count or self._count == self._most:
@@ -80,7 +81,7 @@ class Threads:
                 if not self._count:
                     self._unfinished -= 1
                     raise BackendUnavailable(
-                        f"no thread is to be had: {error}", delivered=False
+                        f"no thread can be started: {error}", delivered=False
                     ) from error
                 return  # the existing threads will do the work
             self._count += 1

@@ -16,11 +16,11 @@ _SECONDS = 0.002
 
 
 class Turns:
-    """`until` is when the time of this turn is up; inf: no work that takes long was done in it."""
+    """Limits how much slow work each turn of the event loop does."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
-        self.until = math.inf
+        self.until = math.inf  # when this turn's time is up; inf before any slow work in it
         self._next_turn: asyncio.Handle | None = None
 
     def has_time(self) -> bool:

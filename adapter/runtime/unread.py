@@ -22,10 +22,9 @@ _LINE_SECONDS = 1.0
 
 
 class Unread:
-    """`limit`: bytes of all streams, which count in `budget`. `on_cut` is called for each stream
-    that is cut.
-    """
+    """The answers of all streams that their callers have not taken; they count in `budget`."""
 
+    # `limit`: of all streams, in bytes; `on_cut`: called for each stream that is cut
     def __init__(
         self, budget: ByteBudget, limit: int, on_cut: Callable[[], None] = lambda: None
     ) -> None:
@@ -65,7 +64,7 @@ class Unread:
 
 
 class Answers:
-    """Those of one stream that its caller has not taken: the one in hand, and those behind it."""
+    """Answers of one stream that its caller has not taken: the current one, and those behind it."""
 
     __slots__ = ("_behind", "_in_hand", "_on_cut", "_unread", "error", "is_dropped", "size")
 
@@ -80,7 +79,7 @@ class Answers:
 
     @property
     def is_behind(self) -> bool:
-        """It has more than the answer that its caller is to take."""
+        """Return whether it has more than the answer that its caller takes next."""
         return len(self._behind) + bool(self._in_hand) > 1
 
     def put(self, answer: bytes) -> None:

@@ -36,14 +36,11 @@ class HoldsCredentials(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """The location of a store. `base` is the bucket or container, the URL of a web server without a
-    slash at its end, or the path of a folder; `prefix`, without slashes around it, is part of every
-    key in a bucket.
-    """
+    """The location of a store."""
 
     kind: StoreKind
-    base: str
-    prefix: str = ""
+    base: str  # bucket or container, URL of a web server without a slash at its end, or folder
+    prefix: str = ""  # of every key in a bucket, without slashes around it
 
     @property
     def is_folder(self) -> bool:

@@ -119,14 +119,11 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class EndpointKey:
-    """A key of callers of the endpoint: `ACCESS_KEY env:VARIABLE|file:PATH PATTERN...`.
-
-    `models`: patterns of TargetModel, with `*` and `?` as in AWS's policies.
-    """
+    """A key of callers of the endpoint: `ACCESS_KEY env:VARIABLE|file:PATH PATTERN...`."""
 
     access_key: str
     secret: str = field(repr=False)
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # patterns of TargetModel, with `*` and `?` as in AWS's policies
 
 
 def parse_endpoint_key(text: str, environ: Mapping[str, str]) -> EndpointKey:

@@ -375,8 +375,8 @@ class ArtifactCache:
     async def _fetch_once(
         self, store: Store, version: Version, claim: Claim, progress: FetchProgress
     ) -> Kept:
-        """Raises Changed where the store has another version before this one is whole, and
-        BeginsAgain.
+        """Fetch the version. Raises BeginsAgain, and Changed if the store has another version
+        before this one is whole.
         """
         room, limits, asked = self._room, self._limits, _question(store, version)
         work, published = self._folder.new_work(), list[Kept]()
@@ -409,8 +409,8 @@ class ArtifactCache:
             raise
 
     async def _asked_again(self, store: Store, version: Version) -> str:
-        """The objects of a folder change one by one; only equal listings around a fetch say that
-        what was fetched is what was there at one time.
+        """Return the ETag of the listing now. The objects of a folder change one by one; only equal
+        listings before and after a fetch prove that all were there at one time.
         """
         files = await store.below(version.path, MAX_ENTRIES + 1)
         return version_of_folder(version.path, files).etag

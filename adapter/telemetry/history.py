@@ -1,4 +1,4 @@
-"""What has happened lately: loads, unloads, evictions, refusals and failures, and Triton's ends."""
+"""Remembers the latest loads, unloads, evictions, refusals and failures, and Triton's ends."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -36,32 +36,28 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """`operation`: load, unload, fetch, infer, triton for its end and its return, or lost for the
-    models that Triton does not have any more. `at` is
-    time.time() of the end, `seconds` how long it took. `size_bytes` were taken or freed, `evicted`
-    is why the adapter unloaded the model by itself. `kind`: the error's class; the error itself is
-    not kept, as its traceback would keep the load's objects. `count`: so often in a row the model
-    met the same error; all else is of the latest. `is_mended`: the model has done since what it
-    failed at.
-    """
+    """An operation that has ended; of several equal failures in a row, the latest."""
 
+    # load, unload, fetch, infer; triton for its end and its return; lost for models that Triton
+    # does not have any more
     operation: str
     outcome: Outcome
-    at: float
+    at: float  # time.time() of the end
     model_id: ModelId | None = None
     seconds: float = 0.0
-    size_bytes: int = 0
-    evicted: str | None = None
+    size_bytes: int = 0  # taken or freed
+    evicted: str | None = None  # why the adapter unloaded the model by itself
+    # the error's class: its traceback would keep the load's objects alive
     kind: type[AdapterError] | None = None
     reason: str = ""
     figures: MemoryFigures | None = None
-    count: int = 1
-    is_mended: bool = False
+    count: int = 1  # how often in a row the model met this error
+    is_mended: bool = False  # the model has since done what it failed at
 
 
 class History:
-    """The latest occurrences, in memory. What went well never pushes out what did not, nor do
-    mistakes of callers what is not theirs.
+    """The latest occurrences, in memory. Successes never push out failures, nor do mistakes of
+    callers push out other failures.
     """
 
     def __init__(self) -> None:

@@ -90,11 +90,7 @@ def _metric(
 
 
 class Metrics:
-    """All metrics but those that are read at each scrape.
-
-    `traffic` counts requests, with exemplars by `trace_id`; `history` has the latest of what is
-    counted of models, one by one.
-    """
+    """All metrics but those that are read at each scrape."""
 
     operations = _metric(
         Counter,
@@ -289,9 +285,9 @@ class Metrics:
 
     def __init__(self, trace_id: Callable[[], str | None] | None = None) -> None:
         self.registry = CollectorRegistry()
-        self.traffic = Traffic(trace_id)
+        self.traffic = Traffic(trace_id)  # counts requests
         self.registry.register(self.traffic)
-        self.history = History()
+        self.history = History()  # the latest events that are counted here
         ProcessCollector(registry=self.registry)
         for name, declared in vars(Metrics).items():
             if isinstance(declared, _Declared):

@@ -37,20 +37,20 @@ _OWN_SECONDS = (0.000025, 0.00005, 0.0001, 0.00025, *_SECONDS[:9], 0.5, 1, 2.5, 
 
 
 class _Histogram:
-    """`_counts`: how many values were at most each bound. `_exemplars`: the last request with a
-    trace in each bucket that has one.
-    """
+    """A histogram that observes many values at once."""
 
     __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = [*(float(bound) for bound in bounds), inf]
-        self._counts = [0] * len(self._bounds)
-        self._exemplars: dict[int, Exemplar] = {}
+        self._counts = [0] * len(self._bounds)  # of values up to each bound
+        self._exemplars: dict[int, Exemplar] = {}  # by bucket: the last request with a trace
         self._sum = 0.0
 
     def observe(self, values: Iterable[float]) -> None:
-        """To sort many and look for each bound takes half as long as to look for each value."""
+        """Count the values. Sorting many and searching for each bound takes half as long as
+        searching for each value.
+        """
         ordered = sorted(values)
         self._sum += sum(ordered)
         for bucket, bound in enumerate(self._bounds):
@@ -159,7 +159,7 @@ class Served:
         log.debug("request.answered", extra=fields)
 
     def add_up(self) -> None:
-        """By the column, which takes half as long as request by request."""
+        """Count what was noted, by the column: that takes half as long as request by request."""
         if not self._noted:
             return
         noted, self._noted = self._noted, []
@@ -184,12 +184,10 @@ class Served:
 
 
 class Traffic(Collector):
-    """All requests. `trace_id` returns the trace of the current request, if it is recorded; None
-    where nothing is traced.
-    """
+    """Counts and times all requests."""
 
     def __init__(self, trace_id: Callable[[], str | None] | None = None) -> None:
-        self._trace_id = trace_id
+        self._trace_id = trace_id  # of the current request, if it is recorded
         self._frontends: dict[str, InFlight] = {}
         self._served: dict[tuple[str, str], Served] = {}
 
@@ -199,7 +197,7 @@ class Traffic(Collector):
 
     @property
     def answers(self) -> int:
-        """How many successful answers came from Triton, streams excluded."""
+        """Return how many successful answers came from Triton, without streams."""
         return sum(served.answers for served in self._added_up().values())
 
     def in_flight_of(self, frontend: str) -> InFlight:
@@ -280,17 +278,16 @@ def _seconds(name: str, meaning: str) -> HistogramMetricFamily:
 
 
 class Waited:
-    """How long one request waited for Triton, in `seconds`, and for its caller: data planes and
-    front ends add, the middleware reads. `seconds` is None until a call was made whose duration is
-    meaningful. `is_left_out`: none is, since the request waited for its model.
+    """How long one request waited for Triton and for its caller: data planes and front ends add to
+    it, the middleware reads it.
     """
 
     __slots__ = ("callers_seconds", "is_left_out", "seconds")
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
+        self.seconds: float | None = None  # None before any call whose duration is meaningful
         self.callers_seconds = 0.0
-        self.is_left_out = False
+        self.is_left_out = False  # the request waited for its model, so no duration is meaningful
 
     def add(self, seconds: float) -> None:
         if not self.is_left_out:

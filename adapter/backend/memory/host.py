@@ -20,13 +20,10 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError, Permission
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Figures of the container that the adapter and Triton share; None if they cannot be read.
-
-    `oom_kills`: how often the kernel has killed a process of this cgroup for memory.
-    """
+    """Figures of the container that the adapter and Triton share; None if they cannot be read."""
 
     shm_free_bytes: int | None
-    oom_kills: int | None
+    oom_kills: int | None  # how often the kernel killed a process of this cgroup for memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,8 @@ class HostMemory:
         root: Path = Path("/"),
         clock: Callable[[], float] = clock.now,
     ) -> None:
-        """`owners` returns the processes, each with its model, None if not of a single one. `root`:
-        the folder of proc, sys and dev.
+        """Measure the processes that `owners` returns, each with its model, None if not of a single
+        one. `root` is the folder of proc, sys and dev.
         """
         self.last: MemoryReading | None = None
         self.why = "it was not asked yet"

@@ -18,22 +18,19 @@ _Answer = tuple[_Devices, str]  # the second says why the first is empty
 class NvmlMemory:
     """Reads, without lag, the GPUs that are visible to this container.
 
-    Those may be more than Triton's: `uuids` returns the ones that Triton's metrics name, empty
-    while they name none. Then a single visible GPU is taken for Triton's; several are an error.
-
-    `why`: why the last reading was None. `has_gpus`: whether a GPU was ever visible; None while
-    unknown. `library` is pynvml or has the same functions and errors.
+    Those may be more than Triton's. While Triton's metrics name none, a single visible GPU is taken
+    for Triton's; several are an error.
     """
 
     def __init__(
         self,
-        uuids: Callable[[], Sequence[str]],
+        uuids: Callable[[], Sequence[str]],  # of the GPUs that Triton's metrics name
         *,
-        library: Any = None,
+        library: Any = None,  # pynvml, or the same functions and errors
         timeout_seconds: float = 2.0,
     ) -> None:
-        self.why = "it was not asked yet"
-        self.has_gpus: bool | None = None
+        self.why = "it was not asked yet"  # why the last reading was None
+        self.has_gpus: bool | None = None  # whether a GPU was ever visible; None while unknown
         self._uuids = uuids
         self._library = library
         self._timeout = timeout_seconds

@@ -17,22 +17,20 @@ _OK = 200
 
 
 class TritonMetrics:
-    """Reads Triton's metrics, wherever Triton is. They lag: it polls DCGM (docs/design/memory.md).
-
-    `address` is `host:port`, or gives it; empty while there is none. `why` says why the last
-    reading was None. `uuids` are the GPUs of the last page that named any. DCGM counts in MiB.
+    """Reads Triton's metrics, wherever Triton is. They lag: it polls DCGM (docs/design/memory.md),
+    which counts in MiB.
     """
 
     def __init__(
         self,
-        address: str | Callable[[], str],
+        address: str | Callable[[], str],  # `host:port`; empty while there is none
         *,
         lag_seconds: float = 3.0,
         timeout_seconds: float = 2.0,
         clock: Callable[[], float] = clock.now,
     ) -> None:
-        self.why = "it was not asked yet"
-        self.uuids: tuple[str, ...] = ()
+        self.why = "it was not asked yet"  # why the last reading was None
+        self.uuids: tuple[str, ...] = ()  # the GPUs of the last page that named any
         self._address = address
         self._lag = lag_seconds
         self._timeout = timeout_seconds
@@ -56,7 +54,7 @@ class TritonMetrics:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the figures have not moved since a change that they must show."""
+        """Return whether the figures have not moved since a change that they must show."""
         return self._doubted_at is not None
 
     def changed(self, since: float) -> None:
