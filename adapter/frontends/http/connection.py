@@ -137,13 +137,15 @@ class Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - as @guarded does, for less
             self.bug(error)
 
-    def _is_put_off(self, data: bytes) -> bool:
-        """Keep the data for a later turn of the event loop; return False if there is no room."""
+    def _is_put_off(self, data: bytes, *, is_older: bool = False) -> bool:
+        """Keep the data for a later turn of the event loop; return False if there is no room.
+        `is_older`: it came before what is kept already.
+        """
         late, budget = self._late, self._server.fast.budget
         if late is None and not budget.has_buffer_for(len(data)):
             return False
         budget.buffer(len(data))
-        self._late = (late or b"") + data
+        self._late = data + (late or b"") if is_older else (late or b"") + data
         self.transport.pause_reading()
         if late is None:
             self._server.turns.wait(self._read_late)
@@ -266,7 +268,7 @@ class Connection(asyncio.Protocol):
         first, behind = data[:_SHORT_BYTES], data[_SHORT_BYTES:]
         self._application.serve(first)
         self._count_behind(first)
-        if behind and not self._is_put_off(behind):
+        if behind and not self._is_put_off(behind, is_older=True):
             self._received(behind)
 
     def _count_behind(self, data: bytes) -> None:

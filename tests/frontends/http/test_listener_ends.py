@@ -175,6 +175,28 @@ async def test_what_always_waits_for_its_turn_is_answered_all_the_same(path, mon
         assert listener.server.fast.budget.buffered == 0
 
 
+async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before(monkeypatch):
+    """The answer of the first request comes while the end of the second waits for its turn."""
+    body = bytes(at % 251 for at in range(60_000))
+    chunked = head("/app/echo", "Transfer-Encoding: chunked") + b"%x\r\n%b\r\n0\r\n\r\n"
+    chunked %= (len(body), body)
+    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+        waiting = []
+        monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
+        caller = await listener.connect()
+        await caller.send(request(await listener.waiting(FAST)) + chunked[:20_000])
+        await listener.reached.wait()
+        monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
+        await caller.send(chunked[20_000:])
+        await until(lambda: bool(waiting))
+        listener.gate.set()
+        assert (await caller.answer()).status == 200
+        while waiting:
+            waiting.pop(0)()
+        assert (await caller.answer()).body == body
+        assert listener.server.fast.budget.buffered == 0
+
+
 async def test_who_leaves_while_its_bytes_wait_leaves_nothing(monkeypatch):
     async with opened(limits=LONG) as listener, asyncio.timeout(30):
         waiting = []
