@@ -26,6 +26,8 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY adapter adapter
 COPY examples/models examples/models
+COPY docs/openapi.yaml docs/
+COPY scripts/build_hook.py scripts/
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
 
 # The adapter and what it needs, in a folder of its own that a stage with the same Python can take whole.

@@ -1,15 +1,11 @@
-"""Write the reference pages of docs/ from the code, and the OpenAPI document as the listeners serve
-it, or with --check say which are stale.
-"""
+"""Write the reference pages of docs/ from the code, or with --check say which are stale."""
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from adapter import errors
@@ -32,7 +28,6 @@ from adapter.telemetry.readings import ModelCollector, State
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 TRITON = DOCS / "triton.md"
-OPENAPI = ROOT / "adapter" / "frontends" / "openapi.json"  # what the listeners serve
 WRITTEN_BY = "<!-- written by scripts/gen_docs.py: change the code, then run it -->\n\n"
 
 
@@ -576,12 +571,6 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def openapi_json() -> str:
-    """Return docs/openapi.yaml as JSON: nothing parses YAML when a caller asks for it."""
-    found = yaml.safe_load((DOCS / "openapi.yaml").read_text(encoding="utf-8"))
-    return json.dumps(found, indent=1) + "\n"
-
-
 def stale(path: Path, wanted: str) -> str:
     """A diff from the file to what it should be; empty when they are the same."""
     name = path.relative_to(ROOT)
@@ -595,7 +584,6 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
     is_check = parser.parse_args().check
     files = {DOCS / name: WRITTEN_BY + page() for name, page in PAGES.items()}
-    files[OPENAPI] = openapi_json()
     files[TRITON] = with_part(TRITON, "versions", versions_part())
     diffs = [diff for path, text in files.items() if (diff := stale(path, text))]
     if is_check:

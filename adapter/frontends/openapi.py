@@ -1,7 +1,10 @@
 """Serves the OpenAPI document of the HTTP listeners, whose source is docs/openapi.yaml."""
 
+import json
+from functools import cache
 from pathlib import Path
 
+import yaml
 from aiohttp import web
 
 from adapter.errors import InvalidRequest
@@ -10,12 +13,23 @@ from adapter.frontends.http.middleware import Route
 from adapter.frontends.http.observer import path_segments
 
 NAME = "openapi.json"
-_DOCUMENT = Path(__file__).with_name(NAME).read_bytes()  # written by `make docs`
 _OPERATION = "openapi"
+_BUILT = Path(__file__).with_name(NAME)  # in a wheel, by scripts/build_hook.py
+_SOURCE = Path(__file__).parents[2] / "docs" / "openapi.yaml"  # of a checkout
+
+
+@cache
+def document() -> bytes:
+    """Return the document as JSON."""
+    if _BUILT.exists():
+        return _BUILT.read_bytes()
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found = yaml.load(_SOURCE.read_bytes(), loader)  # noqa: S506 - both are safe
+    return json.dumps(found).encode()
 
 
 async def _document(_: web.BaseRequest) -> web.StreamResponse:
-    return web.Response(body=_DOCUMENT, content_type="application/json")
+    return web.Response(body=document(), content_type="application/json")
 
 
 class OpenApi:

@@ -3,8 +3,10 @@
 import json
 import re
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +81,7 @@ def test_every_route_of_the_callers_listeners_is_in_it_and_nothing_else():
 
 
 def test_every_frontend_of_the_callers_listeners_is_looked_at_for_routes():
-    source = (ROOT / "adapter" / "app" / "rest.py").read_text()
+    source = (ROOT / "adapter" / "app" / "listeners.py").read_text()
     table = source[source.index("    handlers = {") : source.index("    async def serve")]
 
     firsts = re.findall(r"^        (\S+): ", table, re.MULTILINE) + re.findall(
@@ -184,4 +186,14 @@ def test_its_version_is_that_of_the_package():
 
 
 def test_what_the_listeners_serve_is_this_document():
-    assert json.loads(openapi._DOCUMENT) == DOCUMENT
+    assert json.loads(openapi.document()) == DOCUMENT
+
+
+def test_the_wheel_has_the_document_as_json(tmp_path):
+    from hatchling.builders.wheel import WheelBuilder
+
+    [wheel] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+
+    with zipfile.ZipFile(wheel) as archive:
+        assert json.loads(archive.read("adapter/frontends/openapi.json")) == DOCUMENT
+    assert [*tmp_path.iterdir()] == [Path(wheel)]
