@@ -519,7 +519,7 @@ def states_page() -> str:
         "that says so, or that began before the request was sent to its end.\n\n"
         + drawing(connection)
         + "## A request over gRPC\n\n"
-        "The HTTP/2 proxy keeps a stage for each request (`adapter/http2/stream.py`). "
+        "The HTTP/2 relay keeps a stage for each request (`adapter/http2/stream.py`). "
         "The request's two streams, to the client and to Triton, have the states of RFC 9113 "
         "section 5.1 (`adapter/http2/states.py`).\n\n"
         + drawing(request)

@@ -47,8 +47,8 @@ from adapter.frontends.listeners import GrpcService
 from adapter.frontends.model_repository import Repository
 from adapter.frontends.sites import SitePolicy
 from adapter.frontends.traced import traced
-from adapter.http2.context import ProxyContext, connect_to
-from adapter.http2.listener import ProxyListener
+from adapter.http2.listener import RelayListener, connect_to
+from adapter.http2.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.runtime.turns import Turns
 from adapter.settings import Address, Settings, parse_endpoint_key
@@ -223,7 +223,7 @@ class Rpc:
             is_ready=shared.is_ready,
         )
 
-    def proxy(self, name: str, triton: Callable[[], str | None], server: str) -> ProxyListener:
+    def proxy(self, name: str, triton: Callable[[], str | None], server: str) -> RelayListener:
         """Build the proxy of a listener.
 
         `triton` returns Triton's address, or None while it is down; `server` is the address of the
@@ -240,7 +240,7 @@ class Rpc:
             load_wait_seconds=shared.settings.load_wait_seconds,
             serving=shared.serving,
         )
-        context = ProxyContext(
+        context = RelayContext(
             policy,
             connect_to(triton),
             connect_to(lambda: server),
@@ -250,7 +250,7 @@ class Rpc:
             turns=shared.turns,
             on_shed=metrics.shedding(name, "refused", "flood", "streams"),
         )
-        proxy = ProxyListener(context, max_connections=shared.max_connections)
+        proxy = RelayListener(context, max_connections=shared.max_connections)
         shared.drain.then_refuse(proxy.hurry)
         metrics.connections.labels(name).set_function(lambda: proxy.connections)
         return proxy

@@ -1,18 +1,27 @@
-"""The server end of a client's connection: new streams, and graceful shutdown."""
+"""The server end of a client's connection: new streams, responses, and graceful shutdown."""
 
 import asyncio
 from enum import Enum, auto
 from typing import Protocol
 
 from adapter.http2 import frames
-from adapter.http2.context import ProxyContext
 from adapter.http2.endpoint import SMALL_BYTES, Endpoint
-from adapter.http2.flow_control import Receiver, Stream
+from adapter.http2.flow_control import Stream
 from adapter.http2.frames import Code, ConnectionFault, StreamFault
-from adapter.http2.headers import HeaderReader, HeadersTooLarge
-from adapter.http2.policy import Call, too_large_call
+from adapter.http2.headers import HeaderReader, Headers, HeadersTooLarge, plain_block, status_block
+from adapter.http2.policy import (
+    HTTP_431,
+    Answer,
+    Call,
+    DirectCall,
+    Reason,
+    RelayContext,
+    RelayError,
+    too_large_call,
+)
+from adapter.http2.protobuf import PREFIX_BYTES, SHORT_BYTES, has_no_outputs, length_of
 from adapter.http2.states import AFTER_PEERS_END, FAULTS, TAKES, State
-from adapter.http2.stream import Exchange
+from adapter.http2.stream import Exchange, Stage
 from adapter.http2.transport import Piece
 from adapter.http2.transport import State as Connection
 
@@ -25,6 +34,9 @@ _MAX_SMALL_FRAMES, _SMALL_FRAMES_A_SECOND = MAX_STREAMS + 500, 10
 _SMALL_FRAMES_OF_A_PIECE = 4  # of an answer, which its caller may acknowledge with several
 _GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
 _KEPT_RESETS = 2**12
+_UNKNOWN = 2  # of gRPC's statuses
+_OVER = Stage.OVER  # looking up a member is slow in Python 3.11
+_NOT_GRPC = b"gRPC only\n"
 _SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
 
 
@@ -41,20 +53,11 @@ _BEFORE_SHUTDOWN = (Shutdown.NOT_BEGUN, Shutdown.WANTED)
 _LAST_ACCEPTED = Shutdown.LAST_ACCEPTED  # looking up a member is slow in Python 3.11
 
 
-class Requests(Protocol):
+class Session(Protocol):
+    """What the client's end calls."""
+
     def begin(self, stream_id: int, call: Call, *, end: bool) -> None: ...
     def data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None: ...
-
-
-class Responses(Protocol):
-    def client_cancelled(self, exchange: Exchange) -> None: ...
-
-
-class Session(Protocol):
-    @property
-    def requests(self) -> Requests: ...
-    @property
-    def responses(self) -> Responses: ...
     def flush(self) -> None: ...
     def downstream_lost(self) -> None: ...
     def end_if_done(self) -> None: ...
@@ -66,17 +69,17 @@ class Downstream(Endpoint[Exchange]):
     frames in a second, and many in all.
     """
 
-    def __init__(self, session: Session, context: ProxyContext) -> None:
-        super().__init__(context, HeaderReader(context.calls, _HEADER_BYTES), _BLOCK_BYTES)
+    def __init__(self, session: Session, context: RelayContext) -> None:
+        reader = HeaderReader(context.calls, _HEADER_BYTES)
+        super().__init__(context.budget, context.turns, reader, _BLOCK_BYTES)
         self.session = session
-        self._on_shed = context.on_shed
+        self._context = context
         self._shutdown = Shutdown.NOT_BEGUN
         self._preface = frames.PREFACE
         self._shutdown_timer: asyncio.TimerHandle | None = None
         self._last_id = self._last_accepted = self.small_frames = 0
-        self._reset: dict[
-            int, None
-        ] = {}  # streams that we closed before the peer did: the latest ones
+        # the latest streams that we closed before the peer did
+        self._reset: dict[int, None] = {}
         limits = {frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
         self.send_settings({**limits, frames.MAX_HEADER_LIST_SIZE: _HEADER_BYTES})
 
@@ -111,7 +114,7 @@ class Downstream(Endpoint[Exchange]):
 
     def close(self, code: int = Code.NO_ERROR, why: str = "") -> None:
         if code == Code.ENHANCE_YOUR_CALM:
-            self._on_shed("flood")
+            self._context.on_shed("flood")
         super().close(code, why)
 
     def last_stream(self) -> int:
@@ -166,12 +169,12 @@ class Downstream(Endpoint[Exchange]):
         except StreamFault as fault:
             if flags & frames.END_STREAM and stream is not None and self._takes_trailers(stream):
                 stream.state = AFTER_PEERS_END[stream.state]
-                self.session.requests.data(stream.owner, b"", end=True)
+                self.session.data(stream.owner, b"", end=True)
                 return
-            self.refuse(stream_id, fault.code, is_ended=bool(flags & frames.END_STREAM))
+            self.reset_faulty(stream_id, fault.code, is_ended=bool(flags & frames.END_STREAM))
             return
         self._last_accepted = stream_id
-        self.session.requests.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
+        self.session.begin(stream_id, call, end=bool(flags & frames.END_STREAM))
 
     def _read(self, block: bytes) -> Call:
         try:
@@ -192,7 +195,7 @@ class Downstream(Endpoint[Exchange]):
             raise StreamFault(code, "gRPC has no trailers of requests")
         if self._shutdown is _LAST_ACCEPTED or len(self.streams) >= MAX_STREAMS:
             if len(self.streams) >= MAX_STREAMS:
-                self._on_shed("streams")
+                self._context.on_shed("streams")
             raise StreamFault(Code.REFUSED_STREAM, "no more at once")
 
     def data(self, stream: Stream[Exchange], piece: Piece, *, end: bool) -> None:
@@ -203,7 +206,7 @@ class Downstream(Endpoint[Exchange]):
                 self.glitch()
         else:
             self.small_frame(_GLITCHES_OF_SMALL_DATA)
-        self.session.requests.data(stream.owner, piece, end=end)
+        self.session.data(stream.owner, piece, end=end)
 
     def small_frame(self, glitches: int = 1) -> None:
         super().small_frame(glitches)
@@ -238,13 +241,13 @@ class Downstream(Endpoint[Exchange]):
         self._reset[stream_id] = None
 
     def was_reset(self, stream: Stream[Exchange], _: int) -> None:
-        self.session.responses.client_cancelled(stream.owner)
+        self.client_cancelled(stream.owner)
         self._close_if_done()
 
     def stream_fault(self, stream: Stream[Exchange], code: Code) -> None:
-        self.refuse(stream.id, code)
+        self.reset_faulty(stream.id, code)
 
-    def refuse(self, stream_id: int, code: int, *, is_ended: bool = False) -> None:
+    def reset_faulty(self, stream_id: int, code: int, *, is_ended: bool = False) -> None:
         """Reset the stream because the client broke the protocol."""
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -253,10 +256,10 @@ class Downstream(Endpoint[Exchange]):
                 self._note_reset(stream_id)
         else:
             self.reset(stream, code)
-            self.session.responses.client_cancelled(stream.owner)
+            self.client_cancelled(stream.owner)
         self.glitch(_GLITCHES_OF_A_FAULT)
 
-    # -- answers ----------------------------------------------------------------------------
+    # -- frames to the client ---------------------------------------------------------------
 
     def send(self, stream: Stream[Exchange], piece: Piece, *, end: bool = False) -> None:
         self._take_off(_SMALL_FRAMES_OF_A_PIECE)
@@ -288,5 +291,191 @@ class Downstream(Endpoint[Exchange]):
         self.forget(stream)
         self._close_if_done()
 
-    def receiver_of(self, stream: Stream[Exchange]) -> Receiver | None:
+    def receiver_of(self, stream: Stream[Exchange]) -> Endpoint[Exchange] | None:
         return stream.owner.upstream
+
+    # -- from the upstream ------------------------------------------------------------------
+
+    def forward_headers(self, exchange: Exchange, answer: Answer, *, end: bool) -> None:
+        if exchange.is_answered:
+            self._abandoned_ended(exchange)
+        elif answer.is_first == exchange.has_headers:
+            self.malformed(exchange, "a head out of place")
+        elif end:
+            self._forward_end(exchange, answer)
+        else:
+            exchange.has_headers = True
+            inbound, start = exchange.inbound, answer.head_start
+            if start:
+                self.out += (start, inbound.number, answer.block)
+            else:
+                block = frames.header_block(inbound.id, answer.block, end=False)
+                self.out.append(block)
+
+    def _forward_end(self, exchange: Exchange, answer: Answer) -> None:
+        direct_call = exchange.direct_call
+        if direct_call is not None and answer.status != 0:
+            status = _UNKNOWN if answer.status is None else answer.status
+            self._fail_direct(exchange, direct_call, direct_call.fault(status, answer.text))
+            return
+        exchange.to(_OVER)
+        if direct_call is not None:
+            direct_call.answered()
+        inbound, start = exchange.inbound, answer.end_start
+        if start and not inbound.queue:
+            self.out += (start, inbound.number, answer.block)
+            self.finished(inbound)
+        else:
+            self.end(inbound, frames.header_block(inbound.id, answer.block, end=True))
+
+    def forward_data(self, exchange: Exchange, piece: Piece) -> None:
+        if exchange.direct_call is not None and not exchange.has_data:
+            length, most = length_of(piece), self._context.max_message_bytes
+            if length > most:
+                text = f"Triton's answer is too large: {length} vs. {most} bytes"
+                self._reject_data(exchange, piece, text)
+                return
+            is_short = length < SHORT_BYTES and len(piece) == PREFIX_BYTES + length
+            if is_short and has_no_outputs(piece, PREFIX_BYTES):
+                exchange.direct_call.answered_nothing()
+        if exchange.has_headers:
+            exchange.has_data = True
+            self.send(exchange.inbound, piece)
+        else:
+            self._reject_data(exchange, piece, "Triton's answer is odd: it has no head")
+
+    def _reject_data(self, exchange: Exchange, piece: Piece, why: str) -> None:
+        self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
+        if exchange.upstream is not None and exchange.outbound is not None:
+            exchange.upstream.credit(exchange.outbound, len(piece))
+
+    def malformed(self, exchange: Exchange, why: str) -> None:
+        if exchange.is_answered:
+            self._abandoned_ended(exchange)
+        else:
+            self.fail(exchange, RelayError(Reason.ODD_ANSWER, f"Triton's answer is odd: {why}"))
+
+    def upstream_failed(self, exchange: Exchange, why: str, *, delivered: bool) -> None:
+        if exchange.is_answered:
+            self._abandoned_ended(exchange)
+        else:
+            self.fail(exchange, RelayError(Reason.BROKEN if delivered else Reason.UNREACHABLE, why))
+
+    def upstream_reset(self, exchange: Exchange, code: int) -> None:
+        if exchange.is_answered:
+            self._abandoned_ended(exchange)
+        elif exchange.direct_call is None:
+            self._detach(exchange)
+            self.reset(exchange.inbound, code)
+        elif code == Code.REFUSED_STREAM:
+            self.fail(exchange, RelayError(Reason.UNREACHABLE, "Triton refused the stream"))
+        else:
+            why = f"Triton gave the request up (HTTP/2: {code})"
+            self.fail(exchange, RelayError(Reason.ODD_ANSWER, why))
+
+    def _abandoned_ended(self, exchange: Exchange) -> None:
+        """Release the model once the upstream stream of an abandoned request has closed."""
+        if exchange.stage is Stage.ABANDONED and exchange.outbound is None:
+            exchange.to(Stage.OVER)
+            if exchange.direct_call is not None:
+                exchange.direct_call.ended()
+
+    # -- failures ---------------------------------------------------------------------------
+
+    def fail(self, exchange: Exchange, error: RelayError) -> None:
+        """End the response with `error`, which the policy may replace by one that knows more."""
+        if exchange.direct_call is not None:
+            self._fail_direct(exchange, exchange.direct_call, error)
+        else:
+            self._detach(exchange)
+            self._end_with(exchange, *self._context.policy.worded(error))
+
+    def _fail_direct(self, exchange: Exchange, call: DirectCall, error: Exception) -> None:
+        self._detach(exchange)
+        self._context.begin(self._end_failed(exchange, call, error))
+
+    async def _end_failed(
+        self, exchange: Exchange, direct_call: DirectCall, error: Exception
+    ) -> None:
+        is_over = exchange.stage is Stage.OVER
+        status, text, more = await direct_call.failed(error, is_over=is_over)
+        if self.streams.get(exchange.inbound.id) is exchange.inbound:
+            self._end_with(exchange, status, text, more)
+            self.flush_all()
+
+    def _end_with(self, exchange: Exchange, status: int, text: str, more: Headers = ()) -> None:
+        """Send trailers, with `more`; queued DATA is dropped."""
+        inbound = exchange.inbound
+        self.unqueue(inbound)
+        block = status_block(status, text, more, alone=not exchange.has_headers)
+        self.end(inbound, frames.header_block(inbound.id, block, end=True))
+
+    def refuse(self, exchange: Exchange, error: Exception) -> None:
+        if exchange.direct_call is not None:
+            self._fail_direct(exchange, exchange.direct_call, error)
+            return
+        call = exchange.call
+        policy = self._context.policy
+        status, text, more = policy.refused(call.path, error, call.metadata_name, call.headers)
+        self._detach(exchange)
+        self._end_with(exchange, status, text, more)
+
+    def deadline_exceeded(self, exchange: Exchange) -> None:
+        is_handed_on = exchange.stage not in {Stage.ARRIVING, Stage.WAITING}
+        is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
+        if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
+            self._detach(exchange)
+            late = RelayError(Reason.LATE, "the request did not come in time")
+            self._end_with(exchange, *self._context.policy.worded(late))
+        elif exchange.direct_call is None:
+            return  # the fallback server, which has begun with it, has limits of its own
+        elif not exchange.is_answered:
+            text, seconds = "Triton did not answer in time", exchange.call.seconds
+            if seconds is not None and seconds < self._context.timeout_seconds:
+                text = "the caller's deadline has passed"
+            self.fail(exchange, RelayError(Reason.LATE, text))
+        elif exchange.inbound.queue:
+            late = RelayError(Reason.LATE, "the answer was not read in time")
+            self._end_with(exchange, *self._context.policy.worded(late))
+
+    def discard(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Drop DATA of a request that is not gRPC; answer when the request ends."""
+        self.credit(exchange.inbound, len(piece))
+        if end:
+            exchange.to(Stage.OVER)
+            inbound, call = exchange.inbound, exchange.call
+            block = plain_block(call.http_status or 0)
+            text = f"{call.refusal}\n".encode() if call.http_status == HTTP_431 else _NOT_GRPC
+            self.out.append(frames.header_block(inbound.id, block, end=False))
+            self.send(inbound, text, end=True)
+
+    def client_cancelled(self, exchange: Exchange) -> None:
+        """The inbound stream is closed already."""
+        if exchange.is_answered:
+            return
+        self._detach(exchange)
+        direct_call = exchange.direct_call
+        if direct_call is not None:
+            direct_call.cancelled()
+            if exchange.stage is Stage.OVER:
+                direct_call.ended()
+
+    def _detach(self, exchange: Exchange) -> None:
+        """Stop waiting for the upstream. Triton finishes what it has received completely."""
+        self.release_buffer(exchange)
+        self.unqueue(exchange.inbound)
+        upstream, outbound = exchange.upstream, exchange.outbound
+        if upstream is None or outbound is None:
+            exchange.to(Stage.OVER)
+        elif exchange.direct_call is not None and exchange.stage is Stage.SENT:
+            exchange.to(Stage.ABANDONED)
+            exchange.direct_call.abandoned()
+        else:
+            exchange.to(Stage.OVER)
+            upstream.reset(outbound, Code.CANCEL)
+
+    def release_buffer(self, exchange: Exchange) -> None:
+        size = len(exchange.buffered)
+        if size:
+            exchange.buffered = b""
+            self.add_buffered(-size)

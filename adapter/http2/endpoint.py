@@ -1,7 +1,7 @@
 """One end of an HTTP/2 connection: frames judged by RFC 9113 sections 4 to 6."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from adapter.http2 import frames
 from adapter.http2.flow_control import (
@@ -44,18 +44,13 @@ _MAX_GATHERED = 2**16  # of a frame that is no DATA; what RFC 9113 has is shorte
 _MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
 
 
-class Shared(Protocol):
-    """What the connections of a listener share."""
-
-    budget: ByteBudget
-    turns: Turns
-
-
 class Endpoint(FlowControl[Owner]):
     """`glitches` weighs this second's frames that had no effect, less some for useful ones."""
 
-    def __init__(self, shared: Shared, reader: HeaderReader[Any], max_block_bytes: int) -> None:
-        super().__init__(FrameTransport(self, shared.turns), shared.budget)
+    def __init__(
+        self, budget: ByteBudget, turns: Turns, reader: HeaderReader[Any], max_block_bytes: int
+    ) -> None:
+        super().__init__(FrameTransport(self, turns), budget)
         self.reader = reader
         self.is_acknowledged = False
         self._max_block = max_block_bytes
@@ -144,6 +139,10 @@ class Endpoint(FlowControl[Owner]):
     @abstractmethod
     def was_reset(self, stream: Stream[Owner], code: int) -> None:
         """Handle RST_STREAM; the stream is forgotten already."""
+
+    @abstractmethod
+    def reset(self, stream: Stream[Owner], code: int) -> None:
+        """Send RST_STREAM, and forget the stream."""
 
     @abstractmethod
     def goaway_received(self, last_stream_id: int) -> None:

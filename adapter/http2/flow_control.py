@@ -7,7 +7,7 @@ sent when most of a window has been used, or a part of it and there is something
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from adapter.http2 import frames
 from adapter.http2.frames import Code, ConnectionFault
@@ -32,12 +32,6 @@ _SHARE_BYTES = 2**20
 
 _TURN_BYTES = 2**16  # of one stream, before the next stream's turn
 _ITEMS_A_FLUSH = 32
-
-
-class Receiver(Protocol):
-    """The connection that received what another one sends on."""
-
-    def add_buffered(self, size: int) -> None: ...
 
 
 class Stream(Generic[Owner]):
@@ -117,7 +111,7 @@ class FlowControl(ABC, Generic[Owner]):
         """END_STREAM, or what ends the stream, has been written."""
 
     @abstractmethod
-    def receiver_of(self, stream: Stream[Owner]) -> Receiver | None:
+    def receiver_of(self, stream: Stream[Owner]) -> "FlowControl[Any] | None":
         """Return the connection on which the stream's DATA was received."""
 
     # -- receiving --------------------------------------------------------------------------

@@ -2,25 +2,27 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, cast
 
-from adapter.http2.context import ProxyContext
-from adapter.http2.session import ProxySession
+from adapter.http2.policy import Connect, RelayContext
+from adapter.http2.session import RelaySession
 from adapter.http2.transport import State
 from adapter.runtime import background, sockets
 from adapter.runtime.threads import REPOSITORY
 
 _TICK_SECONDS, _TICKS_A_SECOND = 0.1, 10
 _BACKLOG = 1024  # as at the HTTP listener
+_IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 60, 20, 3  # of TCP's keep-alive
 
 log = logging.getLogger(__name__)
 
 
-class ProxyListener:
-    def __init__(self, context: ProxyContext, *, max_connections: int | None = None) -> None:
+class RelayListener:
+    def __init__(self, context: RelayContext, *, max_connections: int | None = None) -> None:
         self._context = context
         self._max_connections = max_connections
         self._server: asyncio.Server | None = None
@@ -28,7 +30,7 @@ class ProxyListener:
         self._ticks = 0
         self._is_closing = False
         self._path: str | None = None
-        self._sessions: set[ProxySession] = set()
+        self._sessions: set[RelaySession] = set()
 
     async def listen(self, host: str, port: int, path: str | None) -> int:
         """Return the port, 0 for a unix socket. OSError when the address is taken."""
@@ -39,7 +41,7 @@ class ProxyListener:
         else:
             self._server = await sockets.listen(self._accept, host, port, _BACKLOG)
         self._ticking = background.begin(
-            "grpc-proxy-ticks", background.forever(self._tick, seconds=_TICK_SECONDS)
+            "grpc-relay-ticks", background.forever(self._tick, seconds=_TICK_SECONDS)
         )
         return 0 if path is not None else int(self._server.sockets[0].getsockname()[1])
 
@@ -54,7 +56,7 @@ class ProxyListener:
         if most is not None and len(self._sessions) >= most and self.connections >= most:
             self._context.on_shed("refused")
             return _Refusal()
-        session = ProxySession(self._context)
+        session = RelaySession(self._context)
         self._sessions.add(session)
         return session.downstream.transport
 
@@ -112,3 +114,31 @@ def _guarded(check: Callable[[], None]) -> None:
         check()
     except Exception:
         log.exception("request.failed", extra={"method": "http/2"})
+
+
+def connect_to(address: Callable[[], str | None]) -> Connect:
+    """Connect to `host:port` or `unix:/path`; OSError where nobody listens, or it is None yet."""
+
+    async def connect(protocol: asyncio.Protocol) -> None:
+        found = address()
+        if found is None:
+            raise ConnectionRefusedError("not up yet")
+        loop = asyncio.get_running_loop()
+        if found.startswith("unix:"):
+            await loop.create_unix_connection(lambda: protocol, found.removeprefix("unix:"))
+        else:
+            host, _, port = found.rpartition(":")
+            made, _ = await loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
+            _keep_alive(made)
+
+    return connect
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    """Notice a host that is gone, which would keep its requests waiting for ever."""
+    own = transport.get_extra_info("socket")
+    if own is not None:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

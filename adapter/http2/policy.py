@@ -1,26 +1,32 @@
 """What the relay asks of the sidecar, its own errors, and the heads of calls and answers."""
 
+import asyncio
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from adapter.http2 import frames
 from adapter.http2.headers import (
     MAX_TEXT_BYTES,
+    HeaderBlockCache,
     Headers,
     check_answer,
     check_request,
     content_length,
     encoded,
 )
+from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.turns import Turns
 
 # the gRPC status of a call that failed, its text, and more trailers
 Status: TypeAlias = tuple[int, str, Headers]
+Connect: TypeAlias = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
 
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,18}) *([HMSmun])")
@@ -58,7 +64,6 @@ class Refused(Exception):
     """The policy does not admit a call; `error` says why, in the sidecar's terms."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__()
         self.error = error
 
 
@@ -284,3 +289,57 @@ _OWN: dict[bytes, Callable[[bytes], bool]] = {
     b"grpc-timeout": _is_timeout,
     b"lb-cost-bin": _is_cost,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimits:
+    """Time limits of clients, in seconds. After `slow` a request must arrive at `rate` bytes a
+    second on average. Part of a response must be read every `answer`; when its model is unloaded
+    or the adapter stops, all of it at `rate`, after `hurry`.
+    """
+
+    slow: float = 10
+    rate: float = 64 * 2**10
+    answer: float = 60
+    hurry: float = 2
+
+
+class RelayContext:
+    """What the connections of one listener share.
+
+    `connect_*` raise OSError. `on_shed` is told what was turned away: a connection as one too many
+    (`refused`) or for a flood of frames (`flood`), or a request beyond the streams of its
+    connection (`streams`). `is_stopping`: clients get little more time.
+    """
+
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        connect_triton: Connect,
+        connect_fallback: Connect,
+        *,
+        timeout_seconds: float,
+        max_message_bytes: int,
+        budget: ByteBudget,
+        on_shed: Callable[[str], None] = lambda _: None,
+        turns: Turns | None = None,
+    ) -> None:
+        self.policy = policy
+        self.connect_triton = connect_triton
+        self.connect_fallback = connect_fallback
+        self.timeout_seconds = timeout_seconds
+        self.max_message_bytes = max_message_bytes
+        self.budget = budget
+        self.on_shed = on_shed
+        self.turns = turns or Turns()
+        self.caller_limits = CallerLimits()
+        self.is_stopping = False
+        self.calls: HeaderBlockCache[Call] = HeaderBlockCache(partial(read_call, policy))
+        self.answers: HeaderBlockCache[Answer] = HeaderBlockCache(read_answer)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task

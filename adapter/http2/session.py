@@ -8,33 +8,45 @@ Triton works on abandoned requests.
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
-from adapter.http2.context import ProxyContext
 from adapter.http2.downstream import Downstream
 from adapter.http2.frames import Code
-from adapter.http2.requests import Requests
-from adapter.http2.responses import Responses
-from adapter.http2.time_limits import TimeLimits
-from adapter.http2.transport import Heard, State
+from adapter.http2.policy import Call, Reason, Refused, RelayContext, RelayError
+from adapter.http2.protobuf import (
+    PREFIX_BYTES,
+    Malformed,
+    NameScanner,
+    Peek,
+    first_name,
+    length_of,
+    plain_name,
+)
+from adapter.http2.states import AFTER_PEERS_END
+from adapter.http2.stream import Exchange, LargeBody, Stage
+from adapter.http2.transport import Heard, Piece, State
 from adapter.http2.upstream import Upstream
 
 _SETTINGS_SECONDS, _SILENT_SECONDS, _PING_SECONDS, _IDLE_SECONDS = 15.0, 60.0, 20.0, 3600.0
 _POLL_SECONDS = 0.1
+_MAX_TICK_SECONDS = 0.5  # after a longer pause it was the event loop that was slow, not the clients
+_NAME_PREFIX_BYTES = 2**11  # the name ends within them, where the message begins with one
+# smaller messages are forwarded when they are complete, larger ones as they are received
+_BUFFERED_MESSAGE_BYTES = 2**18
+# looking up a member of an enumeration is slow in Python 3.11
+_ARRIVING, _WAITING, _SENDING = Stage.ARRIVING, Stage.WAITING, Stage.SENDING
 
 
-class ProxySession:
-    def __init__(self, context: ProxyContext) -> None:
+class RelaySession:
+    """`begin` and `data` are what the client's end receives; the rest is called by the listener."""
+
+    def __init__(self, context: RelayContext) -> None:
         self.context = context
         self.upstreams: list[Upstream] = []
         self.downstream = Downstream(self, context)
-        self.responses = Responses(context, self.downstream, self.flush)
-        self.time_limits = TimeLimits(context, self.downstream, self.responses)
-        self.requests = Requests(
-            context, self.downstream, self.upstream, self.responses, self.time_limits
-        )
         self.ended = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
-        self._begun = self._received_at = self._busy_at = self._clock()
+        self._begun = self._received_at = self._busy_at = self._checked = self._clock()
 
     def flush(self) -> None:
         self.downstream.flush()
@@ -48,7 +60,7 @@ class ProxySession:
         for upstream in self.upstreams:
             if upstream.is_triton is is_triton and upstream.accepts_streams:
                 return upstream
-        upstream = Upstream(self, self.context, is_triton=is_triton)
+        upstream = Upstream(self.context, self.downstream, self._upstream_lost, is_triton=is_triton)
         self.upstreams.append(upstream)
         self.context.begin(self._connect(upstream))
         return upstream
@@ -63,20 +75,20 @@ class ProxySession:
             upstream.close()
             self.flush()
 
-    def upstream_lost(self, upstream: Upstream) -> None:
+    def _upstream_lost(self, upstream: Upstream) -> None:
         self.upstreams.remove(upstream)
         delivered = upstream.transport.was_open
         why = "the connection to Triton broke" if delivered else "Triton cannot be reached"
         for stream in list(upstream.streams.values()):
             upstream.forget(stream)
-            self.responses.upstream_failed(stream.owner, why, delivered=delivered)
+            self.downstream.upstream_failed(stream.owner, why, delivered=delivered)
 
     # -- the session ------------------------------------------------------------------------
 
     def downstream_lost(self) -> None:
         for stream in list(self.downstream.streams.values()):
             self.downstream.forget(stream)
-            self.responses.client_cancelled(stream.owner)
+            self.downstream.client_cancelled(stream.owner)
         for upstream in list(self.upstreams):
             upstream.close_if_done()
 
@@ -107,11 +119,11 @@ class ProxySession:
 
     def check_requests(self) -> None:
         """Called ten times a second: apply time limits and the limit of buffered bytes."""
-        self.time_limits.check()
+        self._check_time_limits()
         if self.downstream.is_over_budget:
-            self.requests.drain_buffers()
+            self._drain_buffers()
         elif self.downstream.is_stalled:
-            self.requests.refuse_held_back()
+            self._refuse_held_back()
         self.flush()
 
     def check_connection(self) -> None:
@@ -132,3 +144,342 @@ class ProxySession:
         elif now - self._busy_at > _IDLE_SECONDS:
             downstream.shut_down()
         self.flush()
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def begin(self, stream_id: int, call: Call, *, end: bool) -> None:
+        downstream, seconds = self.downstream, self.context.timeout_seconds
+        if call.seconds is not None:
+            seconds = min(seconds, call.seconds)
+        exchange = Exchange(stream_id, downstream.initial_window, call, self._clock() + seconds)
+        if end:
+            exchange.inbound.state = AFTER_PEERS_END[exchange.inbound.state]
+        downstream.streams[stream_id] = exchange.inbound
+        if end and call.length:
+            downstream.reset_faulty(stream_id, Code.PROTOCOL_ERROR)
+        elif call.http_status is not None:
+            downstream.discard(exchange, b"", end=end)
+        elif call.refusal is not None:
+            downstream.refuse(exchange, call.refusal)
+        elif call.max_bytes is None:
+            self._open_fallback(exchange, end=end)
+        elif end:
+            self._refuse_incomplete(exchange)
+
+    def data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        exchange.received_bytes += len(piece)
+        if end and exchange.received_bytes == len(piece) and self._goes_whole(exchange, piece):
+            return
+        length, received = exchange.call.length, exchange.received_bytes
+        if length is not None and (received > length or (end and received < length)):
+            # RFC 9113 section 8.1.1
+            self.downstream.reset_faulty(exchange.inbound.id, Code.PROTOCOL_ERROR)
+        elif exchange.call.http_status is not None:
+            self.downstream.discard(exchange, piece, end=end)
+        elif exchange.stage is _SENDING:
+            if exchange.body is not None:
+                exchange.body.take(len(piece))
+            self._forward(exchange, piece, end=end)
+        elif exchange.stage is _ARRIVING:
+            self._arrive(exchange, piece, end=end)
+        elif exchange.stage is _WAITING:
+            self._buffer(exchange, piece)
+        else:
+            self.downstream.credit(exchange.inbound, len(piece))
+
+    def _goes_whole(self, exchange: Exchange, piece: Piece) -> bool:
+        """Forward a complete request of one DATA frame to Triton, as most small requests are, or
+        refuse it. False, with nothing done, where it is anything else.
+        """
+        call = exchange.call
+        if call.direct is None or call.length is not None or not isinstance(piece, bytes):
+            return False
+        name = plain_name(piece, self.context.max_message_bytes)
+        if name is None:
+            return False
+        upstream = self.upstream(is_triton=True)
+        if not upstream.fits_whole(len(piece)) or not call.direct_start:
+            return False
+        try:
+            exchange.direct_call = self.context.policy.admit(name, call.metadata_name)
+        except Refused as refused:
+            self.downstream.refuse(exchange, refused.error)
+            return True
+        if exchange.direct_call is None:
+            return False
+        upstream.open_whole(exchange, piece)
+        return True
+
+    # -- buffering --------------------------------------------------------------------------
+
+    def _arrive(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        start: Piece | bytearray = piece
+        if exchange.buffered:
+            self._buffer(exchange, piece)
+            start = exchange.buffered
+            if len(start) < exchange.needed_bytes and not end:
+                return
+        name = self._name_in(exchange, start)
+        if end or not self._needs_more(exchange, name, start):
+            self._hold_and_route(exchange, name, bytes(exchange.buffered) or piece, end=end)
+        elif start is piece:
+            self._buffer(exchange, piece)
+
+    def _buffer(self, exchange: Exchange, piece: Piece) -> None:
+        if not isinstance(exchange.buffered, bytearray):
+            exchange.buffered = bytearray()
+        exchange.buffered += piece
+        self.downstream.add_buffered(len(piece))
+
+    def _name_in(self, exchange: Exchange, start: Piece | bytearray) -> bytes | Peek:
+        if exchange.call.direct is None and len(start) >= PREFIX_BYTES:
+            return Peek.NO
+        return first_name(bytes(start[:_NAME_PREFIX_BYTES]), self.context.max_message_bytes)
+
+    def _needs_more(self, exchange: Exchange, name: bytes | Peek, start: Piece | bytearray) -> bool:
+        """Whether to wait for more of the message, of which this is there, before it is routed."""
+        here = len(start)
+        if name is Peek.MORE:
+            exchange.needed_bytes = here + 1
+            return True
+        size = PREFIX_BYTES + length_of(start)
+        is_large = size < here or size > _BUFFERED_MESSAGE_BYTES
+        if name is Peek.NO or is_large or self.downstream.is_over_budget:
+            return False
+        exchange.needed_bytes = size + 1
+        return True
+
+    def _drain_buffers(self) -> None:
+        """Route requests that are being buffered: they keep out the bytes that would complete them.
+        Refuse those that wait for their model, since they may keep out what others need.
+        """
+        for stream in list(self.downstream.streams.values()):
+            exchange = stream.owner
+            if exchange.stage is Stage.ARRIVING and exchange.buffered:
+                name = self._name_in(exchange, exchange.buffered)
+                if name is not Peek.MORE:
+                    self._hold_and_route(exchange, name, bytes(exchange.buffered), end=False)
+            elif exchange.stage is Stage.WAITING:
+                self.downstream.refuse(exchange, _overloaded())
+
+    def _refuse_held_back(self) -> None:
+        """Refuse the latest request that waits for room, if another one, which need not wait,
+        cannot come because of it.
+        """
+        arriving = [stream for stream in self.downstream.streams.values() if not stream.is_ended]
+        if any(not stream.is_held_back for stream in arriving):
+            last = next(stream for stream in reversed(arriving) if stream.is_held_back)
+            self.downstream.refuse(last.owner, _overloaded())
+
+    # -- routing ----------------------------------------------------------------------------
+
+    def _hold_and_route(
+        self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool
+    ) -> None:
+        """The bytes of a large message count until they have been forwarded."""
+        size = length_of(piece)
+        if size > _BUFFERED_MESSAGE_BYTES:
+            self.downstream.release_buffer(exchange)
+            exchange.body = LargeBody(
+                exchange, self.downstream, self.downstream.refuse, PREFIX_BYTES + size
+            )
+            exchange.body.take(len(piece))
+        self._route(exchange, name, piece, end=end)
+
+    def _route(self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool) -> None:
+        self.downstream.release_buffer(exchange)
+        block = exchange.call.direct
+        exchange.remaining_bytes = PREFIX_BYTES + length_of(piece)
+        if self._breaks_off(exchange, piece, end=end):
+            self._refuse_incomplete(exchange)
+        elif block is not None and self._admits(exchange, name, piece, end=end):
+            self._open(exchange, block, is_triton=True, end=False)
+            self._send(exchange, piece, end=end)
+        elif exchange.is_answered:
+            return  # it was refused
+        elif (error := self._too_large(exchange, length_of(piece))) is not None:
+            if block is None or not isinstance(name, bytes):
+                self.downstream.refuse(exchange, error)
+            elif self._may_wait(exchange, name, length_of(piece)):
+                self._wait_for_model(exchange, name, piece)
+            else:
+                known = self.context.policy.error_of(name, exchange.call.metadata_name)
+                self.downstream.refuse(exchange, known or error)
+        else:
+            self._open_fallback(exchange, end=False)
+            self._forward(exchange, piece, end=end)
+
+    def _may_wait(self, exchange: Exchange, name: bytes, size: int) -> bool:
+        is_too_large = size > self.context.max_message_bytes
+        return not is_too_large and self.context.policy.may_wait(name, exchange.call.metadata_name)
+
+    def _wait_for_model(self, exchange: Exchange, name: bytes, piece: Piece) -> None:
+        """Keep back a message that is too large for the fallback server until its model takes
+        inferences, and it can go to Triton directly. The stream's window bounds what comes of it
+        meanwhile, which counts as buffered.
+        """
+        if exchange.body is not None:
+            exchange.body.end()
+            exchange.body = None
+        self._buffer(exchange, piece)
+        exchange.to(Stage.WAITING)
+        exchange.wait = self.context.begin(self._route_ready(exchange, name))
+
+    async def _route_ready(self, exchange: Exchange, name: bytes) -> None:
+        error = await self.context.policy.ready(name, exchange.call.metadata_name)
+        exchange.wait = None
+        if error is not None:
+            self.downstream.refuse(exchange, error)
+        else:
+            piece = bytes(exchange.buffered)
+            self._hold_and_route(exchange, name, piece, end=exchange.inbound.is_ended)
+        self.flush()
+
+    def _too_large(self, exchange: Exchange, size: int) -> RelayError | None:
+        most, direct = exchange.call.max_bytes, self.context.max_message_bytes
+        if exchange.call.direct is not None and size > direct:
+            most = direct
+        if most is None or size <= most:
+            return None
+        return RelayError(Reason.TOO_LARGE, f"message larger than max ({size} vs. {most})")
+
+    def _admits(self, exchange: Exchange, name: bytes | Peek, start: Piece, *, end: bool) -> bool:
+        if not isinstance(name, bytes):
+            return False
+        scanner = NameScanner(length_of(start))
+        try:
+            scanner.feed(start[PREFIX_BYTES:])
+            if end:
+                scanner.end()
+        except Malformed:
+            return False  # the fallback server answers with the error
+        try:
+            exchange.direct_call = self.context.policy.admit(name, exchange.call.metadata_name)
+        except Refused as refused:
+            if end:
+                self.downstream.refuse(exchange, refused.error)
+            return False
+        if exchange.direct_call is None:
+            return False
+        exchange.scanner = scanner
+        if not end:
+            exchange.direct_call.on_unload(partial(self._model_unloads, exchange))
+        return True
+
+    def _breaks_off(self, exchange: Exchange, piece: Piece, *, end: bool) -> bool:
+        """Whether the request ends with this piece, and its message does not: the fallback server
+        would never begin with it.
+        """
+        is_unary = exchange.call.max_bytes is not None
+        return end and is_unary and len(piece) < exchange.remaining_bytes
+
+    def _refuse_incomplete(self, exchange: Exchange) -> None:
+        count = exchange.received_bytes
+        why = f"the request ended after {count} bytes, before its message was complete"
+        self.downstream.refuse(exchange, RelayError(Reason.INCOMPLETE, why))
+
+    # -- forwarding -------------------------------------------------------------------------
+
+    def _open_fallback(self, exchange: Exchange, *, end: bool) -> None:
+        self._open(exchange, exchange.call.fallback, is_triton=False, end=end)
+
+    def _open(self, exchange: Exchange, block: bytes, *, is_triton: bool, end: bool) -> None:
+        upstream = exchange.upstream = self.upstream(is_triton=is_triton)
+        exchange.to(Stage.SENDING)
+        exchange.outbound = upstream.open(exchange, block, end=end)
+        if end:
+            upstream.finished(exchange.outbound)
+
+    def _forward(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        scanner = exchange.scanner
+        if self._breaks_off(exchange, piece, end=end):
+            self.downstream.credit(exchange.inbound, len(piece))
+            self._refuse_incomplete(exchange)
+            return
+        if scanner is not None:
+            try:
+                scanner.feed(piece)
+                if end:
+                    scanner.end()
+            except Malformed as error:
+                self.downstream.credit(exchange.inbound, len(piece))
+                self.downstream.fail(exchange, RelayError(Reason.INVALID, str(error)))
+                return
+        self._send(exchange, piece, end=end)
+
+    def _send(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        upstream, outbound = exchange.upstream, exchange.outbound
+        if upstream is None or outbound is None:
+            return
+        exchange.remaining_bytes -= len(piece)
+        if exchange.scanner is not None:
+            if end:
+                piece = exchange.last_byte or piece
+            elif not exchange.remaining_bytes and piece:
+                piece, exchange.last_byte = piece[:-1], bytes(piece[-1:])
+        upstream.send(outbound, piece, end=end)
+
+    # -- time limits ------------------------------------------------------------------------
+
+    def _check_time_limits(self) -> None:
+        now = self._clock()
+        seconds, self._checked = min(now - self._checked, _MAX_TICK_SECONDS), now
+        for stream in list(self.downstream.streams.values()):
+            exchange = stream.owner
+            if now > exchange.deadline:
+                self.downstream.deadline_exceeded(exchange)
+            elif exchange.is_arriving:
+                self._check_arriving(exchange, seconds)
+            elif stream.queue:
+                self._check_unread(exchange, now)
+
+    def _model_unloads(self, exchange: Exchange) -> None:
+        """Refuse a request that is still arriving; expect the response to be read fast."""
+        if exchange.is_arriving:
+            self._refuse_arriving(exchange, "the model is being unloaded")
+            self.flush()
+        elif exchange.hurry_mark is None:
+            exchange.hurry_mark = (self._clock(), exchange.taken_bytes)
+
+    def _check_arriving(self, exchange: Exchange, seconds: float) -> None:
+        """`seconds` have passed since the last check."""
+        if self.context.is_stopping:
+            self._refuse_arriving(exchange, "the adapter is stopping")
+        elif exchange.stage is Stage.WAITING or exchange.inbound.is_held_back:
+            return  # its caller is not the one that is waited for
+        elif self.downstream.may_send(exchange.inbound):
+            exchange.waited_seconds += seconds
+            limits, waited = self.context.caller_limits, exchange.waited_seconds
+            if waited > limits.slow and exchange.received_bytes < waited * limits.rate:
+                error = RelayError(
+                    Reason.SLOW, f"it comes at less than {limits.rate / 2**10:g} KiB/s"
+                )
+                self.downstream.refuse(exchange, error)
+
+    def _refuse_arriving(self, exchange: Exchange, why: str) -> None:
+        error = RelayError(Reason.NOT_STARTED, f"{why}; this request had not wholly come yet")
+        self.downstream.refuse(exchange, error)
+
+    def _check_unread(self, exchange: Exchange, now: float) -> None:
+        """Part of the response is queued because the client does not read."""
+        limits, taken = self.context.caller_limits, exchange.taken_bytes
+        if self.context.is_stopping and exchange.hurry_mark is None:
+            exchange.hurry_mark = (now, taken)
+        if exchange.unread_mark is None and exchange.direct_call is not None:
+            exchange.direct_call.on_unload(lambda: self._model_unloads(exchange))
+        if exchange.unread_mark is None or exchange.unread_mark[1] != taken:
+            exchange.unread_mark = (now, taken)
+        is_stuck = (
+            exchange.direct_call is not None and now - exchange.unread_mark[0] > limits.answer
+        )
+        if exchange.hurry_mark is not None:
+            seconds = now - exchange.hurry_mark[0]
+            so_far = taken - exchange.hurry_mark[1]
+            is_stuck |= seconds > limits.hurry and so_far < seconds * limits.rate
+        if is_stuck:
+            self.downstream.reset(exchange.inbound, Code.CANCEL)
+            self.downstream.client_cancelled(exchange)
+
+
+def _overloaded() -> RelayError:
+    return RelayError(Reason.OVERLOADED, "too much is on its way to Triton")

@@ -1,13 +1,16 @@
-"""One proxied request: its two streams, and how far it has come."""
+"""One relayed request: its two streams, how far it has come, and its place in the byte budget."""
 
-import asyncio
+from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from adapter.http2.endpoint import Endpoint
 from adapter.http2.flow_control import Stream
 from adapter.http2.policy import Call, DirectCall
 from adapter.http2.protobuf import PREFIX_BYTES, NameScanner
-from adapter.http2.transport import Piece
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Stage(Enum):
@@ -40,45 +43,18 @@ _ARRIVING, _ABANDONED, _OVER = Stage.ARRIVING, Stage.ABANDONED, Stage.OVER
 _RECEIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
 
 
-class UpstreamConnection(Protocol):
-    """The connection that a request is forwarded on."""
-
-    is_triton: bool
-
-    def send(self, stream: "Stream[Exchange]", piece: Piece, *, end: bool = False) -> None: ...
-    def credit(self, stream: "Stream[Exchange]", size: int) -> None: ...
-    def cancel(self, stream: "Stream[Exchange]") -> None: ...
-    def add_buffered(self, size: int) -> None: ...
-
-
-class Body(Protocol):
-    """A large message in the budget of callers' bytes."""
-
-    def take(self, size: int) -> None: ...
-    def end(self) -> None: ...
-
-
-class Wait:
-    """A wait for a model; `end` gives it up."""
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
-
-    def end(self) -> None:
-        self._task.cancel()
-
-
 class Exchange:
     """`inbound` is the stream of the client's connection, `outbound` that of `upstream`.
     `direct_call` is set when the upstream is Triton. `deadline` is by the event loop's clock.
 
     `buffered` holds what was received while ARRIVING or WAITING; with less than `needed_bytes` of
-    it there is nothing to decide. `body` counts a large message in the budget of callers' bytes.
-    Once it is forwarded `remaining_bytes` of its message are still to come. `last_byte` goes
-    together with END_STREAM, so that Triton never executes a request whose end was not received.
-    `received_bytes` of the request came in `waited_seconds`; `taken_bytes` of the response were
-    sent. `unread_mark` and `hurry_mark` are a time and the `taken_bytes` of that time: of the last
-    progress, and of when the model or the adapter began to wait for this response.
+    it there is nothing to decide. `wait` waits for the model. `body` counts a large message in the
+    byte budget. Once it is forwarded `remaining_bytes` of its message are still to come.
+    `last_byte` goes together with END_STREAM, so that Triton never executes a request whose end was
+    not received. `received_bytes` of the request came in `waited_seconds`; `taken_bytes` of the
+    response were sent. `unread_mark` and `hurry_mark` are a time and the `taken_bytes` of that
+    time: of the last progress, and of when the model or the adapter began to wait for this
+    response.
     """
 
     __slots__ = (
@@ -111,11 +87,11 @@ class Exchange:
         self.stage = _ARRIVING
         self.inbound: Stream[Exchange] = Stream(stream_id, self, send_window)
         self.outbound: Stream[Exchange] | None = None
-        self.upstream: UpstreamConnection | None = None
+        self.upstream: Endpoint[Exchange] | None = None
         self.direct_call: DirectCall | None = None
         self.scanner: NameScanner | None = None
-        self.body: Body | None = None
-        self.wait: Wait | None = None
+        self.body: LargeBody | None = None
+        self.wait: asyncio.Task[None] | None = None
         self.buffered: bytearray | bytes = b""
         self.needed_bytes = PREFIX_BYTES + 2
         self.remaining_bytes = 0
@@ -145,4 +121,45 @@ class Exchange:
             if self.body is not None:
                 self.body.end()
             if self.wait is not None:
-                self.wait.end()
+                self.wait.cancel()
+
+
+class LargeBody:
+    """The message of one request, which counts until all of it has been forwarded. While it waits
+    for room, its caller gets no credit to send more.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        downstream: Endpoint[Exchange],
+        refuse: Callable[[Exchange, Exception], None],
+        size: int,
+    ) -> None:
+        self._exchange = exchange
+        self._downstream = downstream
+        self._refuse = refuse
+        self._holding = downstream.shared.hold(self, size)
+
+    def take(self, size: int) -> None:
+        if not self._holding.take(size):
+            self._downstream.hold_back(self._exchange.inbound, size)
+
+    def end(self) -> None:
+        self._downstream.let_on(self._exchange.inbound)
+        self._holding.end()
+
+    # -- for the budget ---------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        outbound = self._exchange.outbound
+        is_taken = outbound is None or not outbound.queue
+        return is_taken and self._downstream.may_send(self._exchange.inbound)
+
+    def resume(self) -> None:
+        self._downstream.let_on(self._exchange.inbound)
+        self._downstream.flush_all()
+
+    def cut(self, error: Exception) -> None:
+        self._refuse(self._exchange, error)
+        self._downstream.flush_all()

@@ -1,15 +1,14 @@
 """The client end of a connection to Triton or to the fallback server."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 from adapter.http2 import frames
-from adapter.http2.context import ProxyContext
 from adapter.http2.downstream import Downstream
 from adapter.http2.endpoint import Endpoint
-from adapter.http2.flow_control import Receiver, Stream
+from adapter.http2.flow_control import Stream
 from adapter.http2.frames import Code, ConnectionFault, StreamFault
 from adapter.http2.headers import HeaderReader
-from adapter.http2.policy import Answer
+from adapter.http2.policy import Answer, RelayContext
 from adapter.http2.states import AFTER_OUR_END, AFTER_PEERS_END
 from adapter.http2.stream import Exchange, Stage
 from adapter.http2.transport import Piece
@@ -19,32 +18,23 @@ _LAST_ID = frames.MAX_STREAM - 2
 _SENDING, _SENT = Stage.SENDING, Stage.SENT  # looking up a member is slow in Python 3.11
 
 
-class Responses(Protocol):
-    def headers(self, exchange: Exchange, answer: Answer, *, end: bool) -> None: ...
-    def data(self, exchange: Exchange, piece: Piece) -> None: ...
-    def malformed(self, exchange: Exchange, why: str) -> None: ...
-    def upstream_reset(self, exchange: Exchange, code: int) -> None: ...
-    def upstream_failed(self, exchange: Exchange, why: str, *, delivered: bool) -> None: ...
-
-
-class Session(Protocol):
-    @property
-    def downstream(self) -> Downstream: ...
-    @property
-    def responses(self) -> Responses: ...
-    def upstream_lost(self, upstream: "Upstream") -> None: ...
-    def flush(self) -> None: ...
-    def end_if_done(self) -> None: ...
-
-
 class Upstream(Endpoint[Exchange]):
     """A request that Triton has received completely is neither reset nor its connection closed,
     since Triton 2.51 may crash of that; the response is read and dropped.
     """
 
-    def __init__(self, session: Session, context: ProxyContext, *, is_triton: bool) -> None:
-        super().__init__(context, HeaderReader(context.answers, _HEADER_BYTES), _HEADER_BYTES)
-        self.session = session
+    def __init__(
+        self,
+        context: RelayContext,
+        downstream: Downstream,
+        on_lost: Callable[["Upstream"], None],
+        *,
+        is_triton: bool,
+    ) -> None:
+        reader = HeaderReader(context.answers, _HEADER_BYTES)
+        super().__init__(context.budget, context.turns, reader, _HEADER_BYTES)
+        self._downstream = downstream
+        self._on_lost = on_lost
         self.is_triton = is_triton
         self.has_goaway = False
         self._next_id = 1
@@ -59,13 +49,13 @@ class Upstream(Endpoint[Exchange]):
     # -- the connection ---------------------------------------------------------------------
 
     def flush_all(self) -> None:
-        self.session.flush()
+        self._downstream.flush_all()
 
     def lost(self) -> None:
-        self.session.upstream_lost(self)
+        self._on_lost(self)
 
     def gone(self) -> None:
-        self.session.end_if_done()
+        self._downstream.gone()
 
     def last_stream(self) -> int:
         return 0
@@ -75,13 +65,11 @@ class Upstream(Endpoint[Exchange]):
         self.has_goaway = True
         for stream in [one for one in self.streams.values() if one.id > last_stream_id]:
             self.forget(stream)
-            self.session.responses.upstream_failed(
-                stream.owner, "Triton is going away", delivered=False
-            )
+            self._downstream.upstream_failed(stream.owner, "Triton is going away", delivered=False)
         self.close_if_done()
 
     def close_if_done(self) -> None:
-        if not self.streams and (self.has_goaway or self.session.downstream.is_lost):
+        if not self.streams and (self.has_goaway or self._downstream.is_lost):
             self.close()
 
     # -- requests ---------------------------------------------------------------------------
@@ -110,10 +98,10 @@ class Upstream(Endpoint[Exchange]):
         self.out += (start, stream.number, call.direct or b"", data, stream.number, message)
         self.finished(stream)
 
-    def cancel(self, stream: Stream[Exchange]) -> None:
-        """Reset a stream: an incomplete request, or one at the fallback server."""
+    def reset(self, stream: Stream[Exchange], code: int) -> None:
+        """Reset an incomplete request, or one at the fallback server."""
         self.forget(stream)
-        self.out.append(frames.reset(stream.id, Code.CANCEL))
+        self.out.append(frames.reset(stream.id, code))
         self.close_if_done()
 
     def forget(self, stream: Stream[Exchange]) -> None:
@@ -121,15 +109,15 @@ class Upstream(Endpoint[Exchange]):
         stream.owner.outbound = None
 
     def sent(self, stream: Stream[Exchange], size: int) -> None:
-        self.session.downstream.credit(stream.owner.inbound, size)
+        self._downstream.credit(stream.owner.inbound, size)
 
     def finished(self, stream: Stream[Exchange]) -> None:
         stream.state = AFTER_OUR_END[stream.state]
         stream.owner.to(_SENT)
 
-    def receiver_of(self, stream: Stream[Exchange]) -> Receiver | None:
+    def receiver_of(self, stream: Stream[Exchange]) -> Downstream | None:
         """None for a large message, which counts by itself."""
-        return self.session.downstream if stream.owner.body is None else None
+        return self._downstream if stream.owner.body is None else None
 
     # -- responses --------------------------------------------------------------------------
 
@@ -137,11 +125,11 @@ class Upstream(Endpoint[Exchange]):
         exchange = stream.owner
         if end:
             self._ended(stream)
-            self.session.responses.malformed(exchange, "it has no trailers")
+            self._downstream.malformed(exchange, "it has no trailers")
         elif exchange.is_answered:
             self.credit(stream, len(piece))
         else:
-            self.session.responses.data(exchange, piece)
+            self._downstream.forward_data(exchange, piece)
 
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
         stream = self.streams.get(stream_id)
@@ -159,9 +147,9 @@ class Upstream(Endpoint[Exchange]):
         if end:
             self._ended(stream)
         if answer is None:
-            self.session.responses.malformed(stream.owner, why)
+            self._downstream.malformed(stream.owner, why)
         else:
-            self.session.responses.headers(stream.owner, answer, end=end)
+            self._downstream.forward_headers(stream.owner, answer, end=end)
 
     def _ended(self, stream: Stream[Exchange]) -> None:
         """Close a stream whose response is complete; the rest of the request is not needed."""
@@ -178,11 +166,11 @@ class Upstream(Endpoint[Exchange]):
         self.glitch()
 
     def was_reset(self, stream: Stream[Exchange], code: int) -> None:
-        self.session.responses.upstream_reset(stream.owner, code)
+        self._downstream.upstream_reset(stream.owner, code)
         self.close_if_done()
 
     def stream_fault(self, stream: Stream[Exchange], code: Code) -> None:
         self.forget(stream)
         self.out.append(frames.reset(stream.id, code))
-        self.session.responses.malformed(stream.owner, f"HTTP/2: {code.name}")
+        self._downstream.malformed(stream.owner, f"HTTP/2: {code.name}")
         self.close_if_done()

@@ -18,9 +18,9 @@ from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.http2 import frames
-from adapter.http2.context import ProxyContext, connect_to
 from adapter.http2.headers import encoded
-from adapter.http2.listener import ProxyListener
+from adapter.http2.listener import RelayListener, connect_to
+from adapter.http2.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.grpc_triton import _Echo
 from tests.fakes.house import House
@@ -38,7 +38,7 @@ class ProxySetup:
     """`triton` is where its upstream is; a test may point it elsewhere before the first call."""
 
     house: House
-    server: ProxyListener
+    server: RelayListener
     address: str
     triton: str
     methods: set[str] = field(default_factory=set)  # that Triton was asked for
@@ -148,7 +148,7 @@ async def proxy_before(
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
     proxy = ProxySetup(house, None, "", f"127.0.0.1:{port}", echo.methods)
-    context = ProxyContext(
+    context = RelayContext(
         RelayPolicy(house.control, faults, house.metrics, limits),
         connect_to(lambda: proxy.triton),
         connect_to(lambda: f"unix:{folder}/s"),
@@ -157,7 +157,7 @@ async def proxy_before(
         budget=ByteBudget(max_inflight_bytes),
         on_shed=proxy.shed.append,
     )
-    proxy.server = ProxyListener(context)
+    proxy.server = RelayListener(context)
     proxy.address = f"127.0.0.1:{await proxy.server.listen('127.0.0.1', 0, None)}"
     try:
         yield proxy

@@ -18,8 +18,8 @@ from adapter.core.oom import Classifier
 from adapter.frontends.grpc.middleware import MessageLimits
 from adapter.frontends.grpc.policy import RelayPolicy
 from adapter.frontends.listeners import Listeners
-from adapter.http2.context import ProxyContext, connect_to
-from adapter.http2.listener import ProxyListener
+from adapter.http2.listener import RelayListener, connect_to
+from adapter.http2.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings import parse_address
 from tests.fakes.house import House
@@ -62,15 +62,15 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[Callable[[str], ProxyListener]]:
+async def proxy() -> AsyncIterator[Callable[[str], RelayListener]]:
     """With no Triton behind it."""
     house = await House().open()
     gate = RelayPolicy(
         house.control, Faults(Classifier()), house.metrics, MessageLimits(unary=500, stream=1000)
     )
 
-    def make(server: str) -> ProxyListener:
-        context = ProxyContext(
+    def make(server: str) -> RelayListener:
+        context = RelayContext(
             gate,
             connect_to(lambda: None),
             connect_to(lambda: server),
@@ -78,7 +78,7 @@ async def proxy() -> AsyncIterator[Callable[[str], ProxyListener]]:
             max_message_bytes=2000,
             budget=ByteBudget(2**20),
         )
-        return ProxyListener(context)
+        return RelayListener(context)
 
     yield make
     await house.close()

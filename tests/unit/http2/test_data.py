@@ -21,8 +21,7 @@ class Peer(Endpoint):
     """Takes what comes for its one stream, and notes what of it is the last."""
 
     def __init__(self) -> None:
-        self.budget, self.turns = ByteBudget(2**30), Turns()
-        super().__init__(self, None, 2**16)
+        super().__init__(ByteBudget(2**30), Turns(), None, 2**16)
         self.stream = self.streams[1] = Stream(1, None, 0)
         self.pieces: list[bytes] = []
         self.has_ended = False
