@@ -3,9 +3,10 @@ what is in force.
 """
 
 import difflib
+import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,9 @@ from pydantic import ValidationError
 
 from adapter.core.sizing import exact_size
 from adapter.errors import InvalidSettings
-from adapter.settings import modelmesh, rules, sagemaker, vertex
-from adapter.settings.locations import HoldsCredentials
-from adapter.settings.model import SECRETS, Settings, metavar_of, unset_of
+from adapter.settings import modelmesh, sagemaker, vertex
+from adapter.settings.locations import Endpoint, HoldsCredentials, StoreLocation
+from adapter.settings.model import GROUPS, SECRETS, Group, Settings, metavar_of, unset_of
 from adapter.settings.values import Address, Reserve, flag_of, variable_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE = "ADAPTER_CONFIG"
 _PREFIX = "ADAPTER_"
 _LISTENERS = ("http", "grpc", "admin")
+# Without a store each of these is an error or, if it is not a switch, of no use.
+_OF_STORES = [n for n in GROUPS[Group.ENDPOINT] if n not in {"model_store", "endpoints"}]
+_OFF = frozenset({"", "0", "0.0", "false", "off", "no", "()", "[]", "none"})
+_ENDPOINTS_OF_S3 = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 # Kubernetes sets these in every container of a namespace with a Service named adapter or adapter-*.
 _SERVICE_LINK = re.compile(
     r"\w+_(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|\w+_PORT=\w+://.*"
@@ -75,9 +80,9 @@ def load_settings(
     written = {name: item.value for name, item in given.items()}
     problems += [
         f"{given[name].label}: {given[name].written!r}: it needs model_store or endpoints"
-        for name in rules.without_a_store(written)
+        for name in _without_a_store(written)
     ]
-    problems += rules.store_problems(written, environ) + vertex.problems(environ)
+    problems += _store_problems(written, environ) + vertex.problems(environ)
     is_embedded = "triton" in given and given["triton"].value == "embedded"
     problems += sagemaker.problems(environ, is_embedded=is_embedded)
     inherited = _inherited(environ, is_embedded=is_embedded, given=given)
@@ -93,7 +98,7 @@ def load_settings(
         raise InvalidSettings(problems)
     origins = {n: given[n].origin if n in given else "default" for n in Settings.model_fields}
     warnings = modelmesh.warnings(environ) + sagemaker.warnings(environ)
-    warnings += rules.store_warnings(settings.model_store, settings.endpoints, given)
+    warnings += _store_warnings(settings.model_store, settings.endpoints, given)
     return Loaded(settings, origins, warnings, vertex.routes(environ))
 
 
@@ -237,6 +242,58 @@ def _problem(detail: "ErrorDetails", given: Mapping[str, _Given]) -> str:
         written = "***"
     rule = "write a list" if is_list else detail["msg"].removeprefix("Value error, ")
     return f"{item.label}: {written!r}: {rule}"
+
+
+def _is_switch(name: str) -> bool:
+    """Return whether a setting is off by default: then it changes what is served, and without a
+    store it is an error.
+    """
+    return Settings.model_fields[name].default in (False, (), 0.0)
+
+
+def _without_a_store(values: Mapping[str, object]) -> list[str]:
+    """Return the settings that need a store, if none is set. `values`: all that are set."""
+    if values.get("model_store") or values.get("endpoints"):
+        return []
+    switches = (n for n in _OF_STORES if n in values and _is_switch(n))
+    return [n for n in switches if str(values[n]).lower() not in _OFF]
+
+
+def _store_problems(values: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
+    """Return the problems of variables that stores read by themselves."""
+    if "s3://" not in f"{values.get('model_store')} {values.get('endpoints')}":
+        return []
+    return [
+        f"environment {name}: {address!r}: write http://HOST:PORT or https://HOST:PORT"
+        for name in _ENDPOINTS_OF_S3
+        if (address := environ.get(name)) and not address.startswith(("http://", "https://"))
+    ]
+
+
+def _store_warnings(
+    model_store: StoreLocation | None, endpoints: Sequence[Endpoint], given: Mapping[str, object]
+) -> list[str]:
+    """Return what may be intended, or be repaired while the adapter runs."""
+    stores = [("model_store", model_store)] if model_store else []
+    stores += [(f"endpoints, {each.name}", each.models) for each in endpoints]
+    found = [f"{name}: {why}" for name, store in stores if (why := _why_unusable(store))]
+    if not stores:
+        unused = (n for n in _OF_STORES if n in given and not _is_switch(n))
+        found += [f"{name}: of no use without model_store or endpoints" for name in unused]
+    return found
+
+
+def _why_unusable(store: StoreLocation) -> str | None:
+    if not store.is_folder:
+        return None
+    path = os.path.expanduser(store.base)  # noqa: PTH111 - as a text
+    if not os.path.exists(path):  # noqa: PTH110
+        return f"the folder {store.base} is not there"
+    if not os.path.isdir(path):  # noqa: PTH112
+        return f"{store.base} is no folder"
+    if not os.access(path, os.R_OK | os.X_OK):
+        return f"the folder {store.base} cannot be read by this user"
+    return None
 
 
 def masked(name: str, value: object) -> object:
