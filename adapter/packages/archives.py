@@ -163,7 +163,7 @@ def least_bytes(archive: Path, beyond: int) -> int:
     """
     if _kind_by_bytes(archive) != "tar.gz":
         return 0
-    length = told_bytes(archive)
+    length = stated_bytes(archive)
     with archive.open("rb", buffering=0) as file:
         stream, seen = Gunzip(file), 0
         try:
@@ -174,7 +174,7 @@ def least_bytes(archive: Path, beyond: int) -> int:
     return seen // 2 if seen // 2 > beyond else 0
 
 
-def told_bytes(archive: Path) -> int:
+def stated_bytes(archive: Path) -> int:
     """Return how many bytes come out of a tar by its own word, which may be wrong; 0 of a zip."""
     kind = _kind_by_bytes(archive)
     with archive.open("rb", buffering=0) as file:

@@ -28,7 +28,7 @@ from adapter.runtime import background, clock
 from adapter.runtime.fair_slots import FairSlots
 from adapter.runtime.threads import CACHE
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import Claim, Disk, Evicted, Kept, artifact_of
+from adapter.store.disk import Cached, Disk, Evicted, Reservation, artifact_of
 from adapter.store.fetching import Fetch, Version, version_of_folder
 from adapter.store.ports import Changed, Store, failed, failed_at
 from adapter.store.refusals import Needs, Refusals
@@ -120,7 +120,7 @@ class ArtifactCache:
         found = await CACHE.run(self._folder.open)
         for note, last_used in sorted(found, key=lambda each: each[1]):
             self._disk.adopt(note, last_used)
-        await self._look_at_disk()
+        await self._refresh_disk()
         await CACHE.run(self._disk.trim)
         work = background.forever(self.check, seconds=self._check_seconds)
         self._checking = background.begin("stores", work)
@@ -143,19 +143,19 @@ class ArtifactCache:
         await CACHE.run(self._folder.close)
 
     async def check(self) -> None:
-        """Look whether the folder is still ours, and what its disk has free; ask the stores that
-        were not asked yet, and those that could not be used then.
+        """Check that the folder is still ours and what its disk has free, and the stores that were
+        not checked yet or could not be used then.
         """
         known = self._folder.why_lost
-        if (why := await CACHE.run(self._folder.look)) is not None and why != known:
+        if (why := await CACHE.run(self._folder.refresh)) is not None and why != known:
             log.error("artifact.cache_lost", extra={"reason": why})
         with suppress(OSError):
-            await self._look_at_disk()
+            await self._refresh_disk()
         await asyncio.gather(*map(self._check, self._unasked | self._unreachable.keys()))
 
-    async def _look_at_disk(self) -> None:
+    async def _refresh_disk(self) -> None:
         known = self._disk.why_full
-        await CACHE.run(self._disk.look)
+        await CACHE.run(self._disk.refresh)
         if (why := self._disk.why_full) is not None and known is None:
             log.warning("artifact.disk_full", extra={"folder": str(self.root), "reason": why})
         if why is None and known is not None:
@@ -214,31 +214,31 @@ class ArtifactCache:
             try:
                 version = await self._version(key, is_asked_anew=is_asked_anew)
             except StoreUnavailable as error:
-                kept = await self._held(store, key, None)
-                if kept is None:
+                cached = await self._held(store, key, None)
+                if cached is None:
                     raise
                 log.warning("artifact.not_checked", extra={"key": str(key), "reason": str(error)})
             else:
-                kept = await self._held(store, key, version.etag)
-            if kept is None:
+                cached = await self._held(store, key, version.etag)
+            if cached is None:
                 self._unfit.raise_known(_question(store, version))
                 async with self._slots.slot(str(key), callers):
                     found = await self._fetched(key, version, progress, unloads=unloads)
                 return found, CacheUse.MISS
-            progress.done_bytes = progress.total_bytes = kept.note.size_bytes
-            self._touch(kept)
-            return artifact_of(key, kept, self._folder), CacheUse.DISK
+            progress.done_bytes = progress.total_bytes = cached.note.size_bytes
+            self._touch(cached)
+            return artifact_of(key, cached, self._folder), CacheUse.DISK
 
-    async def _held(self, store: Store, key: ArtifactKey, etag: str | None) -> Kept | None:
+    async def _held(self, store: Store, key: ArtifactKey, etag: str | None) -> Cached | None:
         """Return what is on disk with all its files, pinned; what has lost some is given up."""
-        while (kept := self._disk.hold(str(store.location), key.path, etag)) is not None:
+        while (cached := self._disk.hold(str(store.location), key.path, etag)) is not None:
             try:
-                if await CACHE.run(self._folder.is_complete, kept.note):
-                    return kept
+                if await CACHE.run(self._folder.is_complete, cached.note):
+                    return cached
             except BaseException:
-                self._disk.release(kept.note.id)
+                self._disk.release(cached.note.id)
                 raise
-            self._disk.lose(kept)
+            self._disk.lose(cached)
             log.warning("artifact.lost", extra={"key": str(key), "store": str(store.location)})
         return None
 
@@ -246,8 +246,8 @@ class ArtifactCache:
         """Take the pin of one `fetch` off."""
         store = str(self._store(artifact.key).location)
         id_ = Note(store, artifact.key.path, artifact.etag, "", 0, {}).id
-        if kept := self._disk.release(id_):
-            self._touch(kept)
+        if cached := self._disk.release(id_):
+            self._touch(cached)
 
     async def is_current(self, artifact: Artifact) -> bool:
         """Return whether the store still has this version. Raises as `fetch` does."""
@@ -334,8 +334,10 @@ class ArtifactCache:
         log.info("artifact.fetch_begun", extra={**fields, "bytes": version.size_bytes})
         try:
             what = failed_at(store.location, version.path)
-            with self._room.claim(what, unloads=unloads) as claim:
-                kept, version = await self._fetched_unless_changed(key, version, claim, progress)
+            with self._room.reservation(what, unloads=unloads) as reservation:
+                cached, version = await self._fetched_unless_changed(
+                    key, version, reservation, progress
+                )
         except (AdapterError, OSError) as error:
             said = error if isinstance(error, AdapterError) else _disk_error(error, store, version)
             if isinstance(error, OSError):
@@ -347,46 +349,48 @@ class ArtifactCache:
                 raise
             raise said from error
         seconds = clock.monotonic() - begun
-        figures = {"bytes": version.size_bytes, "disk_bytes": kept.note.size_bytes}
+        figures = {"bytes": version.size_bytes, "disk_bytes": cached.note.size_bytes}
         log.info("artifact.fetched", extra={**fields, **figures, "seconds": round(seconds, 3)})
-        return artifact_of(key, kept, self._folder)
+        return artifact_of(key, cached, self._folder)
 
     async def _fetched_unless_changed(
-        self, key: ArtifactKey, version: Version, claim: Claim, progress: FetchProgress
-    ) -> tuple[Kept, Version]:
+        self, key: ArtifactKey, version: Version, reservation: Reservation, progress: FetchProgress
+    ) -> tuple[Cached, Version]:
         store = self._store(key)
         for _ in range(_MAX_CHANGES):
             try:
-                return await self._fetch_with_room(store, version, claim, progress), version
+                return await self._fetch_with_room(store, version, reservation, progress), version
             except Changed:
                 version = await self._version(key, is_asked_anew=True)
         reason = f"it changed {_MAX_CHANGES} times while it was fetched"
         raise StoreUnavailable(failed(store.location, key.path, reason))
 
     async def _fetch_with_room(
-        self, store: Store, version: Version, claim: Claim, progress: FetchProgress
-    ) -> Kept:
+        self, store: Store, version: Version, reservation: Reservation, progress: FetchProgress
+    ) -> Cached:
         while True:
             try:
-                return await self._fetch_once(store, version, claim, progress)
+                return await self._fetch_once(store, version, reservation, progress)
             except BeginsAgain as again:
-                await self._room.earlier_ended(claim, again)
+                await self._room.earlier_ended(reservation, again)
 
     async def _fetch_once(
-        self, store: Store, version: Version, claim: Claim, progress: FetchProgress
-    ) -> Kept:
+        self, store: Store, version: Version, reservation: Reservation, progress: FetchProgress
+    ) -> Cached:
         """Fetch the version. Raises BeginsAgain, and Changed if the store has another version
         before this one is whole.
         """
         room, limits, asked = self._room, self._limits, _question(store, version)
-        work, published = self._folder.new_work(), list[Kept]()
-        claim.needed_bytes, claim.needed_inodes, claim.told_bytes = self._needs.of(asked)
+        work, published = self._folder.new_work(), list[Cached]()
+        reservation.needed_bytes, reservation.needed_inodes, reservation.stated_bytes = (
+            self._needs.of(asked)
+        )
         try:
             await CACHE.run_to_end(self._folder.make, work)
             fetch = Fetch(
                 *(store, version),
                 work=work,
-                claim=claim,
+                reservation=reservation,
                 room=room,
                 progress=progress,
                 limits=limits,
@@ -395,17 +399,21 @@ class ArtifactCache:
             if version.is_folder and await self._asked_again(store, version) != version.etag:
                 raise Changed  # noqa: TRY301 - as all that fetch.run raises
             note = Note(*asked, name, 0, {})
-            await CACHE.run_to_end(self._publish, work, claim, note, published)
+            await CACHE.run_to_end(self._publish, work, reservation, note, published)
             return published[0]
         except BaseException as error:
             if isinstance(error, InvalidArtifact):
                 self._unfit.remember(asked, error)
             elif isinstance(error, NoRoom | BeginsAgain):
-                needed = (claim.needed_bytes, claim.needed_inodes, claim.told_bytes)
+                needed = (
+                    reservation.needed_bytes,
+                    reservation.needed_inodes,
+                    reservation.stated_bytes,
+                )
                 self._needs.learn(asked, *needed)
-            for kept in published:  # and then it was cancelled
-                self._disk.release(kept.note.id)
-            await asyncio.shield(self._in_background(self._dropped(work, claim)))
+            for cached in published:  # and then it was cancelled
+                self._disk.release(cached.note.id)
+            await asyncio.shield(self._in_background(self._dropped(work, reservation)))
             raise
 
     async def _asked_again(self, store: Store, version: Version) -> str:
@@ -415,25 +423,27 @@ class ArtifactCache:
         files = await store.below(version.path, MAX_ENTRIES + 1)
         return version_of_folder(version.path, files).etag
 
-    def _publish(self, work: Path, claim: Claim, note: Note, published: list[Kept]) -> None:
+    def _publish(
+        self, work: Path, reservation: Reservation, note: Note, published: list[Cached]
+    ) -> None:
         size_bytes, sizes = self._folder.measure(work)
-        claim.settle(size_bytes)
+        reservation.settle(size_bytes)
         whole = replace(note, size_bytes=size_bytes, sizes=sizes)
         self._folder.publish(work, whole)
-        published.append(self._disk.add(whole, claim))
+        published.append(self._disk.add(whole, reservation))
 
-    async def _dropped(self, work: Path, claim: Claim) -> None:
+    async def _dropped(self, work: Path, reservation: Reservation) -> None:
         try:
             await CACHE.run_to_end(self._folder.drop, work)
         finally:
-            claim.settle(0)
-            claim.inodes = 0
+            reservation.settle(0)
+            reservation.inodes = 0
 
     # -- the rest ---------------------------------------------------------------------------
 
-    def _touch(self, kept: Kept) -> None:
+    def _touch(self, cached: Cached) -> None:
         """Keep the time of last use for later runs; nobody waits for it."""
-        self._in_background(CACHE.run(self._folder.touch, kept.note.id, kept.last_used))
+        self._in_background(CACHE.run(self._folder.touch, cached.note.id, cached.last_used))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -443,7 +453,7 @@ class ArtifactCache:
 
     def _evicted(self, evicted: Evicted) -> None:
         """Called in a thread."""
-        note = evicted.kept.note
+        note = evicted.cached.note
         self._on_evicted(evicted.reason)
         log.info(
             "artifact.evicted",
@@ -452,7 +462,7 @@ class ArtifactCache:
                 "store": note.store,
                 "bytes": note.size_bytes,
                 "reason": evicted.reason,
-                "idle_seconds": round(clock.wall() - evicted.kept.last_used, 3),
+                "idle_seconds": round(clock.wall() - evicted.cached.last_used, 3),
                 "seconds": round(evicted.seconds, 3),
             },
         )

@@ -159,7 +159,7 @@ class CacheFolder:
     def free(self) -> Free:
         return free_at(self.path)
 
-    def look(self) -> str | None:
+    def refresh(self) -> str | None:
         """Return `why_lost`, as of now."""
         with self._restoring, suppress(BackendUnavailable, OSError):
             if (self.path / _LOCK).exists():  # else nobody has taken the folder

@@ -22,7 +22,7 @@ _ADVICE = "free some, or name another disk by cache_dir"
 
 
 @dataclass(slots=True)
-class Kept:
+class Cached:
     """An artifact on disk."""
 
     note: Note
@@ -36,17 +36,17 @@ class Kept:
 class Evicted:
     """An artifact that has left the disk."""
 
-    kept: Kept
+    cached: Cached
     reason: str  # limit: for room below cache_limit; disk: on the disk itself
     seconds: float = 0.0
 
 
-def _refuse(_: int, lack: NoRoom) -> None:
-    raise lack
+def _refuse(_: int, shortage: NoRoom) -> None:
+    raise shortage
 
 
 @dataclass(slots=True)
-class Claim:
+class Reservation:
     """The room on disk that one fetch has reserved."""
 
     what: str  # names the fetch in messages
@@ -60,12 +60,12 @@ class Claim:
     inodes: int = 0
     needed_bytes: int = 0  # the most that it has ever requested in all
     needed_inodes: int = 0
-    told_bytes: int = 0  # the same by the archive's own word, for messages alone
+    stated_bytes: int = 0  # the same by the archive's own word, for messages alone
     waited_seconds: float = 0.0
     staying_bytes: int = 0  # of the cache, known never to leave for it
-    lacked_at: int = 0  # the disk's `freed_count` at the last shortage
+    short_at: int = 0  # the disk's `freed_count` at the last shortage
     is_given_up: bool = False  # nothing more is taken
-    is_kept: bool = False  # it is an artifact now, which the fetch has yet to hand over
+    is_cached: bool = False  # it is an artifact now, which the fetch has yet to hand over
 
     @property
     def written_bytes(self) -> int:
@@ -83,15 +83,15 @@ class Claim:
                 self.disk.take(self, count, inodes)
                 self.inodes += inodes
                 count = inodes = 0
-            except NoRoom as lack:
-                self.wait(count, lack)
+            except NoRoom as shortage:
+                self.wait(count, shortage)
 
     def give_back(self, count: int, inodes: int = 0) -> None:
         self.inodes -= inodes
         self.disk.give_back(self, count)
 
     def settle(self, count: int) -> None:
-        """Make the claim `count` bytes, whatever was reserved. Raises as `take` does."""
+        """Make the reservation `count` bytes, whatever was reserved. Raises as `take` does."""
         self.disk.draw(self, self.ahead_bytes)
         if count > self.size_bytes:
             self.take(count - self.size_bytes)
@@ -103,20 +103,20 @@ class Claim:
         needed = self.written_bytes + count
         self.needed_bytes = max(self.needed_bytes, needed)
         if needed > self.disk.limit_bytes:
-            raise NoRoom(f"{self.lack()} in all, and {self.disk.about_limit()}")
+            raise NoRoom(f"{self.shortage()} in all, and {self.disk.about_limit()}")
 
-    def lack(self) -> str:
+    def shortage(self) -> str:
         """Return the beginning of a message that says what is needed."""
         return f"{self.what}: no room on disk: it needs {format_size(self.all_bytes)} or more"
 
     @property
     def all_bytes(self) -> int:
         """Return what it needs in all, as far as that is known."""
-        return max(self.needed_bytes, self.told_bytes)
+        return max(self.needed_bytes, self.stated_bytes)
 
 
 class Disk:
-    """The index of the cache, and the room that artifacts and claims take together."""
+    """The index of the cache, and the room that artifacts and reservations take together."""
 
     def __init__(
         self,
@@ -126,28 +126,28 @@ class Disk:
         *,
         free: Callable[[], Free] | None = None,
     ) -> None:
-        self.limit_bytes = limit_bytes or 0  # set by `look` if it was not given
+        self.limit_bytes = limit_bytes or 0  # set by `refresh` if it was not given
         self.used_bytes = 0
-        self.why_full: str | None = None  # why nothing more can be fetched, at the last `look`
+        self.why_full: str | None = None  # why nothing more can be fetched, at the last `refresh`
         self._left_bytes = self.limit_bytes  # of the disk itself, then
         self._is_limit_given = limit_bytes is not None
         # called in any thread when there is more room, or an artifact may leave
         self.on_freed: Callable[[], object] = lambda: None
         self.freed_count = 0  # how often that was
-        self._ahead_bytes = 0  # of all claims
+        self._ahead_bytes = 0  # of all reservations
         self._folder = folder
         self._on_evicted = on_evicted
         self._free = free or folder.free
-        self._kept: dict[str, Kept] = {}  # by id
-        self._by_key: dict[tuple[str, str], list[Kept]] = {}  # the newest last
+        self._cached: dict[str, Cached] = {}  # by id
+        self._by_key: dict[tuple[str, str], list[Cached]] = {}  # the newest last
         self._leaving = 0
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cached)
 
-    def look(self) -> None:
-        """Look at what is free now. A limit that was not given only rises."""
+    def refresh(self) -> None:
+        """Read what is free on the disk. A limit that was not given only rises."""
         free = self._free()
         with self._changed:
             self._left_bytes = left = max(0, free.bytes - RESERVE_BYTES - self._ahead_bytes)
@@ -169,15 +169,15 @@ class Disk:
     def unused(self) -> tuple[int, int]:
         """Return how many artifacts are not pinned, and their bytes."""
         with self._changed:
-            sizes = [kept.note.size_bytes for kept in self._kept.values() if not kept.pins]
+            sizes = [cached.note.size_bytes for cached in self._cached.values() if not cached.pins]
         return len(sizes), sum(sizes)
 
     def use(self) -> DiskUse:
         with self._changed:
-            size_bytes = sum(kept.note.size_bytes for kept in self._kept.values())
+            size_bytes = sum(cached.note.size_bytes for cached in self._cached.values())
             free_bytes = min(self.limit_bytes - self.used_bytes, self._left_bytes)
             return DiskUse(
-                len(self._kept),
+                len(self._cached),
                 size_bytes,
                 self.used_bytes - size_bytes,
                 max(0, free_bytes),
@@ -187,131 +187,137 @@ class Disk:
     def adopt(self, note: Note, last_used: float) -> None:
         """Take over an artifact of an earlier run."""
         with self._changed:
-            self._add(Kept(note, last_used))
+            self._add(Cached(note, last_used))
 
     def trim(self) -> None:
-        """Evict what an earlier run kept beyond the limit."""
-        self.take(Claim("", self), 0)
+        """Evict what an earlier run stored beyond the limit."""
+        self.take(Reservation("", self), 0)
 
-    def hold(self, store: str, path: str, etag: str | None) -> Kept | None:
+    def hold(self, store: str, path: str, etag: str | None) -> Cached | None:
         """Pin the artifact and note its use; without `etag` the newest version. None if it is not
         on disk.
         """
         with self._changed:
             versions = reversed(self._by_key.get((store, path), []))
             found = (each for each in versions if not each.is_lost)
-            kept = next((each for each in found if etag in {None, each.note.etag}), None)
-            if kept is not None:
-                kept.pins += 1
-                kept.last_used = clock.wall()
-            return kept
+            cached = next((each for each in found if etag in {None, each.note.etag}), None)
+            if cached is not None:
+                cached.pins += 1
+                cached.last_used = clock.wall()
+            return cached
 
-    def lose(self, kept: Kept) -> None:
+    def lose(self, cached: Cached) -> None:
         """Take one pin off an artifact whose files are not all there; it is to leave first."""
         with self._changed:
-            kept.is_lost = True
-            kept.pins -= 1
+            cached.is_lost = True
+            cached.pins -= 1
             self.freed_count += 1
         self.on_freed()
 
-    def add(self, note: Note, claim: Claim) -> Kept:
-        """Make the claim an artifact, pinned once, and by those who have a lost one of the same
-        version; older versions of it are to leave first.
+    def add(self, note: Note, reservation: Reservation) -> Cached:
+        """Make the reservation an artifact, pinned once, and by those who have a lost one of the
+        same version; older versions of it are to leave first.
         """
         with self._changed:
-            lost = self._kept.get(note.id)
+            lost = self._cached.get(note.id)
             if lost is not None:
                 self._remove(lost)
                 self.used_bytes -= lost.note.size_bytes
             for older in self._by_key.get((note.store, note.path), []):
                 older.is_replaced = True
-            self.used_bytes -= claim.size_bytes
-            claim.size_bytes = 0
-            claim.is_kept = True
-            kept = Kept(note, clock.wall(), pins=lost.pins + 1 if lost else 1)
-            self._add(kept)
-            return kept
+            self.used_bytes -= reservation.size_bytes
+            reservation.size_bytes = 0
+            reservation.is_cached = True
+            cached = Cached(note, clock.wall(), pins=lost.pins + 1 if lost else 1)
+            self._add(cached)
+            return cached
 
-    def release(self, id_: str) -> Kept | None:
+    def release(self, id_: str) -> Cached | None:
         """Take one pin off, which is a use. Returns None if it is not there."""
         with self._changed:
-            kept = self._kept.get(id_)
-            if kept is not None and kept.pins:
-                kept.pins -= 1
-                kept.last_used = clock.wall()
+            cached = self._cached.get(id_)
+            if cached is not None and cached.pins:
+                cached.pins -= 1
+                cached.last_used = clock.wall()
             self.freed_count += 1
         self.on_freed()
-        return kept
+        return cached
 
-    def _add(self, kept: Kept) -> None:
-        self._kept[kept.note.id] = kept
-        self._by_key.setdefault((kept.note.store, kept.note.path), []).append(kept)
-        self.used_bytes += kept.note.size_bytes
+    def _add(self, cached: Cached) -> None:
+        self._cached[cached.note.id] = cached
+        self._by_key.setdefault((cached.note.store, cached.note.path), []).append(cached)
+        self.used_bytes += cached.note.size_bytes
 
     # -- room -------------------------------------------------------------------------------
 
-    def take(self, claim: Claim, count: int, inodes: int = 0, *, is_ahead: bool = False) -> None:
-        """Reserve `count` bytes for the claim, or raise NoRoom at once; see there. `is_ahead`: for
-        what is written later, by `draw`. `inodes` must be free, and are not reserved.
+    def take(
+        self, reservation: Reservation, count: int, inodes: int = 0, *, is_ahead: bool = False
+    ) -> None:
+        """Reserve `count` bytes for the reservation, or raise NoRoom at once; see there.
+        `is_ahead`: for what is written later, by `draw`. `inodes` must be free, and are not
+        reserved.
         """
-        claim.refuse_more_than_all(count)
-        claim.needed_inodes = max(claim.needed_inodes, claim.inodes + inodes)
-        if claim.size_bytes + count + claim.staying_bytes > self.limit_bytes:
+        reservation.refuse_more_than_all(count)
+        reservation.needed_inodes = max(reservation.needed_inodes, reservation.inodes + inodes)
+        if reservation.size_bytes + count + reservation.staying_bytes > self.limit_bytes:
             raise NoRoom(
-                f"{claim.lack()} in all, and of cache_limit, {format_size(self.limit_bytes)},"
-                f" {format_size(claim.staying_bytes)} never leave"
+                f"{reservation.shortage()} in all, and of cache_limit,"
+                f" {format_size(self.limit_bytes)},"
+                f" {format_size(reservation.staying_bytes)} never leave"
             )
-        while (leaving := self._reserve(claim, count, inodes, is_ahead=is_ahead)) is not None:
+        while (leaving := self._reserve(reservation, count, inodes, is_ahead=is_ahead)) is not None:
             begun = clock.monotonic()
             try:
-                self._folder.remove(leaving.kept.note.id)
+                self._folder.remove(leaving.cached.note.id)
             finally:
                 with self._changed:
                     self._leaving -= 1
-                    self.used_bytes -= leaving.kept.note.size_bytes
+                    self.used_bytes -= leaving.cached.note.size_bytes
                     self.freed_count += 1
                     self._changed.notify_all()
                 self.on_freed()
             leaving.seconds = clock.monotonic() - begun
             self._on_evicted(leaving)
 
-    def draw(self, claim: Claim, count: int) -> int:
+    def draw(self, reservation: Reservation, count: int) -> int:
         """Let that much of what was reserved ahead be written; return how much there was."""
         with self._changed:
-            drawn = min(count, claim.ahead_bytes)
-            claim.ahead_bytes -= drawn
+            drawn = min(count, reservation.ahead_bytes)
+            reservation.ahead_bytes -= drawn
             self._ahead_bytes -= drawn
         return drawn
 
-    def give_back(self, claim: Claim, count: int) -> None:
+    def give_back(self, reservation: Reservation, count: int) -> None:
         with self._changed:
-            claim.size_bytes -= count
+            reservation.size_bytes -= count
             self.used_bytes -= count
             self.freed_count += 1
             self._changed.notify_all()
         self.on_freed()
 
-    def _reserve(self, claim: Claim, count: int, inodes: int, *, is_ahead: bool) -> Evicted | None:
+    def _reserve(
+        self, reservation: Reservation, count: int, inodes: int, *, is_ahead: bool
+    ) -> Evicted | None:
         """Reserve and return None, or return what has to leave first, which nobody finds now."""
         with self._changed:
             while True:
-                lacks_limit = self.used_bytes + count > self.limit_bytes
-                if not lacks_limit and self._has_disk(count, inodes):
-                    self._give(claim, count, is_ahead=is_ahead)
+                exceeds_limit = self.used_bytes + count > self.limit_bytes
+                if not exceeds_limit and self._has_disk(count, inodes):
+                    self._give(reservation, count, is_ahead=is_ahead)
                     return None
-                if kept := self._pop(count):
+                if cached := self._pop(count):
                     self._leaving += 1
-                    return Evicted(kept, "limit" if lacks_limit else "disk")
+                    return Evicted(cached, "limit" if exceeds_limit else "disk")
                 if not self._leaving:
-                    claim.lacked_at = self.freed_count
-                    raise NoRoom(self.why_none(claim, inodes, lacks_limit=lacks_limit))
+                    reservation.short_at = self.freed_count
+                    raise NoRoom(self.why_none(reservation, inodes, exceeds_limit=exceeds_limit))
                 self._changed.wait()
 
-    def _give(self, claim: Claim, count: int, *, is_ahead: bool) -> None:
+    def _give(self, reservation: Reservation, count: int, *, is_ahead: bool) -> None:
         self.used_bytes += count
-        claim.size_bytes += count
+        reservation.size_bytes += count
         if is_ahead:
-            claim.ahead_bytes += count
+            reservation.ahead_bytes += count
             self._ahead_bytes += count
 
     def _has_disk(self, count: int, inodes: int) -> bool:
@@ -321,16 +327,21 @@ class Disk:
         has_bytes = not count or free.bytes - RESERVE_BYTES - self._ahead_bytes >= count
         return has_bytes and not _lacks_inodes(free, inodes)
 
-    def _pop(self, count: int) -> Kept | None:
+    def _pop(self, count: int) -> Cached | None:
         """Remove from the index and return what has to leave first for `count` more bytes; None
         where all that nobody uses is too little.
         """
-        idle, missing = [kept for kept in self._kept.values() if not kept.pins], self.missing(count)
-        if sum(kept.note.size_bytes for kept in idle) < missing:
+        idle, missing = (
+            [cached for cached in self._cached.values() if not cached.pins],
+            self.missing(count),
+        )
+        if sum(cached.note.size_bytes for cached in idle) < missing:
             return None
-        idle.sort(key=lambda kept: (not kept.is_lost, not kept.is_replaced, kept.last_used))
+        idle.sort(key=lambda cached: (not cached.is_lost, not cached.is_replaced, cached.last_used))
         # those that nobody fetches any more are not spared
-        freed = (0 if kept.is_lost or kept.is_replaced else kept.note.size_bytes for kept in idle)
+        freed = (
+            0 if cached.is_lost or cached.is_replaced else cached.note.size_bytes for cached in idle
+        )
         leaving = fewest(zip(idle, freed, strict=True), missing)
         if not leaving:
             return None
@@ -342,54 +353,57 @@ class Disk:
         of_limit = self.used_bytes + count - self.limit_bytes
         return max(of_limit, count - self._spare_bytes() if count else 0)
 
-    def most_for(self, claim: Claim) -> int:
+    def most_for(self, reservation: Reservation) -> int:
         """Return how many bytes can still be written, once all has left that ever may."""
-        may_leave = self.used_bytes - claim.size_bytes - claim.staying_bytes
+        may_leave = self.used_bytes - reservation.size_bytes - reservation.staying_bytes
         spare = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
-        return may_leave + spare + claim.ahead_bytes
+        return may_leave + spare + reservation.ahead_bytes
 
     def _spare_bytes(self) -> int:
         return self._free().bytes - RESERVE_BYTES - self._ahead_bytes
 
-    def _remove(self, kept: Kept) -> None:
-        del self._kept[kept.note.id]
-        versions = self._by_key[kept.note.store, kept.note.path]
-        versions.remove(kept)
+    def _remove(self, cached: Cached) -> None:
+        del self._cached[cached.note.id]
+        versions = self._by_key[cached.note.store, cached.note.path]
+        versions.remove(cached)
         if not versions:
-            del self._by_key[kept.note.store, kept.note.path]
+            del self._by_key[cached.note.store, cached.note.path]
 
-    def why_none(self, claim: Claim, inodes: int = 0, *, lacks_limit: bool = False) -> str:
-        """Return why the claim gets nothing more."""
-        left = claim.all_bytes - claim.written_bytes
-        still = f", {format_size(left)} of that still" if left < claim.all_bytes else ""
-        needed = f"{claim.lack()} in all{still}"
-        if lacks_limit:
+    def why_none(
+        self, reservation: Reservation, inodes: int = 0, *, exceeds_limit: bool = False
+    ) -> str:
+        """Return why the reservation gets nothing more."""
+        left = reservation.all_bytes - reservation.written_bytes
+        still = f", {format_size(left)} of that still" if left < reservation.all_bytes else ""
+        needed = f"{reservation.shortage()} in all{still}"
+        if exceeds_limit:
             return (
                 f"{needed}, and of cache_limit, {format_size(self.limit_bytes)},"
                 f" {format_size(self.used_bytes)} are taken, of which too little can leave"
             )
         free = self._free()
         if _lacks_inodes(free, inodes):
-            needed = f"{claim.lack()} in {claim.needed_inodes} files, {inodes} of them still"
-        is_empty = self.used_bytes == claim.size_bytes
-        kept = "the cache is empty" if is_empty else "too little can leave the cache"
-        return f"{needed}, and {_about(free, inodes)}; {kept}: {_ADVICE}"
+            files = f"{reservation.needed_inodes} files, {inodes} of them still"
+            needed = f"{reservation.shortage()} in {files}"
+        is_empty = self.used_bytes == reservation.size_bytes
+        why = "the cache is empty" if is_empty else "too little can leave the cache"
+        return f"{needed}, and {_about(free, inodes)}; {why}: {_ADVICE}"
 
 
 def _about(free: Free, inodes: int = 0) -> str:
     """Return what a disk has free: inodes, where it lacks so many, else bytes."""
     if _lacks_inodes(free, inodes):
-        has, kept, left = f"{free.inodes} inodes", str(RESERVE_INODES), ""
+        has, reserve, left = f"{free.inodes} inodes", str(RESERVE_INODES), ""
     else:
-        has, kept = format_size(free.bytes), format_size(RESERVE_BYTES)
+        has, reserve = format_size(free.bytes), format_size(RESERVE_BYTES)
         spare = free.bytes - RESERVE_BYTES
         left = f", which leaves {format_size(spare)}" if spare > 0 else ""
-    return f"the disk of cache_dir has {has} free, and {kept} are kept for others{left}"
+    return f"the disk of cache_dir has {has} free, and {reserve} are kept for others{left}"
 
 
 def _lacks_inodes(free: Free, count: int) -> bool:
     return bool(count) and free.inodes is not None and free.inodes - RESERVE_INODES < count
 
 
-def artifact_of(key: ArtifactKey, kept: Kept, folder: CacheFolder) -> Artifact:
-    return Artifact(key, folder.place(kept.note), kept.note.etag, kept.note.size_bytes)
+def artifact_of(key: ArtifactKey, cached: Cached, folder: CacheFolder) -> Artifact:
+    return Artifact(key, folder.place(cached.note), cached.note.etag, cached.note.size_bytes)

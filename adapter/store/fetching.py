@@ -16,13 +16,13 @@ from adapter.errors import (
     NoRoom,
     StoreUnavailable,
 )
-from adapter.packages.archives import is_archive, least_bytes, told_bytes
+from adapter.packages.archives import is_archive, least_bytes, stated_bytes
 from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES
 from adapter.packages.roots import Inside
 from adapter.packages.unpacking import Limits, disk_bytes
 from adapter.packages.unpacking_process import UnpackingProcess
 from adapter.runtime.threads import CACHE, FETCHED
-from adapter.store.disk import Claim
+from adapter.store.disk import Reservation
 from adapter.store.ports import Changed, Store, StoredFile, failed
 from adapter.store.waiting import RoomForFetches
 
@@ -78,7 +78,7 @@ class Fetch:
         version: Version,
         *,
         work: Path,
-        claim: Claim,
+        reservation: Reservation,
         room: RoomForFetches,
         progress: FetchProgress,
         limits: Limits,
@@ -86,7 +86,7 @@ class Fetch:
         self._store = store
         self._room = room
         self._version = version
-        self._claim = claim
+        self._reservation = reservation
         self._progress = progress
         self._limits = limits
         self._name = version.path.rpartition("/")[2]
@@ -104,9 +104,12 @@ class Fetch:
         self._progress.done_bytes, self._progress.total_bytes = 0, version.size_bytes
         if version.is_folder:
             self._refuse_too_much()
-        claim, files = self._claim, len(version.files)
-        size, inodes = max(version.disk_bytes, claim.needed_bytes), max(files, claim.needed_inodes)
-        await self._room.reserve(claim, size, inodes)
+        reservation, files = self._reservation, len(version.files)
+        size, inodes = (
+            max(version.disk_bytes, reservation.needed_bytes),
+            max(files, reservation.needed_inodes),
+        )
+        await self._room.reserve(reservation, size, inodes)
         await CACHE.run_to_end(self._files.mkdir)
         if version.is_folder:
             await self._fetch_folder(self._files / self._name)
@@ -168,7 +171,7 @@ class Fetch:
         return failed(self._store.location, file.path, reason)
 
     def _write(self, descriptor: int, chunk: bytes) -> None:
-        self._claim.take(len(chunk))
+        self._reservation.take(len(chunk))
         left = memoryview(chunk)
         while left:
             left = left[os.write(descriptor, left) :]
@@ -177,7 +180,7 @@ class Fetch:
         size = os.lseek(descriptor, 0, os.SEEK_CUR)
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        self._claim.settle(self._claim.size_bytes - size)
+        self._reservation.settle(self._reservation.size_bytes - size)
 
     # -- a folder ---------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class Fetch:
             await CACHE.run_to_end(target.mkdir)
 
     def _begin_file(self, target: Path) -> None:
-        self._claim.take(0, inodes=1)
+        self._reservation.take(0, inodes=1)
         target.parent.mkdir(parents=True, exist_ok=True)
 
     async def _exact(self, file: StoredFile) -> StoredFile:
@@ -249,12 +252,12 @@ class Fetch:
     async def _unpack(self) -> None:
         """Unpack the archive, and remove it. After cancellation nothing is written."""
         unpacking = UnpackingProcess()
-        self._claim.staying_bytes = self._room.staying_bytes()
+        self._reservation.staying_bytes = self._room.staying_bytes()
         work = asyncio.ensure_future(FETCHED.run_to_end(self._unpack_by, unpacking))
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
-            self._claim.is_given_up = True
+            self._reservation.is_given_up = True
             unpacking.kill()
             work.cancel()
             await asyncio.wait({work}, timeout=_KILL_SECONDS)
@@ -263,12 +266,15 @@ class Fetch:
 
     def _refuse_what_never_fits(self) -> None:
         """Raise NoRoom before anything leaves the disk for it."""
-        claim, part = self._claim, self._part
-        claim.told_bytes = claim.written_bytes + told_bytes(part)
-        beyond = min(claim.disk.limit_bytes - claim.written_bytes, claim.disk.most_for(claim))
+        reservation, part = self._reservation, self._part
+        reservation.stated_bytes = reservation.written_bytes + stated_bytes(part)
+        beyond = min(
+            reservation.disk.limit_bytes - reservation.written_bytes,
+            reservation.disk.most_for(reservation),
+        )
         if least := least_bytes(part, max(0, beyond)):
-            claim.refuse_more_than_all(least)
-            raise NoRoom(claim.disk.why_none(claim))
+            reservation.refuse_more_than_all(least)
+            raise NoRoom(reservation.disk.why_none(reservation))
 
     def _unpack_by(self, unpacking: UnpackingProcess) -> None:
         place, part = self._store.location.place(self._version.path), str(self._part)
@@ -276,8 +282,8 @@ class Fetch:
         try:
             with Inside([str(self._part.parent)]).at(part) as content:
                 target = self._files / self._name
-                unpacking.run(self._part, target, self._limits, content, self._claim)
-        except (InvalidArtifact, NoRoom):  # of the claim, which has said what and where
+                unpacking.run(self._part, target, self._limits, content, self._reservation)
+        except (InvalidArtifact, NoRoom):  # of the reservation, which has said what and where
             raise
         except AdapterError as error:  # callers are told no path of this machine
             said = str(error).removeprefix(f"{part}: ").replace(part, self._name)

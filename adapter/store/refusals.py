@@ -67,8 +67,8 @@ class Needs:
     def of(self, version: Question) -> tuple[int, int, int]:
         return self._seen.get(version, (0, 0, 0))
 
-    def learn(self, version: Question, size_bytes: int, inodes: int, told_bytes: int) -> None:
-        self._seen[version] = (size_bytes, inodes, told_bytes)
+    def learn(self, version: Question, size_bytes: int, inodes: int, stated_bytes: int) -> None:
+        self._seen[version] = (size_bytes, inodes, stated_bytes)
         self._seen.move_to_end(version)
         if len(self._seen) > MAX_REMEMBERED:
             self._seen.popitem(last=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from adapter.errors import NoRoom
 from adapter.runtime import clock
 from adapter.runtime.threads import CACHE
-from adapter.store.disk import Claim, Disk
+from adapter.store.disk import Disk, Reservation
 
 if TYPE_CHECKING:
     from adapter.control.ports import DiskRoom
@@ -26,9 +26,9 @@ _LOOK_SECONDS = 0.25
 class BeginsAgain(Exception):
     """The fetch lacks room while another one, which began before it, has some. Not an answer."""
 
-    def __init__(self, lack: NoRoom) -> None:
-        super().__init__(str(lack))
-        self.lack = lack
+    def __init__(self, shortage: NoRoom) -> None:
+        super().__init__(str(shortage))
+        self.shortage = shortage
 
 
 class RoomForFetches:
@@ -38,58 +38,62 @@ class RoomForFetches:
         self.models: DiskRoom | None = None  # unloads idle models; None: what is in use stays
         self._disk = disk
         self._seconds = seconds  # how long one fetch may wait in all
-        self._claims: list[Claim] = []  # the one that began first comes first
+        self._reservations: list[Reservation] = []  # the one that began first comes first
         self._freed = asyncio.Event()
         self._unloading = asyncio.Lock()
 
     @contextmanager
-    def claim(self, what: str, *, unloads: bool = True) -> Iterator[Claim]:
-        """Yield the claim of a fetch, which keeps its place in the order until the end."""
+    def reservation(self, what: str, *, unloads: bool = True) -> Iterator[Reservation]:
+        """Yield the reservation of a fetch, which keeps its place in the order until the end."""
         loop = asyncio.get_running_loop()
         self._disk.on_freed = lambda: loop.call_soon_threadsafe(self._freed.set)
 
-        def wait(count: int, lack: NoRoom) -> None:
-            asyncio.run_coroutine_threadsafe(self._wait(claim, count, lack), loop).result()
+        def wait(count: int, shortage: NoRoom) -> None:
+            asyncio.run_coroutine_threadsafe(
+                self._wait(reservation, count, shortage), loop
+            ).result()
 
-        claim = Claim(what, self._disk, wait, unloads)
-        self._claims.append(claim)
+        reservation = Reservation(what, self._disk, wait, unloads)
+        self._reservations.append(reservation)
         try:
-            yield claim
+            yield reservation
         finally:
-            self._claims.remove(claim)
+            self._reservations.remove(reservation)
 
-    async def reserve(self, claim: Claim, count: int, inodes: int = 0) -> None:
+    async def reserve(self, reservation: Reservation, count: int, inodes: int = 0) -> None:
         """Reserve `count` bytes ahead of what will be written, in so many files. Raises NoRoom and
-        InvalidArtifact as the claim does.
+        InvalidArtifact as the reservation does.
         """
-        claim.staying_bytes = self.staying_bytes()
+        reservation.staying_bytes = self.staying_bytes()
         while True:
             try:
-                return await CACHE.run_to_end(self._disk.take, claim, count, inodes, is_ahead=True)
-            except NoRoom as lack:
-                await self._wait(claim, count, lack)
+                return await CACHE.run_to_end(
+                    self._disk.take, reservation, count, inodes, is_ahead=True
+                )
+            except NoRoom as shortage:
+                await self._wait(reservation, count, shortage)
 
-    async def earlier_ended(self, claim: Claim, again: BeginsAgain) -> None:
+    async def earlier_ended(self, reservation: Reservation, again: BeginsAgain) -> None:
         """Wait until no fetch that began before this one holds room. Raises NoRoom."""
-        while self._is_after_another(claim):
-            await self._pause(claim, again.lack)
+        while self._is_after_another(reservation):
+            await self._pause(reservation, again.shortage)
 
     # -- inside -----------------------------------------------------------------------------
 
-    async def _wait(self, claim: Claim, count: int, lack: NoRoom) -> None:
+    async def _wait(self, reservation: Reservation, count: int, shortage: NoRoom) -> None:
         """Return when another try is worth it; raise `lack` when none is, or BeginsAgain."""
-        known, claim.staying_bytes = claim.staying_bytes, self.staying_bytes()
-        if claim.is_given_up or count > self._disk.most_for(claim):
-            raise lack
-        if claim.staying_bytes < known or claim.lacked_at < self._disk.freed_count:
+        known, reservation.staying_bytes = reservation.staying_bytes, self.staying_bytes()
+        if reservation.is_given_up or count > self._disk.most_for(reservation):
+            raise shortage
+        if reservation.staying_bytes < known or reservation.short_at < self._disk.freed_count:
             return
-        if claim.unloads and await self._has_unloaded(count):
+        if reservation.unloads and await self._has_unloaded(count):
             return
-        if claim.size_bytes and self._is_after_another(claim):
-            raise BeginsAgain(lack)
-        if not self._may_come(claim):
-            raise lack
-        await self._pause(claim, lack)
+        if reservation.size_bytes and self._is_after_another(reservation):
+            raise BeginsAgain(shortage)
+        if not self._may_come(reservation):
+            raise shortage
+        await self._pause(reservation, shortage)
 
     def staying_bytes(self) -> int:
         """Return the bytes on disk of models that nothing unloads for room."""
@@ -103,25 +107,25 @@ class RoomForFetches:
         async with self._unloading:
             return not is_first or await self.models.unload_one(self._disk.missing(count))
 
-    def _is_after_another(self, claim: Claim) -> bool:
-        earlier = self._claims[: self._claims.index(claim)]
+    def _is_after_another(self, reservation: Reservation) -> bool:
+        earlier = self._reservations[: self._reservations.index(reservation)]
         return any(each.size_bytes for each in earlier)
 
-    def _may_come(self, claim: Claim) -> bool:
-        others = (each for each in self._claims if each is not claim)
+    def _may_come(self, reservation: Reservation) -> bool:
+        others = (each for each in self._reservations if each is not reservation)
         # Whether what is kept stays in use is known once it is handed over.
-        if any(each.size_bytes or each.is_kept for each in others):
+        if any(each.size_bytes or each.is_cached for each in others):
             return True
-        return claim.unloads and self.models is not None and self.models.may_unload
+        return reservation.unloads and self.models is not None and self.models.may_unload
 
-    async def _pause(self, claim: Claim, lack: NoRoom) -> None:
+    async def _pause(self, reservation: Reservation, shortage: NoRoom) -> None:
         """Wait until something has left the disk, or for a moment."""
-        left = self._seconds - claim.waited_seconds
+        left = self._seconds - reservation.waited_seconds
         if left <= 0:
-            raise lack
+            raise shortage
         begun = clock.monotonic()
         self._freed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(left, _LOOK_SECONDS)):
                 await self._freed.wait()
-        claim.waited_seconds += clock.monotonic() - begun
+        reservation.waited_seconds += clock.monotonic() - begun

@@ -18,7 +18,7 @@ from adapter.core.state import ModelState
 from adapter.errors import MemoryFigures, NoRoom
 from adapter.packages.unpacking import Free
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import Claim, Disk, Evicted, Kept
+from adapter.store.disk import Cached, Disk, Evicted, Reservation
 from scripts.simulation.clock import Clock, Slots
 from scripts.simulation.maglev import hash_of
 
@@ -88,7 +88,7 @@ def _never(_: Evicted) -> None:
 class _Resident:
     model: Model
     record: ModelRecord
-    kept: Kept
+    kept: Cached
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +98,7 @@ class _Coming:
     model: Model
     waiting: list[Answered]
     use: CacheUse = CacheUse.DISK
-    kept: Kept | None = None
+    kept: Cached | None = None
     until: float = 0.0
 
 
@@ -130,11 +130,11 @@ class Machine:
     def fill(self, model: Model) -> bool:
         """Put the model into memory, if it has room there, and on disk."""
         note = _note(model)
-        claim = Claim(model.id, self.disk)
+        reservation = Reservation(model.id, self.disk)
         if self.disk.used_bytes + model.size_bytes > self.disk.limit_bytes:
             return False
-        self.disk.take(claim, model.size_bytes)
-        kept = self.disk.add(note, claim)
+        self.disk.take(reservation, model.size_bytes)
+        kept = self.disk.add(note, reservation)
         if self._held + model.size_bytes > self._size.memory_bytes:
             self.disk.release(note.id)
         else:
@@ -181,11 +181,11 @@ class Machine:
 
     def _fetch_begun(self, coming: _Coming) -> None:
         size = coming.model.size_bytes
-        claim = Claim(coming.model.id, self.disk)
+        reservation = Reservation(coming.model.id, self.disk)
         try:
             while True:
                 try:
-                    self.disk.take(claim, size)
+                    self.disk.take(reservation, size)
                     break
                 except NoRoom:
                     if not self._evict(MemoryFigures()):
@@ -195,11 +195,11 @@ class Machine:
             self._refuse(coming)
             return
         seconds = self._times.fetch + size * self._times.fetch_per_byte
-        self._clock.after(seconds, partial(self._fetched, coming, claim))
+        self._clock.after(seconds, partial(self._fetched, coming, reservation))
 
-    def _fetched(self, coming: _Coming, claim: Claim) -> None:
+    def _fetched(self, coming: _Coming, reservation: Reservation) -> None:
         self.fetched_bytes += coming.model.size_bytes
-        coming.kept = self.disk.add(_note(coming.model), claim)
+        coming.kept = self.disk.add(_note(coming.model), reservation)
         self._fetches.give()
         self._loads.take(partial(self._load, coming))
 

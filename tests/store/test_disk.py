@@ -13,7 +13,7 @@ from adapter.core.artifacts import CacheUse, DiskUse, FetchProgress
 from adapter.errors import NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import Claim, Disk
+from adapter.store.disk import Disk, Reservation
 from adapter.store.fetching import Fetch
 from tests.store.conftest import archive, files_of, names, zipped
 
@@ -35,7 +35,7 @@ def models(folder: Path) -> Path:
 
 def on_disk(cache) -> set[str]:
     """The keys that are served without a fetch."""
-    return {kept.note.path for kept in cache.cache._disk._kept.values()}
+    return {kept.note.path for kept in cache.cache._disk._cached.values()}
 
 
 async def test_the_least_recently_used_leaves_for_what_comes(models, open_cache, caplog):
@@ -189,7 +189,7 @@ async def test_many_at_once_never_take_more_than_the_limit(models, open_cache):
 
     await asyncio.gather(*(use(number) for number in range(4)))
     assert most <= 4.5 * _MIB
-    taken = sum(kept.note.size_bytes for kept in cache.cache._disk._kept.values())
+    taken = sum(kept.note.size_bytes for kept in cache.cache._disk._cached.values())
     assert cache.cache.used_bytes == taken
     assert len(names(cache.cache.root / "artifacts")) == len(on_disk(cache))
 
@@ -212,9 +212,9 @@ def kept(folder: CacheFolder, disk: Disk, path: str, size_bytes: int) -> None:
     (work / "files" / path).write_bytes(b"x")
     note = Note("/store", path, "1", path, size_bytes, {path: 1})
     folder.publish(work, note)
-    claim = Claim(path, disk)
-    claim.take(size_bytes)
-    disk.release(disk.add(note, claim).note.id)
+    reservation = Reservation(path, disk)
+    reservation.take(size_bytes)
+    disk.release(disk.add(note, reservation).note.id)
 
 
 def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
@@ -223,18 +223,18 @@ def test_a_full_disk_is_as_a_full_cache_with_a_gib_left_to_others(cache_folder):
 
     def on_evicted(each):
         nonlocal free
-        free += each.kept.note.size_bytes
-        evicted.append((each.kept.note.path, each.reason))
+        free += each.cached.note.size_bytes
+        evicted.append((each.cached.note.path, each.reason))
 
     disk = Disk(cache_folder, 2**40, on_evicted, free=lambda: Free(free, None))
     kept(cache_folder, disk, "a", 5)
     kept(cache_folder, disk, "b", 5)
-    Claim("new", disk).take(12)
+    Reservation("new", disk).take(12)
     assert evicted == [("a", "disk")]
     with pytest.raises(NoRoom, match=r"has 1\.0 GiB free, and 1\.0 GiB are kept for others"):
-        Claim("more", disk).take(100)
+        Reservation("more", disk).take(100)
     assert evicted == [("a", "disk")], "nothing leaves in vain"
-    Claim("some", disk).take(18)
+    Reservation("some", disk).take(18)
     assert evicted == [("a", "disk"), ("b", "disk")]
 
 
@@ -247,8 +247,8 @@ def test_small_artifacts_stay_where_a_large_one_that_leaves_is_enough(
 
     def on_evicted(each):
         nonlocal free
-        free += each.kept.note.size_bytes
-        evicted.append(each.kept.note.path)
+        free += each.cached.note.size_bytes
+        evicted.append(each.cached.note.path)
         assert each.reason == reason
 
     limit = 104 if reason == "limit" else 2**40
@@ -257,17 +257,17 @@ def test_small_artifacts_stay_where_a_large_one_that_leaves_is_enough(
         kept(cache_folder, disk, path, size)
     if reason == "disk":
         free = RESERVE_BYTES
-    Claim("new", disk).take(needed)
+    Reservation("new", disk).take(needed)
     assert "".join(evicted) == who
 
 
 def test_a_lost_artifact_leaves_also_where_a_large_one_is_enough(cache_folder):
     evicted = []
-    disk = Disk(cache_folder, 104, lambda each: evicted.append(each.kept.note.path))
+    disk = Disk(cache_folder, 104, lambda each: evicted.append(each.cached.note.path))
     for path, size in {"a": 2, "b": 2, "c": 80, "d": 20}.items():
         kept(cache_folder, disk, path, size)
     disk.lose(disk.hold("/store", "b", None))
-    Claim("new", disk).take(80)
+    Reservation("new", disk).take(80)
     assert evicted == ["b", "c"]
 
 
@@ -278,15 +278,15 @@ def test_few_inodes_are_as_a_full_disk(cache_folder):
     def on_evicted(each):
         nonlocal free
         free += 5
-        evicted.append((each.kept.note.path, each.reason))
+        evicted.append((each.cached.note.path, each.reason))
 
     disk = Disk(cache_folder, 2**40, on_evicted, free=lambda: Free(2**50, free))
     kept(cache_folder, disk, "a", 5)
-    Claim("new", disk).take(10, inodes=7)
+    Reservation("new", disk).take(10, inodes=7)
     assert evicted == [("a", "disk")]
     lack = r"in 8 files, 8 of them still, and .* 4103 inodes free, and 4096 are kept"
     with pytest.raises(NoRoom, match=lack):
-        Claim("more", disk).take(10, inodes=8)
+        Reservation("more", disk).take(10, inodes=8)
 
 
 @pytest.mark.parametrize("pack", [archive, zipped, None])
@@ -365,7 +365,7 @@ async def test_what_is_free_is_the_less_of_the_limit_and_the_disk(models, open_c
     artifact, _ = await cache.fetch("0")
     size = artifact.size_bytes
     assert cache.cache.disk() == DiskUse(1, size, 0, 4 * _MIB - size, 4 * _MIB)
-    Claim("another", cache.cache._disk).take(_MIB)
+    Reservation("another", cache.cache._disk).take(_MIB)
     assert cache.cache.disk() == DiskUse(1, size, _MIB, 3 * _MIB - size, 4 * _MIB)
     free[:] = [Free(RESERVE_BYTES + 10, None)]
     await cache.cache.check()
@@ -437,7 +437,7 @@ async def test_an_archive_that_will_not_fit_beside_what_others_fill_empties_no_c
             await cache.fetch("large.tar.gz", progress)
     assert (on_disk(cache), idle.unloaded, cache.evicted) == ({"a", "b"}, 0, [])
     assert progress.done_bytes == 0, "what it needs is known by then"
-    assert disk.used_bytes == sum(each.note.size_bytes for each in disk._kept.values())
+    assert disk.used_bytes == sum(each.note.size_bytes for each in disk._cached.values())
 
 
 async def test_a_disk_without_room_for_an_empty_cache_says_so_and_what_helps(
@@ -502,7 +502,7 @@ def test_who_asks_for_room_waits_for_what_is_leaving(cache_folder):
         remove(id_)
 
     cache_folder.remove = slow
-    first, second = Claim("first", disk), Claim("second", disk)
+    first, second = Reservation("first", disk), Reservation("second", disk)
     threads = [threading.Thread(target=first.take, args=(5,))]
     threads[0].start()
     assert begun.wait(60)

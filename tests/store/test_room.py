@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adapter.core.artifacts import ArtifactKey, FetchProgress
 from adapter.errors import NoRoom
 from adapter.store.cache_folder import CacheFolder, Note
-from adapter.store.disk import Claim, Disk
+from adapter.store.disk import Disk, Reservation
 from adapter.store.waiting import RoomForFetches
 from tests.store.conftest import TryCache, archive, names
 
@@ -47,7 +47,7 @@ class Callers:
 
 def is_empty(cache: TryCache) -> bool:
     """Whether nothing is reserved, and nothing is left of what was not fetched whole."""
-    taken = sum(kept.note.size_bytes for kept in cache.cache._disk._kept.values())
+    taken = sum(kept.note.size_bytes for kept in cache.cache._disk._cached.values())
     return cache.cache.used_bytes == taken and not names(cache.cache.root / "work")
 
 
@@ -136,9 +136,11 @@ _NOTE = Note("", "first", "1", "", _LIMIT, {})
 class ReleasingDisk(Disk):
     """An artifact on it is released while a lack of room is told."""
 
-    def take(self, claim: Claim, count: int, inodes: int = 0, *, is_ahead: bool = False) -> None:
+    def take(
+        self, reservation: Reservation, count: int, inodes: int = 0, *, is_ahead: bool = False
+    ) -> None:
         try:
-            super().take(claim, count, inodes, is_ahead=is_ahead)
+            super().take(reservation, count, inodes, is_ahead=is_ahead)
         except NoRoom:
             self.release(_NOTE.id)
             raise
@@ -153,10 +155,10 @@ def opened(made: type[Disk], folder: Path) -> Disk:
 async def test_room_that_came_free_while_its_lack_was_told_is_taken(tmp_path):
     disk = opened(ReleasingDisk, tmp_path)
     room = RoomForFetches(disk, 3600)
-    with room.claim("the first") as first:
+    with room.reservation("the first") as first:
         await room.reserve(first, _LIMIT)
         disk.add(_NOTE, first)
-    with room.claim("the second") as second:
+    with room.reservation("the second") as second:
         await room.reserve(second, _LIMIT)
     assert not len(disk)
 
@@ -166,8 +168,8 @@ async def waiting(tmp_path: Path) -> AsyncIterator[tuple[Disk, asyncio.Future[No
     """A fetch that has waited for one whose artifact was on disk, which has just handed it over."""
     disk = opened(Disk, tmp_path)
     room = RoomForFetches(disk, 3600)
-    with room.claim("the second") as second:
-        with room.claim("the first") as first:
+    with room.reservation("the second") as second:
+        with room.reservation("the first") as first:
             await room.reserve(first, _LIMIT)
             disk.add(_NOTE, first)
             reserved = asyncio.ensure_future(room.reserve(second, _LIMIT))

@@ -106,7 +106,7 @@ RESIDENCY = [
         "the cache seems full, and holds nothing",
         ArtifactCache,
         "_dropped",
-        "claim.settle(0)",
+        "reservation.settle(0)",
         "pass",
     ),
     Fault(
@@ -114,7 +114,7 @@ RESIDENCY = [
         "with each eviction there is less room",
         Disk,
         "take",
-        "self.used_bytes -= leaving.kept.note.size_bytes",
+        "self.used_bytes -= leaving.cached.note.size_bytes",
         "pass",
     ),
     Fault(
@@ -122,7 +122,7 @@ RESIDENCY = [
         "a model cannot be loaded again, or is loaded by halves",
         Disk,
         "hold",
-        "kept.pins += 1",
+        "cached.pins += 1",
         "pass",
     ),
     Fault(
