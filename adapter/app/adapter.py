@@ -21,20 +21,16 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
 from adapter.errors import AdapterError, BackendUnavailable
-from adapter.frontends.access import Access
-from adapter.frontends.admin import Admin
+from adapter.frontends.access import Access, SitePolicy
+from adapter.frontends.admin import Admin, Pages, Probes, Resident, application
 from adapter.frontends.debug_state import DebugState
 from adapter.frontends.drain import Drain
-from adapter.frontends.grpc.middleware import MessageLimits
+from adapter.frontends.grpc.middleware import MessageLimits, TracedCalls
 from adapter.frontends.grpc.policy import FRONTEND
-from adapter.frontends.http.connections import bearable_connections
+from adapter.frontends.http.server import bearable_connections
 from adapter.frontends.listeners import Listeners
 from adapter.frontends.model_repository import LoadOfStore, Repository, no_store
 from adapter.frontends.openapi import OpenApiPage
-from adapter.frontends.probes import Pages, Probes, application
-from adapter.frontends.resident import Resident
-from adapter.frontends.sites import SitePolicy
-from adapter.frontends.traced import TracedCalls
 from adapter.packages.roots import start_models
 from adapter.runtime import background, clock
 from adapter.runtime.byte_budget import ByteBudget

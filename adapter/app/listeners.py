@@ -18,7 +18,7 @@ from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
 from adapter.dataplane.traced import TracedHttp, TracedRpc
 from adapter.frontends import openapi
-from adapter.frontends.access import Access
+from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.grpc.health import health_services
@@ -27,26 +27,22 @@ from adapter.frontends.grpc.modelmesh_sizes import MeshSizes
 from adapter.frontends.grpc.policy import FRONTEND, RelayPolicy
 from adapter.frontends.grpc.v2 import SERVICE, V2Service
 from adapter.frontends.http.application import Front
-from adapter.frontends.http.connections import Connections
 from adapter.frontends.http.endpoint.callers import Callers, Key
 from adapter.frontends.http.endpoint.endpoint import Endpoint, EndpointDialect, no_endpoint
 from adapter.frontends.http.endpoint.fast_path import EndpointInference
-from adapter.frontends.http.endpoint.names import Endpoints
-from adapter.frontends.http.endpoint.plain import PlainCalls
+from adapter.frontends.http.endpoint.members import Endpoints, PlainCalls
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import Dialect, HttpMiddleware, Serve
+from adapter.frontends.http.middleware import Dialect, HttpMiddleware, Serve, traced
 from adapter.frontends.http.observer import Clock, Observer, path_segments
 from adapter.frontends.http.sagemaker import SageMaker
-from adapter.frontends.http.server import HttpListener
+from adapter.frontends.http.server import Connections, HttpListener
 from adapter.frontends.http.v2 import V2
 from adapter.frontends.http.vertex import Vertex
 from adapter.frontends.listeners import GrpcService
 from adapter.frontends.model_repository import Repository
-from adapter.frontends.sites import SitePolicy
-from adapter.frontends.traced import traced
 from adapter.http2.listener import RelayListener, connect_to
 from adapter.http2.policy import RelayContext
 from adapter.runtime.byte_budget import ByteBudget

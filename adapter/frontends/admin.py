@@ -1,21 +1,209 @@
-"""Serves what operators ask of one adapter: its end, its models, and its internal state."""
+"""Serves operators: probes, metrics, drain, models, internal state, and the page that shows it.
+
+Liveness does not depend on Triton: restarting the adapter does not repair Triton. It does repair an
+adapter that has lost a background task.
+"""
 
 import asyncio
+import base64
+import hashlib
+import json
+import logging
 import re
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
+from prometheus_client.exposition import gzip_accepted
 
-from adapter.errors import InvalidRequest
-from adapter.frontends.access import Access
+from adapter.control.models import ModelControl
+from adapter.core.memory import total
+from adapter.core.registry import ModelRecord
+from adapter.core.state import ModelState
+from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, let_go
+from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.debug_state import DebugState, parse_query
 from adapter.frontends.drain import Drain
-from adapter.frontends.page import Page
-from adapter.frontends.probes import answer
-from adapter.frontends.resident import Resident
+from adapter.frontends.status import challenge
+from adapter.runtime import clock
+from adapter.telemetry.metrics import Metrics
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+_FRESH_SECONDS = 2.0  # the maximum age of memory readings in a scrape
+log = logging.getLogger(__name__)
+_AT_ONCE = 200  # models: about a millisecond
+_FILE = Path(__file__).with_name("page.html")
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+class Pages(Protocol):
+    def add_to(self, router: web.UrlDispatcher) -> None: ...
+
+
+class Probes:
+    """/livez, /startup, /readyz and /metrics. `why_not_live` and the like return a reason, None
+    when there is none. `notes`: what is amiss while the adapter is ready all the same.
+    """
+
+    def __init__(
+        self,
+        control: ModelControl,
+        metrics: Metrics,
+        *,
+        why_not_live: Callable[[], str | None],
+        why_not_started: Callable[[], str | None],
+        why_not_ready: Callable[[], str | None],
+        notes: Callable[[], Sequence[str]] = list,
+    ) -> None:
+        self._control = control
+        self._metrics = metrics
+        self._why_not_live = why_not_live
+        self._why_not_started = why_not_started
+        self._why_not_ready = why_not_ready
+        self._notes = notes
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/livez", self._livez)
+        router.add_get("/startup", self._startup)
+        router.add_get("/readyz", self._readyz)
+        router.add_get("/metrics", self._scrape)
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return _probe(self._why_not_live())
+
+    async def _startup(self, _: web.Request) -> web.Response:
+        return _probe(self._why_not_started())
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return _probe(self._why_not_ready(), self._notes())
+
+    async def _scrape(self, request: web.Request) -> web.Response:
+        """Reuse a recent sample: reading memory visits all processes, and loads and unloads do so
+        each half second.
+        """
+        samples = self._control.memory.samples
+        if not samples or clock.monotonic() - samples[-1][0] > _FRESH_SECONDS:
+            await self._control.memory.read()
+        body, content_type = self._metrics.page(request.headers.get("Accept", ""))
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        response = web.Response(body=body, headers=headers)
+        if gzip_accepted(request.headers.get("Accept-Encoding", "")):
+            response.enable_compression(web.ContentCoding.gzip)  # a thread compresses what is large
+        return response
+
+
+def _probe(reason: str | None, notes: Sequence[str] = ()) -> web.Response:
+    if reason is None:
+        return answer({"status": "ok"} | ({"notes": [*notes]} if notes else {}))
+    return answer({"status": "not ready", "reason": reason}, status=503)
+
+
+# -- what each listener for operators does ------------------------------------------------------
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(sites: SitePolicy, *pages: Pages) -> web.Application:
+    """Return what serves these pages, and refuses requests of other sites' pages."""
+
+    @web.middleware
+    async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer the errors of aiohttp's router as JSON."""
+        try:
+            sites.check(request.method, request.headers)
+            return await handler(request)
+        except Forbidden as error:
+            return _error(403, str(error))
+        except Unauthenticated as error:
+            return _error(401, str(error), **{"WWW-Authenticate": challenge(error)})
+        except web.HTTPNotFound:
+            return _error(404, f"there is nothing at {request.raw_path[:200]!r}")
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            text = f"{request.method} is not allowed here; allowed: {allowed}"
+            return _error(405, text, Allow=allowed)
+        except ClientConnectionResetError:
+            # the caller has left amid an answer: nobody reads this one, and aiohttp logs no error
+            return _error(499, "the caller has left")
+
+    app = web.Application(middlewares=[_answered_bugs, answered])
+    app.on_response_prepare.append(_without_server)
+    for each in pages:
+        each.add_to(app.router)
+    return app
+
+
+@web.middleware
+async def _answered_bugs(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise
+    except Exception as error:
+        fields = {"method": request.method, "path": request.raw_path[:500], "status": 500}
+        log.exception("request.failed", extra=fields)
+        let_go(error)
+        if request.writer.output_size:  # the caller sees that by an answer that breaks off
+            raise
+        return _error(500, "internal error; see the log")
+
+
+async def _without_server(_: web.Request, response: web.StreamResponse) -> None:
+    """What the listener is made of, and in which version, is no caller's business."""
+    response.headers.popall("Server", None)
+
+
+def answer(
+    value: dict[str, Any],
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    indent: int | None = None,
+) -> web.Response:
+    text = f"{json.dumps(value, indent=indent)}\n"
+    return web.Response(text=text, status=status, headers=headers, content_type="application/json")
+
+
+def _error(status: int, text: str, **headers: str) -> web.Response:
+    return answer({"error": text}, status=status, headers=headers)
+
+
+class Resident:
+    """The models that take inferences, by whomever they were loaded."""
+
+    def __init__(self, control: ModelControl) -> None:
+        self._control = control
+
+    async def parts(self) -> AsyncIterator[str]:
+        """Yield pieces of JSON, the longest idle first; others have their turn between them."""
+        rows, now = [], clock.monotonic()
+        for at, record in enumerate(self._control.registry.records(), 1):
+            if self._is_served(record):
+                rows.append(self._row(record, now))
+            if at % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        rows.sort(key=lambda row: (-row["idle_seconds"], row["name"]))
+        yield '{"models": ['
+        for start in range(0, len(rows), _AT_ONCE):
+            lines = [json.dumps(row) for row in rows[start : start + _AT_ONCE]]
+            yield ("," if start else "") + "\n" + ",\n".join(lines)
+            await asyncio.sleep(0)
+        yield "\n]}\n"
+
+    def _is_served(self, record: ModelRecord) -> bool:
+        """Of two versions of a model only the one that gets its calls is."""
+        is_current = self._control.registry.get(record.asked_for) is record
+        return is_current and record.state is ModelState.READY
+
+    def _row(self, record: ModelRecord, now: float) -> dict[str, Any]:
+        return {
+            "name": record.asked_for,
+            "bytes": total(self._control.memory.ledger.of(record.id)),
+            "idle_seconds": 0.0 if record.in_flight else round(now - record.used_at, 3),
+            "in_flight": record.in_flight,
+        }
 
 
 class Admin:
@@ -105,3 +293,44 @@ def _standing(task: asyncio.Task[Any]) -> str:
 
 def _shown(value: dict[str, Any]) -> web.Response:
     return answer(value, indent=2)
+
+
+class Page:
+    """Has the page in memory. Nothing runs in it, and nothing styles it, but what the file has:
+    its policy names both by their hashes, and lets it ask nobody but this listener.
+    """
+
+    def __init__(self) -> None:
+        self._text = _FILE.read_text(encoding="utf-8")
+        self._headers = {
+            "Content-Security-Policy": content_security_policy(self._text),
+            "Cache-Control": "no-cache",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/", self._show)
+
+    async def _show(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._text, content_type="text/html", headers=self._headers)
+
+
+def content_security_policy(text: str) -> str:
+    """Allow the scripts and styles of `text` and no others."""
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, content in _INLINE.findall(text):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        hashes[kind].append(f"'sha256-{digest}'")
+    rules = [
+        "default-src 'none'",
+        *(f"{kind}-src {' '.join(found)}" for kind, found in hashes.items()),
+        "connect-src 'self'",
+        "img-src data:",  # the empty icon, so that a browser asks for none
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+    return "; ".join(rules)

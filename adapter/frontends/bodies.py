@@ -1,12 +1,16 @@
-"""Bodies that coroutines read, as the budget of callers' bytes knows them."""
+"""Limits the bodies of callers: their bytes in the budget, their time, the parts of their JSON."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, BrokenBody, InvalidRequest, PayloadTooLarge, SlowBody
 from adapter.runtime.byte_budget import ByteBudget
+
+_MAX_PARTS, _MAX_DIGITS, _PIECE_BYTES = 100_000, 400, 2**20
 
 
 class HeldBody:
@@ -65,3 +69,94 @@ class HeldBody:
         self._error = error
         self.turn.set()
         self._fail(error)
+
+
+def parsed(text: str | bytes, what: str) -> Any:
+    """InvalidRequest where it is not JSON, PayloadTooLarge where it has far more parts than a
+    control call needs: the parser blocks the event loop, and makes gigabytes of 60 MB of `{},`.
+    """
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    parts = 0
+    for at in range(0, len(raw), _PIECE_BYTES):
+        parts += sum(raw.count(mark, at, at + _PIECE_BYTES) for mark in b"{[,")
+        if parts > _MAX_PARTS:
+            raise PayloadTooLarge(
+                f"{what} has more than {_MAX_PARTS} of the characters {{ [ and ,; at most so many "
+                "are accepted"
+            )
+    try:
+        return json.loads(text, parse_int=_int, parse_float=_float, object_hook=_same)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{what} is not JSON: {error}") from error
+
+
+def _int(text: str) -> int:
+    """Python's own limit is ten times as high, and time grows with the square of the digits."""
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(text)} digits; at most {_MAX_DIGITS} are accepted")
+    return int(text)
+
+
+# In a thread the parser gives way to the event loop only where it calls Python.
+def _float(text: str) -> float:
+    return float(text)
+
+
+def _same(found: dict[str, Any]) -> dict[str, Any]:
+    return found
+
+
+def json_object(text: str | bytes, what: str) -> dict[str, Any]:
+    found = parsed(text, what)
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{what} must be a JSON object")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. `idle`: between two requests, longer than proxies keep theirs, so that they close
+    first. `head`: from its first byte to its last. `body` and `answer`: without any progress.
+    `slow`: after which a body has to come at `rate` bytes a second, averaged.
+    `gone`: how long work goes on for a caller who has ended its side, which one that only waits
+    for its answer does as well as one that has left. `linger`: for a caller who still sends what
+    nobody reads, to see its answer before the connection is reset; `hurry`: the same amid a drain.
+    """
+
+    idle: float = 3630
+    head: float = 30
+    body: float = 60
+    answer: float = 60
+    gone: float = 2
+    linger: float = 5
+    hurry: float = 0.5
+    slow: float = 10
+    rate: float = 64 * 2**10
+
+
+class Arrival:
+    """Of one body: time in which its caller is held back does not count."""
+
+    __slots__ = ("_limits", "_looked", "_quiet", "_seconds", "_seen", "received")
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self.received = 0
+        self._seen = 0
+        self._limits = limits
+        self._looked = now
+        self._seconds = self._quiet = 0.0
+
+    def look(self, now: float, *, is_reading: bool) -> InvalidRequest | None:
+        """What is wrong with it, if anything is."""
+        seconds, self._looked = now - self._looked, now
+        if not is_reading:
+            return None
+        self._seconds += seconds
+        self._quiet = 0.0 if self.received != self._seen else self._quiet + seconds
+        self._seen = self.received
+        limits = self._limits
+        if self._quiet >= limits.body:
+            return BrokenBody(f"nothing came of the body for {limits.body:g} s")
+        if self._seconds > limits.slow and self.received < self._seconds * limits.rate:
+            return SlowBody(f"the body comes at less than {limits.rate / 2**10:g} KiB/s")
+        return None

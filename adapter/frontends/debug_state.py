@@ -8,7 +8,7 @@ has that text in it, and `?model_id=` one alone. Totals are of all models whatev
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from heapq import nlargest, nsmallest
@@ -16,13 +16,14 @@ from typing import Any
 
 from adapter.control.models import ModelControl
 from adapter.control.residency import Residency
+from adapter.control.residency.entries import Entry
 from adapter.core.memory import Device, MemoryReading, total
 from adapter.core.model import ModelId
 from adapter.core.registry import LostModel, ModelRecord
+from adapter.core.residency.state import ResidencyState
 from adapter.core.residency.wanted import Want, WantedModel
 from adapter.core.state import ModelState
 from adapter.errors import InvalidRequest
-from adapter.frontends.on_demand_state import on_demand_state
 from adapter.frontends.status import HTTP, of_kind
 from adapter.runtime import clock
 from adapter.telemetry.history import Occurrence
@@ -319,4 +320,53 @@ def _occurrence(one: Occurrence) -> dict[str, Any]:
         "figures": None if one.figures is None else asdict(one.figures),
         "count": one.count,
         "is_mended": one.is_mended,
+    }
+
+
+def on_demand_state(
+    residency: Residency | None,
+    text: str = "",
+    most: int | None = None,
+    listed: Collection[ModelId] = (),
+) -> dict[str, Any] | None:
+    """Return None without a store. `text` must be in a model's name. `most`: of the models that are
+    not resident; of the others those of `listed` are told then.
+    """
+    if residency is None:
+        return None
+    (count, size_bytes), disk = residency.unused(), residency.disk()
+    entries = [entry for entry in residency.entries if text in entry.model_id.casefold()]
+    if most is not None:
+        coming = [each for each in entries if each.state is not ResidencyState.RESIDENT][:most]
+        entries = coming + [
+            each
+            for each in entries
+            if each.state is ResidencyState.RESIDENT and each.model_id in listed
+        ]
+    return {
+        "on_disk": {"models": count, "bytes": size_bytes},
+        "disk": {
+            "models": disk.artifacts,
+            "bytes": disk.size_bytes,
+            "fetching_bytes": disk.fetching_bytes,
+            "free_bytes": disk.free_bytes,
+            "limit_bytes": disk.limit_bytes,
+        },
+        "waiting": residency.entries.waiting,
+        "evictions": dict(residency.eviction.evictions),
+        "models": [_shown(residency, entry) for entry in entries],
+    }
+
+
+def _shown(residency: Residency, entry: Entry) -> dict[str, Any]:
+    return {
+        "model_id": entry.model_id,
+        "key": str(entry.key),
+        "state": entry.state.value,
+        "percent": entry.progress.percent,
+        "done_bytes": entry.progress.done_bytes,
+        "total_bytes": entry.progress.total_bytes,
+        "waiting": entry.waiting,
+        "is_pinned": residency.eviction.is_pinned(entry.model_id),
+        "is_outdated": entry.is_outdated,
     }

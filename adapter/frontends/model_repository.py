@@ -28,7 +28,7 @@ from adapter.errors import (
     ModelNotFound,
     SourceMissing,
 )
-from adapter.frontends.callers_json import json_object
+from adapter.frontends.bodies import json_object
 from adapter.packages.contents import ROOTS_SETTING
 from adapter.packages.uploads import config_text
 from adapter.runtime.threads import LOOKUPS, UNPACKS

@@ -9,13 +9,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from adapter import cli
 from adapter.control.residency import Residency
 from adapter.core.model import ModelId, ModelSource, TritonName
-from adapter.frontends.access import Access
-from adapter.frontends.admin import Admin
+from adapter.frontends.access import Access, SitePolicy
+from adapter.frontends.admin import Admin, Probes, Resident, application
 from adapter.frontends.debug_state import DebugState
 from adapter.frontends.drain import Drain
-from adapter.frontends.probes import Probes, application
-from adapter.frontends.resident import Resident
-from adapter.frontends.sites import SitePolicy
 from adapter.settings import parse_address
 from tests.fakes.house import House
 

@@ -5,8 +5,8 @@ from aiohttp import ClientError
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Request, Response, StreamResponse, UrlDispatcher
 
-from adapter.frontends.probes import application
-from adapter.frontends.sites import SitePolicy
+from adapter.frontends.access import SitePolicy
+from adapter.frontends.admin import application
 from adapter.settings import parse_address
 from tests.control import admin
 from tests.fakes.house import House

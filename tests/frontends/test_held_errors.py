@@ -19,11 +19,11 @@ from aiohttp.test_utils import TestServer
 from adapter import frontends
 from adapter.errors import AdapterError, ArtifactNotFound
 from adapter.frontends.access import Access
+from adapter.frontends.admin import application
+from adapter.frontends.bodies import Limits
 from adapter.frontends.grpc import stream
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
-from adapter.frontends.http.limits import Limits
 from adapter.frontends.http.observer import Observer
-from adapter.frontends.probes import application
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.house import House
 from tests.fakes.http_triton import OK, says

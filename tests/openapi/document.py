@@ -22,8 +22,8 @@ ROUTERS = {
     (HTTP / "v2.py", "_route"): ("/v2",),
     (HTTP / "v2.py", "_beyond_models"): ("/v2",),
     (HTTP / "v2.py", "_shared_memory"): ("/v2/systemsharedmemory", "/v2/cudasharedmemory"),
-    (HTTP / "v2_models.py", "route"): ("/v2/models",),
-    (HTTP / "v2_models.py", "_route"): ("/v2/models/{}", "/v2/models/{}/versions/{}"),
+    (HTTP / "v2.py", "of_path"): ("/v2/models",),
+    (HTTP / "v2.py", "_of_model"): ("/v2/models/{}", "/v2/models/{}/versions/{}"),
     (HTTP / "endpoint" / "endpoint.py", "handle"): ("",),
 }
 # Patterns that end in `*rest` hand on to another of these functions.

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from adapter.frontends.status import grpc_code, grpc_status, level_of
 from adapter.runtime import clock
 from adapter.telemetry.log import LogLimit, ids_of_metadata
 from adapter.telemetry.metrics import Metrics
+from adapter.telemetry.tracing import Tracing
 from adapter.telemetry.traffic import WAITED, Served, Waited
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,11 @@ class MessageLimits:
 
 _OF_MESH = "modelmesh"  # the frontend whose calls are all a mesh's
 _INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})
+# codes that are server errors by the semantic conventions
+_FAILURES = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
+_SERVICES = ("/inference.", "/mmesh.")
 
 
 def metadata_of(context: Context) -> RpcMetadata:
@@ -211,3 +217,46 @@ class CountedRequest:
         self._served.in_flight.count -= 1
         seconds = clock.monotonic() - self._begun
         self._served.count(code, seconds, upstream_seconds, model_id=self.model_id)
+
+
+class TracedCalls(grpc.aio.ServerInterceptor):
+    """Makes a server span for each call."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        if handler is None or not method.startswith(_SERVICES):
+            return handler
+        metadata = handler_call_details.invocation_metadata or ()
+        if handler.request_streaming:  # all of ours are of one of two kinds, and of bytes
+            act = self._traced(method.removeprefix("/"), metadata, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(act)
+        act = self._traced(method.removeprefix("/"), metadata, handler.unary_unary)
+        return grpc.unary_unary_rpc_method_handler(act)
+
+    def _traced(self, method: str, metadata: Sequence[tuple[str, str | bytes]], act: Any) -> Any:
+        async def with_span(given: bytes | AsyncIterator[bytes], context: Context) -> Any:
+            headers = {key: value for key, value in metadata if isinstance(value, str)}
+            with self._tracing.server(method, headers) as span:
+                span.set_attribute("rpc.system.name", "grpc")
+                span.set_attribute("rpc.method", method)
+                try:
+                    return await act(given, context)
+                finally:
+                    code = _code(context)
+                    span.set_attribute("rpc.response.status_code", code)
+                    if code in _FAILURES:
+                        self._tracing.failed(span, code)
+
+        return with_span
+
+
+def _code(context: Context) -> str:
+    code = context.code() or grpc.StatusCode.OK
+    return str(getattr(code, "name", code))

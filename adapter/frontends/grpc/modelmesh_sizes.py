@@ -14,7 +14,7 @@ from adapter.core.memory import HOST, Device, total
 from adapter.core.model import ModelId
 from adapter.core.sizing import remember
 from adapter.errors import BackendError, CallerError, ModelNotFound
-from adapter.frontends.callers_json import parsed
+from adapter.frontends.bodies import parsed
 from adapter.packages.config_parameters import quick_size
 from adapter.runtime import clock
 from adapter.runtime.threads import LOOKUPS

@@ -26,9 +26,8 @@ from adapter.errors import (
     NotPassedThrough,
     PayloadTooLarge,
 )
-from adapter.frontends.access import Access
+from adapter.frontends.access import Access, Extensions
 from adapter.frontends.bodies import HeldBody
-from adapter.frontends.extensions import Extensions
 from adapter.frontends.grpc.messages import (
     forwarded,
     id_in,

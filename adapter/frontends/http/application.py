@@ -6,8 +6,9 @@ tests/contract/test_aiohttp.py.
 
 import asyncio
 from collections.abc import Callable
+from functools import wraps
 from http import HTTPStatus
-from typing import Any, NoReturn, Protocol
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
@@ -22,6 +23,31 @@ _NEVER_SECONDS = 1e9
 # What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
 SKIPPED_BYTES = 64 * 2**10
 _MALFORMED = BrokenBody("the body is malformed")
+
+
+class Guarded(Protocol):
+    """`bug` is told what a callback did not expect; it must not raise."""
+
+    def bug(self, error: Exception) -> None: ...
+
+
+_Self = TypeVar("_Self", bound=Guarded)
+_Given = ParamSpec("_Given")
+
+
+def guarded(
+    act: Callable[Concatenate[_Self, _Given], None],
+) -> Callable[Concatenate[_Self, _Given], None]:
+    """A callback after which nothing hangs and nothing leaks, whatever it raises."""
+
+    @wraps(act)
+    def run(self: _Self, *args: Any) -> None:
+        try:
+            act(self, *args)  # type: ignore[call-arg]
+        except Exception as error:  # noqa: BLE001 - all of them
+            self.bug(error)
+
+    return run  # type: ignore[return-value] # of the same parameters
 
 
 class Front(Protocol):

@@ -13,11 +13,10 @@ from enum import Enum, auto
 from typing import Protocol, cast
 
 from adapter.errors import AdapterError, BrokenBody, NotStarted
-from adapter.frontends.http.application import HEAD_BYTES, Application, Handler
-from adapter.frontends.http.callbacks import guarded
+from adapter.frontends.bodies import Arrival, Limits
+from adapter.frontends.http.application import HEAD_BYTES, Application, Handler, guarded
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import END, Head, Heads
-from adapter.frontends.http.limits import Arrival, Limits
 from adapter.runtime.turns import Turns
 
 # Bytes behind the request in hand from which on the caller is held back.

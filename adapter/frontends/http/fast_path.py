@@ -15,8 +15,7 @@ from adapter.control.lease import Lease, LeaseState
 from adapter.control.models import ModelControl
 from adapter.core.calls import Check, FastDataPlane, RawHeaders, Upstream
 from adapter.errors import AdapterError, BackendError, CapacityError, NotJson
-from adapter.frontends.http.application import SKIPPED_BYTES, Front
-from adapter.frontends.http.callbacks import guarded
+from adapter.frontends.http.application import SKIPPED_BYTES, Front, guarded
 from adapter.frontends.http.content_types import explained
 from adapter.frontends.http.head import Head, Plain, headers_of
 from adapter.frontends.http.observer import (

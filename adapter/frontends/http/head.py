@@ -17,12 +17,12 @@ from multidict import CIMultiDict
 from adapter.core.calls import RawHeaders
 from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
+from adapter.frontends.access import SitePolicy
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
-from adapter.frontends.http.endpoint.plain import PlainCall, PlainCalls
+from adapter.frontends.http.endpoint.members import PlainCall, PlainCalls
 from adapter.frontends.http.inference import Route, route_of
 from adapter.frontends.http.observer import ECHOED, FORWARDED
-from adapter.frontends.sites import SitePolicy
 from adapter.telemetry.traffic import Served
 
 END = b"\r\n\r\n"
@@ -44,7 +44,7 @@ _FRAME = frozenset({b"host", b"content-length", b"content-type", b"connection", 
 _NEVER_PLAIN = frozenset(
     {
         *(b"expect", b"content-encoding", b"keep-alive", b"te", b"trailer"),
-        *(b"origin", b"sec-fetch-site"),  # a browser's: frontends/sites.py judges them
+        *(b"origin", b"sec-fetch-site"),  # a browser's: frontends/access.py judges them
         *(b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
     }
 )

@@ -5,16 +5,19 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import ClientError, HttpVersion11, web
 
 from adapter.errors import (
     AdapterError,
     BrokenBody,
+    InvalidRequest,
     MethodNotAllowed,
     PayloadTooLarge,
 )
+from adapter.frontends.access import SitePolicy
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.observer import (
@@ -27,17 +30,29 @@ from adapter.frontends.http.observer import (
     echoed_headers,
     encoded,
     own_refusal,
+    path_segments,
 )
-from adapter.frontends.sites import SitePolicy
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.log import ids_of_headers
+from adapter.telemetry.tracing import MODEL, Tracing
 from adapter.telemetry.traffic import WAITED, Waited
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = logging.getLogger(__name__)
 
 # The largest body of a load or another control call; loads that bring files may have more.
 CONTROL_BODY_BYTES = 2**20
+
+# segments of a path that a client's choice follows, and its placeholder
+_CHOSEN = {
+    "models": "{model_name}",
+    "versions": "{version}",
+    "region": "{region}",
+    "endpoints": "{endpoint_name}",
+}
 
 Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -244,3 +259,48 @@ def _say_continue(request: web.BaseRequest) -> None:
     expects = request.headers.get("Expect", "").lower() == "100-continue"
     if is_waiting and expects and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+# -- spans, if there is a trace collector --------------------------------------------------
+
+
+def traced(serve: Serve, tracing: Tracing) -> Serve:
+    async def with_span(request: web.BaseRequest) -> web.StreamResponse:
+        with tracing.server(request.method, request.headers) as span:
+            response = await serve(request)
+            _describe(tracing, span, request.method, request.raw_path, response.status)
+            if "operation" in request:
+                _name(span, request.method, request.raw_path)
+            if "model_id" in request:
+                span.set_attribute(MODEL, request["model_id"])
+            return response
+
+    return with_span
+
+
+def _describe(tracing: Tracing, span: "Span", method: str, target: str, status: int) -> None:
+    span.set_attribute("http.request.method", method)
+    span.set_attribute("url.scheme", "http")
+    span.set_attribute("url.path", target.partition("?")[0])
+    if status:
+        span.set_attribute("http.response.status_code", status)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        tracing.failed(span, str(status))
+
+
+def _name(span: "Span", method: str, target: str) -> None:
+    route = template_of(target)
+    span.update_name(f"{method} {route}")
+    span.set_attribute("http.route", route)
+
+
+def template_of(target: str) -> str:
+    """Return the path with placeholders for what clients choose, so that there are few."""
+    try:
+        segments = path_segments(target)
+    except InvalidRequest:
+        return ""
+    return "".join(
+        f"/{segment if segment == 'stats' else _CHOSEN.get(before, segment)}"
+        for before, segment in zip(["", *segments], segments, strict=False)
+    )

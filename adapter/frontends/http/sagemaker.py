@@ -16,7 +16,7 @@ from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
 from adapter.frontends import openapi
 from adapter.frontends.access import Access
-from adapter.frontends.callers_json import json_object
+from adapter.frontends.bodies import json_object
 from adapter.frontends.http.inference import Inferences, Route
 from adapter.frontends.http.middleware import (
     CONTROL_BODY_BYTES,

@@ -11,17 +11,16 @@ from typing import Any
 from aiohttp import web
 
 from adapter.core.model import ModelId
+from adapter.frontends.access import SitePolicy
+from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
-from adapter.frontends.http.connections import Connections
 from adapter.frontends.http.endpoint.endpoint import EndpointDialect
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences, route_of
-from adapter.frontends.http.limits import Limits
 from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
 from adapter.frontends.http.observer import Clock, Observer
-from adapter.frontends.http.server import HttpListener
-from adapter.frontends.sites import SitePolicy
+from adapter.frontends.http.server import Connections, HttpListener
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
 from tests.fakes.house import House

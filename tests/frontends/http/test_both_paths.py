@@ -23,7 +23,7 @@ from aiohttp import web
 
 from adapter.control.presence import Phase
 from adapter.core.model import ModelId
-from adapter.frontends.http.limits import Limits
+from adapter.frontends.bodies import Limits
 from adapter.frontends.http.middleware import answer, whole_body
 from tests.cases import case
 from tests.fakes.http_triton import Talk

@@ -4,7 +4,7 @@ import pytest
 
 from adapter.core.calls import NOT_STARTED
 from adapter.errors import BackendUnavailable, Overloaded
-from adapter.frontends.http.connections import Connections
+from adapter.frontends.http.server import Connections
 from tests.frontends.http.listener import APP, head, opened, request
 
 PATH = "/endpoints/any/invocations"

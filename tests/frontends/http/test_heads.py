@@ -2,8 +2,8 @@
 
 import pytest
 
+from adapter.frontends.access import SitePolicy
 from adapter.frontends.http.head import Heads
-from adapter.frontends.sites import SitePolicy
 from adapter.telemetry.traffic import Traffic
 from tests.cases import rows
 from tests.frontends.http.listener import ANYWHERE, FAST, head, opened, request

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from adapter.core.state import ModelState
-from adapter.frontends.http.connections import Connections
 from adapter.frontends.http.endpoint.fast_path import EndpointInference
+from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, reads_itself, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.calls import NOT_STARTED
-from adapter.frontends.http.limits import Limits
+from adapter.frontends.bodies import Limits
 from tests.fakes.http_triton import OK, says
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 

@@ -12,7 +12,7 @@ import re
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adapter.frontends.http.limits import Limits
+from adapter.frontends.bodies import Limits
 from tests.frontends.http.listener import APP, FAST, opened, request
 
 EXAMPLES = int(os.environ.get("LANE_FUZZ_EXAMPLES", "40"))

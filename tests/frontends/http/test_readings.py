@@ -18,7 +18,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from adapter.frontends.http.limits import Limits
+from adapter.frontends.bodies import Limits
 from adapter.frontends.http.middleware import answer, whole_body
 from tests.fakes.http_triton import Talk
 from tests.frontends.http.listener import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.frontends.sites import SitePolicy
+from adapter.frontends.access import SitePolicy
 from adapter.settings import parse_address
 from tests.cases import case
 from tests.frontends.http.listener import ANYWHERE, APP, FAST, PATHS, head, opened, request

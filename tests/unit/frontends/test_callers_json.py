@@ -5,7 +5,7 @@ import json
 import pytest
 
 from adapter.errors import InvalidRequest, PayloadTooLarge
-from adapter.frontends.callers_json import json_object, parsed
+from adapter.frontends.bodies import json_object, parsed
 from tests.cases import rows
 
 

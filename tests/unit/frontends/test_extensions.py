@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.frontends.extensions import Extensions
+from adapter.frontends.access import Extensions
 
 TRITONS = (
     *("classification", "model_repository", "model_repository(unload_dependents)"),

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from adapter.frontends.http.endpoint.fast_path import EndpointInference
-from adapter.frontends.http.endpoint.names import Endpoints
-from adapter.frontends.http.endpoint.plain import PlainCalls
+from adapter.frontends.http.endpoint.members import Endpoints, PlainCalls
 from adapter.frontends.http.head import without_differing
 from tests.cases import rows
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.frontends.traced import template_of
+from adapter.frontends.http.middleware import template_of
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,13 @@ from adapter.frontends.http.endpoint.errors import (
     refusal_of,
     told_of,
 )
-from adapter.frontends.http.endpoint.members import TARGET_MODEL, Members, read_members
-from adapter.frontends.http.endpoint.names import Endpoints, missing
+from adapter.frontends.http.endpoint.members import (
+    TARGET_MODEL,
+    Endpoints,
+    Members,
+    missing,
+    read_members,
+)
 from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.middleware import held_body, whole_body

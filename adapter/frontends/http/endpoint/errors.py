@@ -19,10 +19,11 @@ from adapter.errors import (
     UnknownOperation,
     was_not_started,
 )
-from adapter.frontends.http.endpoint.members import VARIANT
 from adapter.frontends.http.observer import Refusal, own_refusal, quoted
 from adapter.frontends.status import MODEL_ERROR, aws_status
 
+# What the SDKs call the variant of an endpoint that has one.
+VARIANT = "AllTraffic"
 CACHE = "X-Triton-Adapter-Cache"
 VARIANT_HEADER, REQUEST_ID = "x-Amzn-Invoked-Production-Variant", "x-amzn-RequestId"
 _MAX_MESSAGE = 2048

@@ -8,8 +8,7 @@ from adapter.core.artifacts import CacheUse
 from adapter.core.calls import RawHeaders
 from adapter.errors import AdapterError, CapacityError
 from adapter.frontends.http import binary
-from adapter.frontends.http.application import Front
-from adapter.frontends.http.callbacks import guarded
+from adapter.frontends.http.application import Front, guarded
 from adapter.frontends.http.endpoint.endpoint import Residency
 from adapter.frontends.http.endpoint.errors import (
     Told,
@@ -18,7 +17,7 @@ from adapter.frontends.http.endpoint.errors import (
     new_request_id_line,
     refusal_of,
 )
-from adapter.frontends.http.endpoint.plain import PlainCall
+from adapter.frontends.http.endpoint.members import PlainCall
 from adapter.frontends.http.fast_path import GATHERED_BYTES, FastPath, Inference, Stage
 from adapter.frontends.http.head import Head
 from adapter.frontends.http.observer import Refusal

@@ -1,26 +1,31 @@
-"""The members of InvokeEndpoint and InvokeEndpointWithResponseStream: headers, limits, patterns.
+"""Reads calls of the endpoint: their members, the model that they mean, and which are plain.
 
-They are those of botocore's model of the service, which boto3 itself does not enforce.
+The limits and patterns of members are those of botocore's model of the service, which boto3 itself
+does not enforce.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from adapter.errors import InvalidCall
+from adapter.core.artifacts import ArtifactKey, CacheUse, parse_artifact_path
+from adapter.core.model import ModelId, TritonName, parse_model_id
+from adapter.core.names import triton_name
+from adapter.errors import AdapterError, InvalidCall, InvalidRequest
+from adapter.frontends.http.endpoint.errors import ACCOUNT, CACHE, VARIANT, VARIANT_HEADER
 
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 COMPONENT = "X-Amzn-SageMaker-Inference-Component"
-# What the SDKs call the variant of an endpoint that has one.
-VARIANT = "AllTraffic"
 
 _NAME = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _ASCII, _PRINTED = r"[\x00-\x7f]*", r"[\x21-\x7e][\x20-\x7e]*"
+_TARGET = re.compile(rb"/endpoints/([A-Za-z0-9-]+)/invocations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +100,80 @@ def read_members(endpoint: str, headers: Headers, *, is_stream: bool) -> Members
         found.get("targetModel") or found.get("inferenceComponentName") or "",
         found.get("targetVariant", VARIANT),
     )
+
+
+class Endpoints:
+    """The endpoints by name. `takes_all`: there is a store that answers to all other names.
+
+    A model of an endpoint is known by ENDPOINT/KEY to all listeners (control/residency), so that
+    no key of the other store may begin with the name of an endpoint.
+    """
+
+    def __init__(self, names: Collection[str], *, takes_all: bool) -> None:
+        self._names = frozenset(names)
+        self._takes_all = takes_all
+
+    def find(self, name: str, target: str) -> tuple[ModelId, ArtifactKey]:
+        """Return the model that `target` names, and where it is; raise InvalidCall."""
+        if name not in self._names and not self._takes_all:
+            raise InvalidCall(f"Endpoint {name} of account {ACCOUNT} not found.")
+        try:
+            store = name if name in self._names else ""
+            key = ArtifactKey(store, parse_artifact_path(target))
+            model_id = parse_model_id(str(key))
+        except InvalidRequest as error:
+            raise InvalidCall(f"Invalid target model: {error}") from error
+        if not store and (first := target.partition("/")[0]) in self._names:
+            why = f"{first!r} is the name of an endpoint, which has models of its own"
+            raise InvalidCall(f"Invalid target model: {why}")
+        return model_id, key
+
+
+def missing(key: ArtifactKey) -> str:
+    """Return what a caller is told of a model that is not there, or not for them."""
+    where = f"endpoint: {key.store}, key: {key.path}" if key.store else f"key: {key.path}"
+    return (
+        f"Failed to download model data ({where}). Please ensure that there is an object of this "
+        "key in the store of the endpoint, and that you may use it."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCall:
+    """`name`: what Triton knows the model by, unless it was stuck under that name. `given` in JSON
+    of Triton becomes `told`.
+    """
+
+    members: Members
+    model_id: ModelId
+    key: ArtifactKey
+    name: TritonName
+    is_renamed: bool
+    given: bytes
+    told: bytes
+
+    def lines(self) -> bytes:
+        """Return lines of the answer's head."""
+        cache, variant = CacheUse.HIT.value, self.members.variant
+        return f"{VARIANT_HEADER}: {variant}\r\n{CACHE}: {cache}\r\n".encode()
+
+
+class PlainCalls:
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    def read(self, target: bytes, fields: dict[bytes, bytes]) -> PlainCall | None:
+        """`fields`: the headers by their names in lower case. None where aiohttp is to answer."""
+        found = _TARGET.fullmatch(target)
+        if found is None:
+            return None
+        headers = CIMultiDict((n.decode(), v.decode("latin-1")) for n, v in fields.items())
+        try:
+            members = read_members(found[1].decode(), headers, is_stream=False)
+            model_id, key = self._endpoints.find(members.endpoint, members.target)
+        except AdapterError:
+            return None
+        name = triton_name(model_id)
+        given = f'"model_name":"{name}"'.encode()
+        told = f'"model_name":{json.dumps(model_id)}'.encode()
+        return PlainCall(members, model_id, key, name, str(name) != str(model_id), given, told)
