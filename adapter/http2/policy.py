@@ -60,13 +60,6 @@ class RelayError(Exception):
         self.reason = reason
 
 
-class Refused(Exception):
-    """The policy does not admit a call; `error` says why, in the sidecar's terms."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """The headers of a request. `direct` is the header block for Triton, None when the call may not
@@ -157,9 +150,9 @@ class RoutingPolicy(Protocol):
     def worded(self, error: RelayError) -> Status:
         """Return the status of a call that the fallback server counts, or that nobody does."""
 
-    def admit(self, name: bytes, metadata_name: str | None) -> DirectCall | None:
-        """None: use the fallback server. Raises Refused where that would answer a complete message
-        with an error at once.
+    def admit(self, name: bytes, metadata_name: str | None) -> DirectCall | Exception | None:
+        """None: use the fallback server. Returns the error with which that would answer a complete
+        message at once, where it would.
         """
 
     def may_wait(self, name: bytes, metadata_name: str | None) -> bool:

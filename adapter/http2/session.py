@@ -12,7 +12,7 @@ from functools import partial
 
 from adapter.http2.downstream import Downstream
 from adapter.http2.frames import Code
-from adapter.http2.policy import Call, Reason, Refused, RelayContext, RelayError
+from adapter.http2.policy import Call, Reason, RelayContext, RelayError
 from adapter.http2.protobuf import (
     PREFIX_BYTES,
     Malformed,
@@ -200,13 +200,13 @@ class RelaySession:
         upstream = self.upstream(is_triton=True)
         if not upstream.fits_whole(len(piece)) or not call.direct_start:
             return False
-        try:
-            exchange.direct_call = self.context.policy.admit(name, call.metadata_name)
-        except Refused as refused:
-            self.downstream.refuse(exchange, refused.error)
-            return True
-        if exchange.direct_call is None:
+        admitted = self.context.policy.admit(name, call.metadata_name)
+        if admitted is None:
             return False
+        if isinstance(admitted, Exception):
+            self.downstream.refuse(exchange, admitted)
+            return True
+        exchange.direct_call = admitted
         upstream.open_whole(exchange, piece)
         return True
 
@@ -353,17 +353,16 @@ class RelaySession:
                 scanner.end()
         except Malformed:
             return False  # the fallback server answers with the error
-        try:
-            exchange.direct_call = self.context.policy.admit(name, exchange.call.metadata_name)
-        except Refused as refused:
+        admitted = self.context.policy.admit(name, exchange.call.metadata_name)
+        if admitted is None:
+            return False
+        if isinstance(admitted, Exception):
             if end:
-                self.downstream.refuse(exchange, refused.error)
+                self.downstream.refuse(exchange, admitted)
             return False
-        if exchange.direct_call is None:
-            return False
-        exchange.scanner = scanner
+        exchange.direct_call, exchange.scanner = admitted, scanner
         if not end:
-            exchange.direct_call.on_unload(partial(self._model_unloads, exchange))
+            admitted.on_unload(partial(self._model_unloads, exchange))
         return True
 
     def _breaks_off(self, exchange: Exchange, piece: Piece, *, end: bool) -> bool:

@@ -42,7 +42,7 @@ from adapter.frontends.grpc.middleware import (
 from adapter.frontends.grpc.v2 import SERVICE
 from adapter.frontends.status import grpc_status
 from adapter.http2.headers import Headers
-from adapter.http2.policy import ENCODINGS, Reason, Refused, RelayError, Status
+from adapter.http2.policy import ENCODINGS, Reason, RelayError, Status
 from adapter.telemetry.log import ids_of_headers
 from adapter.telemetry.metrics import Metrics
 
@@ -149,37 +149,35 @@ class RelayPolicy:
             self.served.count(code.name, 0.0)
         return int(code.value[0]), text, _trailers(error)
 
-    def admit(self, name: bytes, mesh_id: str | None) -> "_DirectCall | None":
+    def admit(self, name: bytes, mesh_id: str | None) -> "_DirectCall | AdapterError | None":
         try:
             text = name.decode()
             lease = self.control.lease(ModelId(text if mesh_id is None else mesh_id))
         except UnicodeDecodeError:  # the fallback server answers with the error
             return None
         except AdapterError as error:
-            self._refuse(text, mesh_id, error)
-            return None
+            return self._refusal(text, mesh_id, error)
         if (mesh_id is not None or self._loads_on_demand) and self._is_lost(lease.record):
             return None
         if lease.record.name != text or (mesh_id is not None and mesh_id != text):
             return None
         return _DirectCall(self, lease, mesh_id)
 
-    def _refuse(self, name: str, mesh_id: str | None, error: AdapterError) -> None:
-        """Raise Refused, unless `error` may not be the last word on a call: a load may be waited
-        for, or for a mesh that Triton's end shows.
+    def _refusal(self, name: str, mesh_id: str | None, error: AdapterError) -> AdapterError | None:
+        """Return the error to answer, or None if `error` may not be the last word on a call: a load
+        may be waited for, or for a mesh that Triton's end shows.
         """
         if self._loads_on_demand:
-            return
+            return None
         try:
             model_id = parse_model_id(name if mesh_id is None else mesh_id)
             if mesh_id is not None:
                 self.control.presence.refuse_lost(model_id)
                 if type(error) is BackendUnavailable:  # as Presence.is_cause_of has it
-                    return
+                    return None
         except AdapterError as earlier:
-            raise Refused(earlier) from earlier
-        if model_id not in self.control.loading:
-            raise Refused(error) from error
+            return earlier
+        return None if model_id in self.control.loading else error
 
     def is_of_mesh(self, mesh_id: str | None) -> bool:
         return mesh_id is not None and not self._loads_on_demand
