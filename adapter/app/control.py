@@ -133,7 +133,7 @@ def _build_triton(
     real = [os.path.realpath(root) for root in roots]
     is_upload = settings.staging == "upload"
 
-    def tell(is_live: bool) -> None:
+    def note_live(is_live: bool) -> None:
         if is_live:
             metrics.history.triton_back()
         else:
@@ -143,7 +143,7 @@ def _build_triton(
         faults,
         load_timeout_seconds=settings.load_timeout_seconds,
         on_retry=lambda call: metrics.retries.labels(call).inc(),
-        on_live=tell,
+        on_live=note_live,
         payload=(lambda name: payload(repository / name, real)) if is_upload else None,
         tracing=tracing,
     )

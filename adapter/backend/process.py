@@ -145,20 +145,20 @@ async def _start(
         said, theirs = os.pipe()
         lent.callback(os.close, theirs)
         output = Output(said, on_dropped)  # ends with the last who holds `theirs`
-        reported, told = os.pipe()
-        lent.callback(os.close, told)
-        report = _Report(reported)
+        report_end, keeper_end = os.pipe()
+        lent.callback(os.close, keeper_end)
+        report = _Report(report_end)
         undo.callback(report.close)
         guarded, held = os.pipe()
         lent.callback(os.close, guarded)
         lifeline.callback(os.close, held)
         process = await asyncio.create_subprocess_exec(
-            *(*_KEEPER, str(told), *arguments),
+            *(*_KEEPER, str(keeper_end), *arguments),
             env=environment,
             stdin=guarded,
             stdout=theirs,
             stderr=theirs,
-            pass_fds=[told],
+            pass_fds=[keeper_end],
             start_new_session=True,
         )
     return output, report, process

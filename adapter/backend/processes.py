@@ -177,7 +177,7 @@ class ModelProcesses:
         self._regions: dict[str, str] = {}  # of all stubs ever seen, with their models
         self._began = clock.wall()
         self._on_environment = on_environment
-        self._looked: set[ProcessId] | None = set()  # for an environment; None once it is known
+        self._checked: set[ProcessId] | None = set()  # for an environment; None once it is known
         self._since: dict[str, int] = {}  # the models then, and when their first process began
 
     def owners(self) -> Mapping[int, str | None]:
@@ -242,18 +242,18 @@ class ModelProcesses:
             return self._known
 
     def _look_for_environment(self) -> None:
-        if self._looked is None:
+        if self._checked is None:
             return
         stubs = {id_ for id_, each in self._known.items() if each.is_stub}
-        for process in stubs - self._looked:
+        for process in stubs - self._checked:
             if not b"".join(arguments_of(process.pid)[:1]).endswith(b"_stub"):
                 continue  # it is `env`, which is about to execute the stub
             if (place := environment_of(process.pid, self._began)) is not None:
                 self._on_environment(place)
-                self._looked = None
+                self._checked = None
                 return
-            self._looked.add(process)
-        self._looked &= stubs
+            self._checked.add(process)
+        self._checked &= stubs
 
     def _split(self, members: Iterable[Member]) -> tuple[list[Member], list[Member]]:
         """Split into the server with its descendants, and the orphans."""

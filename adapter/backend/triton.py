@@ -336,7 +336,7 @@ class TritonControl:
         if was and not is_live:
             self._silent_since = clock.monotonic()
             log.warning("triton.unreachable")
-            self._on_live(False)  # noqa: FBT003 - the one thing that it tells
+            self._on_live(False)  # noqa: FBT003 - the only thing that it says
         elif is_live and self._silent_since:
             seconds, self._silent_since = clock.monotonic() - self._silent_since, 0.0
             log.info("triton.reachable", extra={"seconds": round(seconds, 3)})
@@ -414,7 +414,7 @@ _MOST_BYTES = 64 * 2**20
 
 
 def why_not(config: pb.ModelConfigResponse) -> str | None:
-    """Return why a lone inference of zeros tells nothing about such a model, or cannot be made."""
+    """Return why a lone inference of zeros proves nothing about such a model, or cannot be made."""
     model = config.config
     if any(sample.batch_size for sample in model.model_warmup):  # Triton passes the others over
         return "Triton has run the model_warmup of its config.pbtxt"

@@ -10,7 +10,7 @@ from adapter.cli.parser import PROG, parse, print_help, run_of
 from adapter.cli.text import printable_lines
 from adapter.errors import AdapterError, InvalidSettings
 
-# what a full disk or a device that is gone makes of a write
+# what a full disk or a lost device makes of a write
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -24,17 +24,17 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return _written(argv, environ)
     except InvalidSettings as error:
         for problem in error.problems:
-            _tell(problem, "", as_json=as_json)
+            _print_error(problem, "", as_json=as_json)
         return 2
     except AdapterError as error:
-        _tell(str(error), getattr(error, "hint", ""), as_json=as_json)
+        _print_error(str(error), getattr(error, "hint", ""), as_json=as_json)
         return 1
     except KeyboardInterrupt:
         return 1
 
 
 def _written(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command; what cannot be written is told from a bug."""
+    """Run the command; tell output that cannot be written from a bug."""
     try:
         code = _run(argv, environ)
         sys.stdout.flush()
@@ -49,7 +49,7 @@ def _written(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return code
 
 
-def _tell(text: str, hint: str, *, as_json: bool) -> None:
+def _print_error(text: str, hint: str, *, as_json: bool) -> None:
     """Write an error to stderr: in words, or as one line of JSON for `--json`."""
     if as_json:
         said = {"error": text, "hint": hint} if hint else {"error": text}

@@ -37,7 +37,7 @@ def run(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> 
     setup_logging(loaded.settings.log_level, loaded.settings.log_format, stream)
     for warning in loaded.warnings:
         log.warning("settings.odd", extra={"reason": warning})
-    _tell_roots(loaded)
+    _log_roots(loaded)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(loaded, on_started))
@@ -45,7 +45,7 @@ def run(loaded: Loaded, on_started: Callable[[Adapter], None] | None = None) -> 
         stream.drain(_LAST_LINES_SECONDS)
 
 
-def _tell_roots(loaded: Loaded) -> None:
+def _log_roots(loaded: Loaded) -> None:
     """Say what a misspelt root would hide. The defaults need not be there, nor those of a mesh."""
     origin = loaded.origins["model_roots"]
     is_asked = origin.startswith(("flag", "file", "environment ADAPTER_"))
@@ -57,8 +57,8 @@ def _tell_roots(loaded: Loaded) -> None:
             log.info("adapter.root_relative", extra=fields)
 
 
-def _is_told(loaded: Loaded) -> bool:
-    """Return whether who reads stderr has read the reason in the log already."""
+def _is_reported(loaded: Loaded) -> bool:
+    """Return whether the reader of stderr has already read the reason in the log."""
     is_read = sys.stdout.isatty() or os.path.sameopenfile(1, 2)
     return is_text(loaded.settings.log_format, sys.stdout) and is_read
 
@@ -99,7 +99,7 @@ async def serve(loaded: Loaded, on_started: Callable[[Adapter], None] | None = N
         # `serve --examples`, as `make run` calls it, has something to print when it is ready
         reason = f"{error}{_of_make(error) if on_started else ''}"
         log.error("adapter.failed", extra={"reason": reason})  # noqa: TRY400 - no bug
-        if not _is_told(loaded):
+        if not _is_reported(loaded):
             sys.stderr.write(printable_lines(f"triton-adapter: {reason}\n"))
         return 1
     finally:
@@ -141,13 +141,13 @@ def welcome(adapter: Adapter) -> None:
 
 
 def _elsewhere(addresses: Mapping[str, str]) -> str:
-    """Return what tells the other commands of listeners that are not where these look for them."""
-    told = {
+    """Return variables for the other commands, of listeners that are not at their defaults."""
+    moved = {
         variable_of(name): addresses[name]
         for name in ("http", "admin", "grpc")
         if name in addresses and addresses[name] != str(Settings.model_fields[name].default)
     }
-    if not told:
+    if not moved:
         return ""
-    words = " ".join(f"{variable}={address}" for variable, address in told.items())
+    words = " ".join(f"{variable}={address}" for variable, address in moved.items())
     return f"\nFor `triton-adapter ps` and the other commands there:\n\n  export {words}\n"

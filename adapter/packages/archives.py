@@ -76,9 +76,9 @@ class Gunzip(io.RawIOBase):
         return True
 
 
-_FEW = 16  # entries, hidden ones included, among which a lone archive is looked for
-# Long names and attributes need some. tarfile takes as much as it is told into memory, and before
-# 3.11.10 the time to read it grows with the square.
+_FEW = 16  # entries, hidden ones included, among which a lone archive is sought
+# Long names and attributes need some. tarfile reads a header of any stated length into memory, and
+# before 3.11.10 the time to read it grows with the square.
 _MAX_TAR_HEADER_BYTES = 2**14
 # zipfile takes the whole directory into memory; an entry has about 150 bytes there.
 _MAX_ZIP_READ_BYTES = 2**25
@@ -103,7 +103,7 @@ _DAMAGED = (
 def is_archive(path: Path) -> bool:
     """Return whether `unpack` takes the file, by its name or, for tar and gzip, by its first bytes.
 
-    Only a name tells a zip: model files of PyTorch and Keras are zips as well.
+    A zip is known by its name alone: model files of PyTorch and Keras are zips as well.
     """
     if not path.is_file():
         return False  # SageMaker's names of models, thus of folders, end in .tar.gz
@@ -170,7 +170,7 @@ def least_bytes(archive: Path, beyond: int) -> int:
             while seen // 2 <= beyond < length // 2 and (chunk := stream.read(CHUNK)):
                 seen += len(chunk)
         except (zlib.error, EOFError):
-            return 0  # which is told when it is unpacked
+            return 0  # reported when it is unpacked
     return seen // 2 if seen // 2 > beyond else 0
 
 
@@ -380,9 +380,9 @@ def main() -> None:
     """Unpack one archive in a process of its own.
 
     Arguments: the adapter's pid, with which this process ends, and a job as JSON: `archive`,
-    `target` and `content` of `unpack`, `limits`, and whether it `asks` for room. stdout is a
-    socket: an error is written to it as a line of JSON, and so are the bytes and inodes that room
-    is asked for, which a byte answers.
+    `target` and `content` of `unpack`, `limits`, and whether it `reserves` room. stdout is a
+    socket: an error is written to it as a line of JSON, and so are the bytes and inodes to
+    reserve, which a byte answers.
     """
     parent, job = int(sys.argv[1]), json.loads(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -391,20 +391,20 @@ def main() -> None:
     _give_way()
     archive, target, content = (Path(job[key]) for key in ("archive", "target", "content"))
     try:
-        room = _ask if job["asks"] else None
+        room = _reserve if job["reserves"] else None
         unpack(archive, target, Limits(**job["limits"]), content=content, room=room)
     except AdapterError as error:
-        _tell({"error": type(error).__name__, "text": str(error)})
+        _send({"error": type(error).__name__, "text": str(error)})
 
 
-def _ask(count: int, inodes: int) -> None:
+def _reserve(count: int, inodes: int) -> None:
     """Wait until the adapter has room on disk for so much; it ends this process if not."""
-    _tell({"room": count, "inodes": inodes})
+    _send({"room": count, "inodes": inodes})
     if not os.read(_STDOUT, 1):
         sys.exit(1)
 
 
-def _tell(message: dict[str, object]) -> None:
+def _send(message: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

@@ -132,7 +132,7 @@ def _check_versions(root: Path, served: list[str], kind: str, names: tuple[str, 
 def _check_named_files(root: Path, config: ModelConfig) -> None:
     """Raise InvalidModel if a file of labels or of warmup data is missing.
 
-    Whether there is anything at a path that leaves the model's folder is not looked at.
+    Paths that leave the model's folder are not checked.
     """
     samples = (given for sample in config.model_warmup for given in sample.inputs.values())
     named = [output.label_filename for output in config.output if output.label_filename]

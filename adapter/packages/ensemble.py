@@ -16,7 +16,7 @@ from adapter.packages.faults import cut, quoted_list
 
 _MAX_NAME_BYTES = 200
 # No branch gives anything back, and a string that is never closed ends with its line or the file:
-# each character is looked at a fixed number of times.
+# each character is read a fixed number of times.
 _QUOTED = re.compile(
     r"""
       \#[^\n]*+

@@ -126,7 +126,7 @@ def _loaded(found: object) -> Loaded | None:
 
 Staging = Literal["symlink", "hardlink", "copy"]
 
-# Triton is told by name what to load, so it never looks into these.
+# Triton loads by name, so it never reads these.
 _HIDDEN = ".ta-half-"
 
 

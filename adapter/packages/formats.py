@@ -2,7 +2,7 @@
 
 The formats are one table: a backend, the file that it opens, and the names that callers use.
 
-Where the caller's type is known its files are looked for, else those of every type: at the top, in
+Where the caller's type is known its files are sought, else those of every type: at the top, in
 the highest version folder, in one sub-folder of either; what lies higher goes first. Folders are
 versions when all beside them are integers above 0 too. Where nothing is known Triton gets the
 folder as it is, as version 1 or under its own number.

@@ -197,7 +197,7 @@ def _code(path: Path, inside: Inside) -> Iterator[bytes]:
 
 
 def _without_tensors(path: Path, inside: Inside) -> tuple[str, ...]:
-    """Warn of a python model whose inputs and outputs nobody tells Triton."""
+    """Warn of a python model whose inputs and outputs Triton cannot know."""
     if any(_COMPLETES in raw for raw in _code(path, inside)):
         return ()
     missing = f"neither {CONFIG} nor {_COMPLETES.decode()} in its Python names inputs or outputs"

@@ -163,7 +163,7 @@ def _local_path(url: str) -> str:
 
 
 def resolve(url: str, roots: Sequence[str]) -> Path:
-    """Return the real path. One outside the roots is refused without telling if it exists."""
+    """Return the real path. One outside the roots is refused, whether it exists or not."""
     path = _local_path(url)
     if not any(is_within(os.path.realpath(path), root) for root in roots):
         raise InvalidRequest(f"url {shown(path)} lies outside the model roots{ROOTS_SETTING}")

@@ -181,8 +181,8 @@ class Unpacking:
             raise self.refused(f"the archive is damaged: {written} of {size} bytes are there")
         path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
         # Triton takes an environment of the same path and time for one that it has unpacked already
-        told = int.from_bytes(digest.digest()[:4], "big") % _SAFE_TIMES if is_packed else mtime
-        _set_time(path, told)
+        moment = int.from_bytes(digest.digest()[:4], "big") % _SAFE_TIMES if is_packed else mtime
+        _set_time(path, moment)
 
     def add_link(self, to: str) -> None:
         if not to or "\0" in to or len(to) > MAX_NAME_BYTES:

@@ -85,7 +85,7 @@ class UnpackingProcess:
     ) -> None:
         paths = {"archive": archive, "target": target, "content": _CONTENT}
         job = {key: str(path) for key, path in paths.items()}
-        text = json.dumps({**job, "limits": asdict(limits), "asks": room is not None})
+        text = json.dumps({**job, "limits": asdict(limits), "reserves": room is not None})
         ours, theirs = socket.socketpair()
         with ours:
             try:
@@ -135,7 +135,7 @@ def _unpack_small(
     archive: Path, target: Path, limits: Limits, content: Opened, room: Room | None
 ) -> bool:
     """Unpack a small archive in this thread. Returns False, and leaves nothing, if it is not small,
-    which may show only on the way, or has a fault, which is for the process to tell.
+    which may show only on the way, or has a fault, which the process reports.
     """
     if content.status.st_size > _SMALL_PACKED_BYTES:
         return False
@@ -164,7 +164,7 @@ def _unpack_small(
 
 
 def _conversation(process: socket.socket, room: Room | None) -> bytes:
-    """Grant room as the process asks for it. Returns the error that it told, if any."""
+    """Grant room as the process requests it. Return the error that it sent, if any."""
     with process.makefile("rb") as lines:
         for line in lines:
             asked = json.loads(line)

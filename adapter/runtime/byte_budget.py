@@ -26,15 +26,15 @@ _UNKNOWN_BYTES = 2**26
 # Until its sender is known, a body counts towards shares of this part of the limit.
 _SHARES = 8
 
-_LOOK_SECONDS, _WAIT_SECONDS, _PATIENCE_SECONDS = 0.5, 10.0, 2.0
+_TICK_SECONDS, _WAIT_SECONDS, _PATIENCE_SECONDS = 0.5, 10.0, 2.0
 # A body that ends within the first is spared; one that would take longer than the last is slow.
 _SPARED_SECONDS, _SLOW_SECONDS = 5.0, 60.0
-# While more than so many wait, room is given out once in so many seconds: each time all are looked
+# While more than so many wait, room is given out once in so many seconds: each time all are checked
 # at. In one turn of the event loop at most so many bodies are cut, which takes 0.2 ms each.
 _FEW_WAITING, _ROUND_SECONDS, _MOST_CUTS = 64, 0.05, 64
-# So many cuts have a line in the log until the next look; all are counted.
+# So many cuts have a line in the log until the next tick; all are counted.
 _MOST_LINES = 10
-# A rate needs so much time, and forgets this part of the past with each look.
+# A rate needs so much time, and forgets this part of the past with each tick.
 _RATE_SECONDS, _KEPT = 1.0, 0.8
 
 log = logging.getLogger(__name__)
@@ -144,20 +144,20 @@ class Holding:
         if self.since is not None:
             budget.resume([self])
         if budget.waiting:
-            budget.let_on()
+            budget.resume_some()
 
     def verify(self) -> None:
         """Take the body out of the shares of senders that nobody knows."""
         self.is_verified = True
         self._leave(self.pools[1:])
         self.pools = self.pools[:1]
-        self._budget.let_on()
+        self._budget.resume_some()
 
     def end(self) -> None:
         pools, self.pools = self.pools, ()
         self._budget.forget(self)
         self._leave(pools)
-        self._budget.let_on()
+        self._budget.resume_some()
 
     def _leave(self, pools: Iterable[_Pool]) -> None:
         for pool in pools:
@@ -238,7 +238,7 @@ class ByteBudget:
         self._on_cut = on_cut
         self._shares: dict[str, _Pool] = {}
         self._waiting: dict[Holding, None] = {}
-        self._is_looking = self._is_round_due = False
+        self._is_ticking = self._is_round_due = False
         self._cuts_left = 0
         self._lines_left, self._lines_since = _MOST_LINES, 0.0
 
@@ -278,7 +278,7 @@ class ByteBudget:
         """Count `size` bytes that somebody else bounds."""
         self.all.held += size
         if size < 0:
-            self.let_on()
+            self.resume_some()
 
     def has_buffer_for(self, size: int) -> bool:
         fits = self.all.held + size <= self.limit
@@ -301,11 +301,11 @@ class ByteBudget:
     def wait(self, holding: Holding) -> None:
         holding.since = self.clock()
         self._waiting[holding] = None
-        if not self._is_looking:
-            self._is_looking = True
-            self._later(_LOOK_SECONDS, self._look)
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._later(_TICK_SECONDS, self._tick)
 
-    def let_on(self) -> None:
+    def resume_some(self) -> None:
         """Resume those that have room for one read, first those of which least is to come."""
         if not self._waiting:
             return
@@ -341,20 +341,20 @@ class ByteBudget:
 
     # -- while somebody waits ---------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         try:
             self._judge(self.clock())
         finally:
-            self._is_looking = bool(self._waiting)
+            self._is_ticking = bool(self._waiting)
             if self._waiting:
-                self._later(_LOOK_SECONDS if self._cuts_left else _ROUND_SECONDS, self._look)
+                self._later(_TICK_SECONDS if self._cuts_left else _ROUND_SECONDS, self._tick)
             else:
                 for holding in self.all.arriving:
                     holding.unobserve()
 
     def _judge(self, now: float) -> None:
         self._cuts_left = _MOST_CUTS
-        if now - self._lines_since >= _LOOK_SECONDS:
+        if now - self._lines_since >= _TICK_SECONDS:
             self._lines_left, self._lines_since = _MOST_LINES, now
         for holding in self.all.arriving:
             holding.observe(now)

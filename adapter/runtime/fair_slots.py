@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 
-# How often those who wait are looked at when no work reports its end.
-_LOOK_SECONDS = 0.25
+# How often those who wait are checked when no work reports its end.
+_TICK_SECONDS = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -60,13 +60,13 @@ class FairSlots:
                 self._last[min(waiter.callers, key=self._last_of)] = self._given
             waiter.turn.set_result(None)
         if self._waiting and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     def _patient(self) -> list[_Waiter]:
         """Return those that still wait: not those that are cancelled, and about to leave."""
         return [each for each in self._waiting if not each.turn.done()]
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         self._timer = None
         self._give()
 

@@ -382,9 +382,7 @@ class ArtifactCache:
         """
         room, limits, asked = self._room, self._limits, _question(store, version)
         work, published = self._folder.new_work(), list[Cached]()
-        reservation.needed_bytes, reservation.needed_inodes, reservation.stated_bytes = (
-            self._needs.of(asked)
-        )
+        reservation.need = self._needs.of(asked)
         try:
             await CACHE.run_to_end(self._folder.make, work)
             fetch = Fetch(
@@ -405,12 +403,7 @@ class ArtifactCache:
             if isinstance(error, InvalidArtifact):
                 self._unfit.remember(asked, error)
             elif isinstance(error, NoRoom | BeginsAgain):
-                needed = (
-                    reservation.needed_bytes,
-                    reservation.needed_inodes,
-                    reservation.stated_bytes,
-                )
-                self._needs.learn(asked, *needed)
+                self._needs.learn(asked, reservation.need)
             for cached in published:  # and then it was cancelled
                 self._disk.release(cached.note.id)
             await asyncio.shield(self._in_background(self._dropped(work, reservation)))

@@ -15,6 +15,7 @@ from adapter.errors import NoRoom
 from adapter.packages.unpacking import RESERVE_BYTES, RESERVE_INODES, Free
 from adapter.runtime import clock
 from adapter.store.cache_folder import CacheFolder, Note
+from adapter.store.refusals import Need
 
 # of what is free, and of what artifacts have already
 _DEFAULT_SHARE = 0.9
@@ -58,9 +59,7 @@ class Reservation:
     size_bytes: int = 0
     ahead_bytes: int = 0  # of these not yet drawn by a writer
     inodes: int = 0
-    needed_bytes: int = 0  # the most that it has ever requested in all
-    needed_inodes: int = 0
-    stated_bytes: int = 0  # the same by the archive's own word, for messages alone
+    need: Need = field(default_factory=Need)
     waited_seconds: float = 0.0
     staying_bytes: int = 0  # of the cache, known never to leave for it
     short_at: int = 0  # the disk's `freed_count` at the last shortage
@@ -101,7 +100,7 @@ class Reservation:
     def refuse_more_than_all(self, count: int) -> None:
         """Raise NoRoom if so many more bytes than are written are above the limit."""
         needed = self.written_bytes + count
-        self.needed_bytes = max(self.needed_bytes, needed)
+        self.need.size_bytes = max(self.need.size_bytes, needed)
         if needed > self.disk.limit_bytes:
             raise NoRoom(f"{self.shortage()} in all, and {self.disk.about_limit()}")
 
@@ -112,7 +111,7 @@ class Reservation:
     @property
     def all_bytes(self) -> int:
         """Return what it needs in all, as far as that is known."""
-        return max(self.needed_bytes, self.stated_bytes)
+        return max(self.need.size_bytes, self.need.stated_bytes)
 
 
 class Disk:
@@ -258,7 +257,7 @@ class Disk:
         reserved.
         """
         reservation.refuse_more_than_all(count)
-        reservation.needed_inodes = max(reservation.needed_inodes, reservation.inodes + inodes)
+        reservation.need.inodes = max(reservation.need.inodes, reservation.inodes + inodes)
         if reservation.size_bytes + count + reservation.staying_bytes > self.limit_bytes:
             raise NoRoom(
                 f"{reservation.shortage()} in all, and of cache_limit,"
@@ -383,7 +382,7 @@ class Disk:
             )
         free = self._free()
         if _lacks_inodes(free, inodes):
-            files = f"{reservation.needed_inodes} files, {inodes} of them still"
+            files = f"{reservation.need.inodes} files, {inodes} of them still"
             needed = f"{reservation.shortage()} in {files}"
         is_empty = self.used_bytes == reservation.size_bytes
         why = "the cache is empty" if is_empty else "too little can leave the cache"

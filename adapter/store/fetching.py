@@ -104,12 +104,9 @@ class Fetch:
         self._progress.done_bytes, self._progress.total_bytes = 0, version.size_bytes
         if version.is_folder:
             self._refuse_too_much()
-        reservation, files = self._reservation, len(version.files)
-        size, inodes = (
-            max(version.disk_bytes, reservation.needed_bytes),
-            max(files, reservation.needed_inodes),
-        )
-        await self._room.reserve(reservation, size, inodes)
+        need, files = self._reservation.need, len(version.files)
+        size, inodes = max(version.disk_bytes, need.size_bytes), max(files, need.inodes)
+        await self._room.reserve(self._reservation, size, inodes)
         await CACHE.run_to_end(self._files.mkdir)
         if version.is_folder:
             await self._fetch_folder(self._files / self._name)
@@ -267,7 +264,7 @@ class Fetch:
     def _refuse_what_never_fits(self) -> None:
         """Raise NoRoom before anything leaves the disk for it."""
         reservation, part = self._reservation, self._part
-        reservation.stated_bytes = reservation.written_bytes + stated_bytes(part)
+        reservation.need.stated_bytes = reservation.written_bytes + stated_bytes(part)
         beyond = min(
             reservation.disk.limit_bytes - reservation.written_bytes,
             reservation.disk.most_for(reservation),
@@ -285,7 +282,7 @@ class Fetch:
                 unpacking.run(self._part, target, self._limits, content, self._reservation)
         except (InvalidArtifact, NoRoom):  # of the reservation, which has said what and where
             raise
-        except AdapterError as error:  # callers are told no path of this machine
+        except AdapterError as error:  # callers see no path of this machine
             said = str(error).removeprefix(f"{part}: ").replace(part, self._name)
             text = f"the archive cannot be unpacked ({place}): {said}"
             if isinstance(error, InvalidModel):

@@ -79,7 +79,7 @@ class FolderStore:
             raise raise_as from error
         except InvalidModel as error:
             reason = str(error).replace(f"the model roots{ROOTS_SETTING}", "the store")
-            reason = reason.replace(f"{self._root}/", "")  # callers are told no path of the machine
+            reason = reason.replace(f"{self._root}/", "")  # callers see no path of this machine
             raise InvalidRequest(failed(self.location, path, reason)) from error
 
     def _stat(self, path: str) -> StoredFile | None:

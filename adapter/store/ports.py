@@ -27,7 +27,7 @@ class StoredFile:
 
 
 class Changed(Exception):
-    """The object is gone, or is another version than the one that was asked for."""
+    """The object is gone, or has another version than the requested one."""
 
 
 class Store(Protocol):
@@ -84,7 +84,7 @@ def failed_at(location: StoreLocation, path: str) -> str:
 
 
 def status_in(text: str) -> str:
-    """Return the HTTP status that a text of obstore tells, with S3's own code for it."""
+    """Return the HTTP status in a text of obstore, with S3's own code for it."""
     status, code = _STATUS.search(text), _CODE.search(text)
     words = [status[1].strip() if status else "", code[1] if code else ""]
     return ", ".join(filter(None, words))

@@ -5,6 +5,7 @@ and how much room a version needs.
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from adapter.errors import AdapterError, ArtifactNotFound, InvalidArtifact, NoRoom, StoreDenied
 from adapter.runtime import clock
@@ -18,7 +19,7 @@ _SECONDS: dict[type[AdapterError], float] = {
     InvalidArtifact: math.inf,
 }
 
-# a key, and what was looked for there: nothing more for the key itself; or a version
+# a key, and what was sought there: nothing more for the key itself; or a version
 Question = tuple[str, ...]
 
 
@@ -56,19 +57,28 @@ class Refusals:
             raise error
 
 
+@dataclass(slots=True)
+class Need:
+    """The room on disk that a version needs, as far as that was seen."""
+
+    size_bytes: int = 0  # the most that was ever requested in all
+    inodes: int = 0
+    stated_bytes: int = 0  # in all by the archive's own word, for messages alone
+
+
 class Needs:
-    """The room on disk that versions need at least: bytes, inodes, and bytes by the archive's own
-    word. A fetch that ran short while it unpacked tells the next one what to reserve first.
+    """The needs of versions: a fetch that ran short while it unpacked says what the next one has to
+    reserve first.
     """
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[Question, tuple[int, int, int]] = OrderedDict()
+        self._seen: OrderedDict[Question, Need] = OrderedDict()
 
-    def of(self, version: Question) -> tuple[int, int, int]:
-        return self._seen.get(version, (0, 0, 0))
+    def of(self, version: Question) -> Need:
+        return replace(self._seen.get(version, Need()))
 
-    def learn(self, version: Question, size_bytes: int, inodes: int, stated_bytes: int) -> None:
-        self._seen[version] = (size_bytes, inodes, stated_bytes)
+    def learn(self, version: Question, need: Need) -> None:
+        self._seen[version] = need
         self._seen.move_to_end(version)
         if len(self._seen) > MAX_REMEMBERED:
             self._seen.popitem(last=False)

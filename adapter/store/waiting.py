@@ -81,7 +81,7 @@ class RoomForFetches:
     # -- inside -----------------------------------------------------------------------------
 
     async def _wait(self, reservation: Reservation, count: int, shortage: NoRoom) -> None:
-        """Return when another try is worth it; raise `lack` when none is, or BeginsAgain."""
+        """Return when another try is worth it; raise `shortage` if none is, or BeginsAgain."""
         known, reservation.staying_bytes = reservation.staying_bytes, self.staying_bytes()
         if reservation.is_given_up or count > self._disk.most_for(reservation):
             raise shortage

@@ -138,7 +138,7 @@ class Served:
         is for the log, where there is one.
         """
         if log.root.level <= logging.DEBUG:  # a quarter of what isEnabledFor takes
-            self._tell(code, seconds, upstream_seconds, model_id)
+            self._log(code, seconds, upstream_seconds, model_id)
         exemplar = None if self._trace_id is None else self._exemplar(self._trace_id(), seconds)
         self._noted.append((code, seconds, upstream_seconds, callers_seconds, is_fast, exemplar))
         if len(self._noted) == _NOTED:
@@ -148,7 +148,7 @@ class Served:
     def _exemplar(trace_id: str | None, seconds: float) -> Exemplar | None:
         return None if trace_id is None else Exemplar({"trace_id": trace_id}, seconds, clock.wall())
 
-    def _tell(
+    def _log(
         self, code: int | str, seconds: float, triton_seconds: float | None, model_id: str | None
     ) -> None:
         fields: dict[str, object] = {**self._names, "status": code, "seconds": round(seconds, 6)}

@@ -78,11 +78,11 @@ class ChosenMemory:
             self._now, self._next = self._next, None
             reading = await self._poll()
             if reading is not None and reading.source != HOST and self._host is not None:
-                around = self._host.surroundings()
+                container = self._host.container_stats()
                 reading = replace(
                     reading,
-                    shm_free_bytes=around.shm_free_bytes,
-                    oom_kills=around.oom_kills,
+                    shm_free_bytes=container.shm_free_bytes,
+                    oom_kills=container.oom_kills,
                 )
             if reading is not None and reading.source == HOST:
                 is_none = self._nvml.has_gpus is False and not self._metrics.uuids

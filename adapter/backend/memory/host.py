@@ -19,7 +19,7 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError, Permission
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ContainerStats:
     """Figures of the container that the adapter and Triton share; None if they cannot be read."""
 
     shm_free_bytes: int | None
@@ -81,11 +81,11 @@ class HostMemory:
             self.last, self.why = None, f"Triton's processes cannot be seen: {error}"
         return self.last
 
-    def surroundings(self) -> Surroundings:
+    def container_stats(self) -> ContainerStats:
         try:
-            return Surroundings(_free_bytes(self._root / "dev/shm"), self._oom_kills())
+            return ContainerStats(_free_bytes(self._root / "dev/shm"), self._oom_kills())
         except OSError:
-            return Surroundings(None, None)
+            return ContainerStats(None, None)
 
     def _poll(self) -> MemoryReading | None:
         owners = self._owners()
@@ -97,12 +97,12 @@ class HostMemory:
             used += process.share_bytes
             if (model := owners[pid]) is not None:
                 of_models[model] = of_models.get(model, 0) + process.share_bytes
-        around = self.surroundings()
+        container = self.container_stats()
         return MemoryReading(
             {HOST: DeviceReading(self._limit, used)},
             source=HOST,
-            shm_free_bytes=around.shm_free_bytes,
-            oom_kills=around.oom_kills,
+            shm_free_bytes=container.shm_free_bytes,
+            oom_kills=container.oom_kills,
             of_models=of_models,
         )
 

@@ -39,7 +39,7 @@ class TritonMetrics:
         self._known: set[str] = set()
         self._used: Bytes | None = None
         self._moved_at = -math.inf
-        self._doubted_at: float | None = None
+        self._suspected_at: float | None = None
 
     async def read(self) -> MemoryReading | None:
         """Return a reading; None if the endpoint, or a GPU that it named before, has no figures."""
@@ -55,17 +55,17 @@ class TritonMetrics:
     @property
     def is_in_doubt(self) -> bool:
         """Return whether the figures have not moved since a change that they must show."""
-        return self._doubted_at is not None
+        return self._suspected_at is not None
 
     def changed(self, since: float) -> None:
         """Note a change that the figures must show, from `since` (of the clock) at the earliest:
         figures that have not moved since, and still do not, are frozen.
 
         The figures of an idle GPU stand still too, so only a known change proves anything. Any move
-        clears the doubt: frozen figures do not move at all.
+        clears the suspicion: frozen figures do not move at all.
         """
-        if self._doubted_at is None and self._moved_at < since:
-            self._doubted_at = self._clock()
+        if self._suspected_at is None and self._moved_at < since:
+            self._suspected_at = self._clock()
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -112,8 +112,10 @@ class TritonMetrics:
     def _check_moving(self, used: Bytes) -> None:
         now = self._clock()
         if used != self._used:
-            self._used, self._moved_at, self._doubted_at = used, now, None
-        elif self._doubted_at is not None and now - self._doubted_at > self._lag + _GRACE_SECONDS:
+            self._used, self._moved_at, self._suspected_at = used, now, None
+        elif (
+            self._suspected_at is not None and now - self._suspected_at > self._lag + _GRACE_SECONDS
+        ):
             raise BackendUnavailable(
                 "the values have been frozen since the ledger changed", delivered=True
             )

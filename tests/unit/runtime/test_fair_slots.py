@@ -82,7 +82,7 @@ async def test_no_more_than_the_slots_are_given_and_work_that_is_cancelled_gives
 
 
 async def test_work_that_hangs_holds_no_slot(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fair_slots, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(fair_slots, "_TICK_SECONDS", 0.01)
     hanging: set[str] = set()
     work, gate = Work(FairSlots(1, hanging.__contains__)), asyncio.Event()
     await work.ask("a", {""}, gate)
