@@ -1,10 +1,12 @@
-"""The command that sends one inference to a model of a running adapter."""
+"""Invoke a model, and print the tensors of its answer."""
 
 import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,9 +15,68 @@ from adapter.cli.options import add_listeners, add_token, control_headers
 from adapter.cli.parser import PROG
 from adapter.cli.text import printable, width
 from adapter.errors import AdapterError, InvalidSettings
-from adapter.tools.client.connection import Answer, ask, target_of
-from adapter.tools.client.failures import show_failure
-from adapter.tools.client.tensors import Tensor, as_text, tensors_of
+from adapter.protocols.tensors import flat, unpacked
+from adapter.tools.client.connection import Answer, ask, show_failure, target_of
+
+_MOST_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`raw` is None where the values came as JSON."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: list[Any]
+    raw: bytes | None
+
+
+def tensors_of(answer: Mapping[str, Any], binary: bytes) -> list[Tensor]:
+    """Return the outputs of an answer. `binary` is what follows its JSON.
+
+    Raises ValueError where they are not as V2 has them.
+    """
+    found, at = [], 0
+    for output in answer.get("outputs", []):
+        size = output.get("parameters", {}).get("binary_data_size")
+        raw = None if size is None else binary[at : at + size]
+        at += size or 0
+        if raw is None:
+            values = flat(output["data"])
+        else:
+            values = [*chain.from_iterable(unpacked(output["datatype"], raw))]
+        found.append(Tensor(output["name"], output["datatype"], (*output["shape"],), values, raw))
+    return found
+
+
+def as_text(tensor: Tensor, width: int) -> Iterator[str]:
+    """Return a line for name and shape, and one for each row, cut to the width."""
+    shape = ", ".join(map(str, tensor.shape))
+    yield printable(f"{tensor.name}  {tensor.datatype} [{shape}]")
+    step = max(1, tensor.shape[-1] if tensor.shape else 1)
+    starts = range(0, len(tensor.values), step)
+    for start in starts[:_MOST_ROWS]:
+        yield _row(tensor.values[start : start + step], width)
+    if len(starts) > _MOST_ROWS:
+        yield f"  ... {len(starts) - _MOST_ROWS} more rows"
+
+
+def _row(values: list[Any], width: int) -> str:
+    line = " "
+    for value in values:
+        text = _value(value)
+        if len(line) + len(text) + 2 > width:
+            return f"{line} …"
+        line = f"{line} {text}"
+    return line
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return printable(json.dumps(value, ensure_ascii=False))
+
 
 _NOT_LOADED = (
     f"`{PROG} ps` lists what is loaded, `{PROG} load NAME SOURCE` loads it; a model of model_store "

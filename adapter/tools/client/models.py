@@ -17,8 +17,15 @@ from adapter.cli.parser import PROG
 from adapter.cli.text import BOLD, GREEN, RED, YELLOW, coloured, columns, duration, printable
 from adapter.core.sizing import format_size
 from adapter.errors import AdapterError, InvalidSettings
-from adapter.tools.client.connection import Answer, Target, Unreachable, ask, target_of
-from adapter.tools.client.failures import OUTSIDE_ROOTS, show_failure
+from adapter.tools.client.connection import (
+    OUTSIDE_ROOTS,
+    Answer,
+    Target,
+    Unreachable,
+    ask,
+    show_failure,
+    target_of,
+)
 from adapter.tools.client.live import progress, watch
 
 ADMIN_SECONDS = 10.0

@@ -11,10 +11,10 @@ from rich.text import Text
 from adapter.cli import text
 from adapter.cli.text import columns, duration, printable
 from adapter.tools.client import models
+from adapter.tools.client.invoke import as_text, tensors_of
 from adapter.tools.client.live import _escaped, _fitting
 from adapter.tools.client.memory import _lines
 from adapter.tools.client.models import _Table
-from adapter.tools.client.tensors import as_text, tensors_of
 
 
 @pytest.mark.parametrize(
