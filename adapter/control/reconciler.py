@@ -261,7 +261,7 @@ class Reconciler:
         present, ready = await self._triton.present(), await self._triton.ready()
         for record in [*self._registry.stuck.values()]:
             names, lock = set(record.placement.names), self._lock_of(record.id)
-            if names & (present - ready):
+            if names & (present - ready) and not await self._never_ends(record):
                 await self._unloader.end_loading(record)
                 continue
             if lock.locked():  # by a load under another name
@@ -271,7 +271,12 @@ class Reconciler:
                     continue  # done meanwhile by another call
                 self._registry.apply(record, ModelEvent.FREED)
                 self._memory.freed(record.name)
-                await self.clear_away(record, also_the_entry=bool(names & ready))
+                await self.clear_away(record, also_the_entry=bool(names & present))
+
+    async def _never_ends(self, record: ModelRecord) -> bool:
+        """Return whether Triton unloads the model for ever, as its process has died."""
+        is_loading = not (await self._triton.being_loaded()).isdisjoint(record.placement.names)
+        return not is_loading and await self._has_died(record)
 
     async def clear_away(self, record: ModelRecord, *, also_the_entry: bool = False) -> None:
         """Unload what Triton still has of the package, and remove its folders."""

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 _NORMAL_SECONDS = 1.0
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.25
 
-_END_SECONDS = 0.1  # between two looks at the processes of a load that is to end
+# Between two looks at the processes of a load that is to end.
+_END_FIRST_SECONDS, _END_LAST_SECONDS = 0.1, 1.0
 # A load that ends by itself so soon is left alone: Triton never answers one killed as it ends.
 _GRACE_SECONDS = 1.5
 # within which Triton answers a load that was ended, if it ever does
@@ -135,10 +136,10 @@ class Unloader:
         self, record: ModelRecord, call: asyncio.Future[None], *, is_loading: bool
     ) -> None:
         """Wait until Triton has answered, and end the load of the model if it does not end soon."""
-        begun = clock.monotonic()
+        begun, pause = clock.monotonic(), _END_FIRST_SECONDS
         end = begun + self._limits.unload
-        while not (await asyncio.wait({call}, timeout=_END_SECONDS))[0]:
-            now = clock.monotonic()
+        while not (await asyncio.wait({call}, timeout=pause))[0]:
+            now, pause = clock.monotonic(), min(pause * 1.2, _END_LAST_SECONDS)
             if now > end:
                 raise still_loading(record)
             is_due = is_loading and now - begun > _GRACE_SECONDS
@@ -192,6 +193,7 @@ class Unloader:
             return left
         log.warning("model.unload_stalled", extra={"model_id": record.id, "names": sorted(left)})
         if await self._kill(record, processes):
+            is_dead = True
             left = await self._triton.wait_gone(left, _NORMAL_SECONDS)
         if left:
             await self._unload_again(record, left, is_dead=is_dead)

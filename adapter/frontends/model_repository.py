@@ -176,15 +176,29 @@ class Repository:
             try:
                 await self._control.load(model_id, source, **log_fields)
             except AlreadyLoaded:  # "or reloaded if the model is already loaded"
-                try:
-                    known = await self._control.loaded(model_id)
-                except AdapterError:  # the other load failed
-                    continue
-                if not given or known.source == kept:
+                if await self._has_joined(model_id, log_fields, kept if given else None):
                     return
-                await self._make_way(model_id, log_fields)
             else:
                 return
+
+    async def _has_joined(
+        self, model_id: ModelId, log_fields: Mapping[str, str], given: ModelSource | None
+    ) -> bool:
+        """Wait for the load in progress; return whether its model will do. `given`: the source that
+        was asked for, None for the files in the model root as they are now.
+        """
+        try:
+            known = await self._control.loaded(model_id)
+        except AdapterError:
+            if model_id in self._control.loading:  # what it has left is being taken down
+                raise
+            return False
+        if given is not None and known.source != given:
+            await self._make_way(model_id, log_fields)
+            return False
+        if given is None and await self._control.has_changed(known):  # it has read older files
+            await self._reload(known, log_fields)
+        return True
 
     async def unload(
         self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str

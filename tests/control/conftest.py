@@ -23,7 +23,7 @@ _TENTHS = [
     (load_limit, "_UNDO_SECONDS"),
     (load_limit, "_POLL_SECONDS"),
     (memory, "_STILL_SECONDS"),
-    *((unloader, name) for name in ("_LATE_SECONDS", "_END_SECONDS", "_GRACE_SECONDS")),
+    *((unloader, name) for name in ("_LATE_SECONDS", "_END_FIRST_SECONDS", "_GRACE_SECONDS")),
     (upkeep, "_SECONDS"),
 ]
 

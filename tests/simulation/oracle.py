@@ -136,7 +136,8 @@ class Oracle(Rest):
         if self.since(call.begun, "load asked", model_id=call.model_id) or self._is_loading(call):
             return
         self.present.pop(call.model_id, None)
-        if held := [h for h in self._world.held_of(call.model_id) if h.state != "LOADING"]:
+        held = self._world.held_of(call.model_id)
+        if held and not any(each.state == "LOADING" for each in held):  # a step may be loaded
             said = f"{call.model_id} was unloaded, and Triton has {held[0].name}"
             raise Violated("2 unloads", said)
         if self._world.is_embedded and (left := self._world.processes_of(call.model_id)):

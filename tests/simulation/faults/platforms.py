@@ -72,4 +72,20 @@ PLATFORMS = [
         "if not is_forced and not has_changed:",
         "if not is_forced:",
     ),
+    Fault(
+        "a load of V2 asks again at once while another is taken down",
+        "it holds the event loop until that is over",
+        Repository,
+        "_has_joined",
+        "if model_id in self._control.loading:",
+        "if False:",
+    ),
+    Fault(
+        "a load of V2 is content with one that read older files",
+        "the model is not the one that was there when the load was asked for",
+        Repository,
+        "_has_joined",
+        "if given is None and await self._control.has_changed(known):",
+        "if False:",
+    ),
 ]
