@@ -45,26 +45,38 @@ def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) 
 
     On a terminal the first column gives way where lines would be too wide; what still is, is cut.
     """
-    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - only tables need it
-
-    def cut(text: str, size: int) -> str:
-        fits = cell_len(text) <= size
-        return text if fits else set_cell_size(text, size - 1).rstrip() + "…"
 
     def padded(text: str, at: int) -> str:
-        blanks = " " * (widths[at] - cell_len(text))
+        blanks = " " * (widths[at] - _width_of(text))
         return blanks + text if at in right else text + blanks
 
     rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(_width_of, column)) for column in zip(*rows, strict=True)]
     limit = width() or sys.maxsize
     others = sum(widths[1:]) + 2 * (len(widths) - 1)
     widths[0] = min(widths[0], max(_LEAST_COLUMN, limit - others))
     lines = []
     for first, *rest in rows:
-        cells = [cut(first, widths[0]), *rest]
-        lines.append(cut("  ".join(map(padded, cells, range(len(cells)))).rstrip(), limit))
+        cells = [_cut(first, widths[0]), *rest]
+        lines.append(_cut("  ".join(map(padded, cells, range(len(cells)))).rstrip(), limit))
     return lines
+
+
+def _cut(text: str, size: int) -> str:
+    if _width_of(text) <= size:
+        return text
+    from rich.cells import set_cell_size  # noqa: PLC0415 - see below
+
+    return set_cell_size(text, size - 1).rstrip() + "…"
+
+
+def _width_of(text: str) -> int:
+    """Return the columns of the text: letters of China, Japan and Korea, and emoji, take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415 - imports take 15 ms
+
+    return cell_len(text)
 
 
 def duration(seconds: float) -> str:
