@@ -54,7 +54,7 @@ _LAST_ACCEPTED = Shutdown.LAST_ACCEPTED  # looking up a member is slow in Python
 
 
 class Session(Protocol):
-    """What the client's end calls."""
+    """The session, as the client's end calls it."""
 
     def begin(self, stream_id: int, call: Call, *, end: bool) -> None: ...
     def data(self, exchange: Exchange, piece: Piece, *, end: bool) -> None: ...
@@ -64,7 +64,9 @@ class Session(Protocol):
 
 
 class Downstream(Endpoint[Exchange]):
-    """`small_frames` counts frames that cost much for their few bytes, less some for useful bytes
+    """The server end of a client's connection.
+
+    `small_frames` counts frames that cost much for their few bytes, less some for useful bytes
     either way. No second resets it: many connections slow each other down, so each handles few
     frames in a second, and many in all.
     """
@@ -186,7 +188,7 @@ class Downstream(Endpoint[Exchange]):
         return call
 
     def _takes_trailers(self, stream: Stream[Exchange]) -> bool:
-        """Whether trailers may follow: never in gRPC, but RFC 9113 section 8.1 has them."""
+        """Return whether trailers may follow: never in gRPC, but RFC 9113 section 8.1 has them."""
         return not stream.is_ended and stream.owner.call.http_status is not None
 
     def _check_block(self, stream: Stream[Exchange] | None) -> None:
@@ -450,7 +452,7 @@ class Downstream(Endpoint[Exchange]):
             self.send(inbound, text, end=True)
 
     def client_cancelled(self, exchange: Exchange) -> None:
-        """The inbound stream is closed already."""
+        """Stop waiting for the response; the inbound stream is closed already."""
         if exchange.is_answered:
             return
         self._detach(exchange)

@@ -45,7 +45,10 @@ _MAX_CONTINUATIONS = 320  # of 16 KiB: the longest headers of Triton
 
 
 class Endpoint(FlowControl[Owner]):
-    """`glitches` weighs this second's frames that had no effect, less some for useful ones."""
+    """One end of a connection; subclasses say what becomes of its streams.
+
+    `glitches` weighs this second's frames that had no effect, less some for useful ones.
+    """
 
     def __init__(
         self, budget: ByteBudget, turns: Turns, reader: HeaderReader[Any], max_block_bytes: int
@@ -130,7 +133,7 @@ class Endpoint(FlowControl[Owner]):
 
     @abstractmethod
     def frame_without_stream(self, stream_id: int, kind: int) -> None:
-        """Handle a frame of a stream that is not open; ConnectionFault where that is an error."""
+        """Handle a frame of a stream that is not open; raise ConnectionFault if it is an error."""
 
     @abstractmethod
     def block(self, flags: int, stream_id: int, block: bytes) -> None:
@@ -212,7 +215,7 @@ class Endpoint(FlowControl[Owner]):
         return end
 
     def _keep(self, start: Piece) -> None:
-        """The start of a frame that is gathered."""
+        """Keep the start of an incomplete frame."""
         if start:
             self._rest += start
             self._needed(self._rest)
@@ -220,9 +223,7 @@ class Endpoint(FlowControl[Owner]):
     def _begins_data(
         self, kind: int, flags: int, stream_id: int, size: int, payload: Piece
     ) -> bool:
-        """Begin with a frame of which only the start of the payload is there. False: it is to be
-        gathered first.
-        """
+        """Begin an incomplete DATA frame; return False if the frame must be gathered first."""
         if not _goes_on(kind, size) or (flags & frames.PADDED and not payload):
             return False
         self._check_size(frames.DATA, size)
@@ -251,7 +252,7 @@ class Endpoint(FlowControl[Owner]):
         return end + padding
 
     def _take_data(self, piece: Piece) -> None:
-        """Handle the next bytes of that frame, or keep few of them until there are more."""
+        """Handle the next bytes of that frame, or keep them while they are few."""
         flags, stream_id = self._data
         if len(piece) < frames.FRAME_BYTES:
             self._few += piece
@@ -380,7 +381,7 @@ class Endpoint(FlowControl[Owner]):
             self.reader.table_size_acknowledged()
 
     def _take_settings(self, values: list[tuple[int, int]]) -> None:
-        """The last value of each setting counts: nothing is sent between two of one frame."""
+        """Apply the last value of each setting: nothing is sent between two of one frame."""
         self.glitch(len(values))
         found = dict(values)
         if frames.MAX_FRAME_SIZE in found:
@@ -437,5 +438,5 @@ class Endpoint(FlowControl[Owner]):
 
 
 def _goes_on(kind: int, size: int) -> bool:
-    """Whether a frame is handled as it comes, and not gathered first."""
+    """Return whether a frame is handled as it arrives, and not gathered first."""
     return kind == frames.DATA and size > frames.FRAME_BYTES

@@ -73,12 +73,14 @@ class Stream(Generic[Owner]):
 
     @property
     def is_ended(self) -> bool:
-        """The peer has sent END_STREAM."""
+        """Whether the peer has sent END_STREAM."""
         return self.state is _HALF_CLOSED_REMOTE or self.state is _CLOSED
 
 
 class FlowControl(ABC, Generic[Owner]):
-    """`out` is what `flush` writes, as soon as the connection is made. `buffered` counts bytes that
+    """The streams of one end of a connection, and its windows.
+
+    `out` is what `flush` writes, as soon as the connection is made. `buffered` counts bytes that
     were received here and not forwarded yet. `is_paused`: the peer does not read.
     """
 
@@ -104,11 +106,11 @@ class FlowControl(ABC, Generic[Owner]):
 
     @abstractmethod
     def sent(self, stream: Stream[Owner], size: int) -> None:
-        """`size` bytes of DATA of that stream have been written."""
+        """Handle that `size` bytes of DATA of that stream were written."""
 
     @abstractmethod
     def finished(self, stream: Stream[Owner]) -> None:
-        """END_STREAM, or what ends the stream, has been written."""
+        """Handle that the frame that ends the stream was written."""
 
     @abstractmethod
     def receiver_of(self, stream: Stream[Owner]) -> "FlowControl[Any] | None":
@@ -141,7 +143,7 @@ class FlowControl(ABC, Generic[Owner]):
 
     @property
     def is_stalled(self) -> bool:
-        """What is held back keeps all other streams from sending."""
+        """Whether the bytes held back keep all other streams from sending."""
         return self.held_back > 0 and self._receive_window <= 0
 
     def add_buffered(self, size: int) -> None:
@@ -151,7 +153,7 @@ class FlowControl(ABC, Generic[Owner]):
 
     @property
     def is_over_budget(self) -> bool:
-        """All connections are over the limit, and this one over its share."""
+        """Whether all connections are over the limit, and this one is over its share."""
         return self.buffered > _SHARE_BYTES and self.shared.is_buffer_full
 
     def _add_window_updates(self) -> None:
@@ -170,7 +172,7 @@ class FlowControl(ABC, Generic[Owner]):
             self._unannounced = 0
 
     def may_send(self, stream: Stream[Owner]) -> bool:
-        """Whether the windows let the peer send on that stream."""
+        """Return whether the windows let the peer send on that stream."""
         return stream.receive_window > 0 and self._receive_window > 0
 
     def count_data(self, size: int) -> None:
@@ -184,7 +186,7 @@ class FlowControl(ABC, Generic[Owner]):
     # -- sending ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what there is, after everything that was read at once."""
+        """Write the queued frames, after everything that was read at once."""
         if self._waiting or self._unannounced >= _SHARED_WRITE_CREDIT:
             self._add_window_updates()
         if self.out and self.transport.state is not _CONNECTING:
@@ -298,7 +300,7 @@ class FlowControl(ABC, Generic[Owner]):
         self.streams.pop(stream.id, None)
 
     def widen_connection(self, increment: int) -> None:
-        """WINDOW_UPDATE of the connection."""
+        """Apply a WINDOW_UPDATE of the connection."""
         self.send_window = _widened(self.send_window, increment)
         self.send_queued()
 

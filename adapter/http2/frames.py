@@ -88,7 +88,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """ConnectionFault for what section 6.5.2 does not allow; unknown settings are left out."""
+    """Parse SETTINGS; raise ConnectionFault for values that section 6.5.2 does not allow."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of an odd length")
     found = list(_SETTING.iter_unpack(payload))

@@ -60,7 +60,7 @@ class HeaderBlockCache(Generic[T]):
 
 
 class HeadersTooLarge(StreamFault):
-    """A block exceeds a limit, which `headers` do not; the next block can be read."""
+    """A block exceeds a limit; its first `headers` do not. The next block can be read."""
 
     def __init__(self, headers: Headers, why: str) -> None:
         super().__init__(Code.ENHANCE_YOUR_CALM, why)
@@ -92,7 +92,9 @@ class HeaderReader(Generic[T]):
         self.kept = self._cache.kept.get
 
     def read(self, block: bytes) -> T:
-        """StreamFault when the headers are malformed or too large; the connection continues."""
+        """Return the meaning of a block. Raise StreamFault, after which the connection continues,
+        when the headers are malformed or too large.
+        """
         self.work = 0
         if (kept := self.kept(block)) is not None:
             return kept
@@ -138,7 +140,7 @@ class HeaderReader(Generic[T]):
         raise HeadersTooLarge(tuple(found), why)
 
     def _decode(self, field: bytes, *, is_first: bool) -> tuple[bytes, bytes] | None:
-        """Return None for an update of the table's size."""
+        """Decode one field; return None for an update of the table's size."""
         self.work += 1 + (len(field) >> 4)
         decoded = self._decoder.decode(field, raw=True)
         for key, value in decoded:
@@ -225,14 +227,14 @@ def _add_length(made: bytearray, length: int) -> None:
 
 
 def check_request(headers: Headers) -> None:
-    """StreamFault where the headers are not those of a request (RFC 9113 section 8.3.1)."""
+    """Raise StreamFault unless these are the headers of a request (RFC 9113 section 8.3.1)."""
     seen = _check(headers)
     if not seen >= _NEEDED or not seen <= _REQUEST or (b":path", b"") in headers:
         raise StreamFault(Code.PROTOCOL_ERROR, "pseudo-headers are missing or odd")
 
 
 def content_length(headers: Headers) -> int | None:
-    """Return the body's length (RFC 9113 section 8.1.1). StreamFault where malformed."""
+    """Return the body's length (RFC 9113 section 8.1.1); raise StreamFault if it is malformed."""
     found = [value for key, value in headers if key == b"content-length"]
     if not found:
         return None
@@ -242,7 +244,7 @@ def content_length(headers: Headers) -> int | None:
 
 
 def check_answer(headers: Headers) -> None:
-    """StreamFault where these are neither headers of a response nor trailers."""
+    """Raise StreamFault unless these are headers of a response, or trailers."""
     if not _check(headers) <= {b":status"}:
         raise StreamFault(Code.PROTOCOL_ERROR, "odd pseudo-headers")
 

@@ -33,7 +33,7 @@ class RelayListener:
         self._sessions: set[RelaySession] = set()
 
     async def listen(self, host: str, port: int, path: str | None) -> int:
-        """Return the port, 0 for a unix socket. OSError when the address is taken."""
+        """Listen; return the port, 0 for a unix socket. Raises OSError if the address is taken."""
         loop = asyncio.get_running_loop()
         self._path, self._is_closing = path, False
         if path is not None:
@@ -109,7 +109,7 @@ class _Refusal(asyncio.Protocol):
 
 
 def _guarded(check: Callable[[], None]) -> None:
-    """A bug in one session must not end the time limits of all."""
+    """Call `check`, and log a bug in it: it must not end the time limits of all sessions."""
     try:
         check()
     except Exception:
@@ -117,7 +117,9 @@ def _guarded(check: Callable[[], None]) -> None:
 
 
 def connect_to(address: Callable[[], str | None]) -> Connect:
-    """Connect to `host:port` or `unix:/path`; OSError where nobody listens, or it is None yet."""
+    """Return what connects to `host:port` or `unix:/path`. It raises OSError when nobody listens,
+    or while the address is None.
+    """
 
     async def connect(protocol: asyncio.Protocol) -> None:
         found = address()
@@ -135,7 +137,7 @@ def connect_to(address: Callable[[], str | None]) -> Connect:
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:
-    """Notice a host that is gone, which would keep its requests waiting for ever."""
+    """Detect a host that is gone, which would keep its requests waiting for ever."""
     own = transport.get_extra_info("socket")
     if own is not None:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

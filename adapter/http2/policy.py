@@ -105,25 +105,25 @@ class DirectCall(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the model is gone and can never answer; nobody waits for the call to end."""
+        """Whether the model is gone: it can never answer, and no unload waits for the call."""
 
     def on_unload(self, act: Callable[[], None]) -> None:
-        """Run `act` when an unload begins before the call ends; at once where it has begun."""
+        """Run `act` when an unload begins before the call ends, at once if it has begun."""
 
     def answered(self) -> None:
-        """Triton succeeded: end the call."""
+        """End the call: Triton succeeded."""
 
     def answered_nothing(self) -> None:
-        """Triton's answer has none of the model's outputs."""
+        """Note that Triton's answer has none of the model's outputs."""
 
     def cancelled(self) -> None:
         """Count the call of a client that left; `ended`, or `abandoned` first, follows."""
 
     def abandoned(self) -> None:
-        """Nobody waits for the response any more; Triton works on it until `ended`."""
+        """Note that nobody waits for the response; Triton works on it until `ended`."""
 
     def ended(self) -> None:
-        """Triton has finished an abandoned call."""
+        """End an abandoned call, which Triton has finished."""
 
     def fault(self, status: int, text: str) -> Exception:
         """Return the error that Triton's status means. The call does not end."""
@@ -134,7 +134,7 @@ class DirectCall(Protocol):
 
 class RoutingPolicy(Protocol):
     def is_forwarded(self, header: bytes) -> bool:
-        """False for headers that are not for Triton."""
+        """Return whether a header is for Triton."""
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """Return whether a call with these headers may go direct, and the metadata's model id."""
@@ -151,12 +151,12 @@ class RoutingPolicy(Protocol):
         """Return the status of a call that the fallback server counts, or that nobody does."""
 
     def admit(self, name: bytes, metadata_name: str | None) -> DirectCall | Exception | None:
-        """None: use the fallback server. Returns the error with which that would answer a complete
-        message at once, where it would.
+        """Admit a call to Triton. None sends it to the fallback server; an error is returned where
+        that server would answer a complete message with it at once.
         """
 
     def may_wait(self, name: bytes, metadata_name: str | None) -> bool:
-        """Whether `ready` may change it that the call was not admitted."""
+        """Return whether the call may be admitted after `ready`."""
 
     async def ready(self, name: bytes, metadata_name: str | None) -> Exception | None:
         """Wait until the model takes inferences, for which it may be loaded; return why it does
@@ -298,7 +298,7 @@ class CallerLimits:
 
 
 class RelayContext:
-    """What the connections of one listener share.
+    """The state and limits that the connections of one listener share.
 
     `connect_*` raise OSError. `on_shed` is told what was turned away: a connection as one too many
     (`refused`) or for a flood of frames (`flood`), or a request beyond the streams of its

@@ -61,7 +61,7 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
 
 
 class NameScanner:
-    """Scans the fields of a message: Malformed where Triton may read another name than the
+    """Scans the fields of a message; raises Malformed where Triton may read another name than the
     first, and for more than one message. `skip` is how much of the current value is to come.
     """
 

@@ -38,7 +38,7 @@ _ARRIVING, _WAITING, _SENDING = Stage.ARRIVING, Stage.WAITING, Stage.SENDING
 
 
 class RelaySession:
-    """`begin` and `data` are what the client's end receives; the rest is called by the listener."""
+    """One client's connection, its requests, and the upstream connections they use."""
 
     def __init__(self, context: RelayContext) -> None:
         self.context = context
@@ -56,7 +56,7 @@ class RelaySession:
     # -- upstream connections ---------------------------------------------------------------
 
     def upstream(self, *, is_triton: bool) -> Upstream:
-        """Return one that accepts more streams."""
+        """Return a connection that accepts more streams; open one if there is none."""
         for upstream in self.upstreams:
             if upstream.is_triton is is_triton and upstream.accepts_streams:
                 return upstream
@@ -98,7 +98,7 @@ class RelaySession:
 
     @property
     def is_done(self) -> bool:
-        """Whether the client has left and no model works on a request of it."""
+        """Whether the client has left, and no model works on its requests."""
         return self.downstream.transport.state is State.CLOSED and all(
             stream.owner.direct_call is not None and stream.owner.direct_call.is_lost
             for upstream in self.upstreams
@@ -107,7 +107,7 @@ class RelaySession:
 
     async def until_done(self) -> None:
         while not (self.ended.is_set() or self.is_done):
-            with suppress(TimeoutError):  # that a model is gone is told to nobody
+            with suppress(TimeoutError):  # no event says that a model is gone
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self.ended.wait()
 
@@ -118,7 +118,7 @@ class RelaySession:
             upstream.close()
 
     def check_requests(self) -> None:
-        """Called ten times a second: apply time limits and the limit of buffered bytes."""
+        """Apply time limits and the limit of buffered bytes; called ten times a second."""
         self._check_time_limits()
         if self.downstream.is_over_budget:
             self._drain_buffers()
@@ -127,7 +127,7 @@ class RelaySession:
         self.flush()
 
     def check_connection(self) -> None:
-        """Called once a second: detect dead and idle peers, and refill the budget of glitches."""
+        """Detect dead and idle peers, and refill the budget of glitches; called once a second."""
         now, downstream, transport = self._clock(), self.downstream, self.downstream.transport
         for endpoint in (downstream, *self.upstreams):
             endpoint.a_second_passed()
@@ -237,7 +237,7 @@ class RelaySession:
         return first_name(bytes(start[:_NAME_PREFIX_BYTES]), self.context.max_message_bytes)
 
     def _needs_more(self, exchange: Exchange, name: bytes | Peek, start: Piece | bytearray) -> bool:
-        """Whether to wait for more of the message, of which this is there, before it is routed."""
+        """Return whether to wait for more of the message, of which `start` is here, to route it."""
         here = len(start)
         if name is Peek.MORE:
             exchange.needed_bytes = here + 1
@@ -276,7 +276,7 @@ class RelaySession:
     def _hold_and_route(
         self, exchange: Exchange, name: bytes | Peek, piece: Piece, *, end: bool
     ) -> None:
-        """The bytes of a large message count until they have been forwarded."""
+        """Route a message; the bytes of a large one count until they have been forwarded."""
         size = length_of(piece)
         if size > _BUFFERED_MESSAGE_BYTES:
             self.downstream.release_buffer(exchange)
@@ -366,8 +366,8 @@ class RelaySession:
         return True
 
     def _breaks_off(self, exchange: Exchange, piece: Piece, *, end: bool) -> bool:
-        """Whether the request ends with this piece, and its message does not: the fallback server
-        would never begin with it.
+        """Return whether the request ends with this piece, before its message is complete: the
+        fallback server would never begin with it.
         """
         is_unary = exchange.call.max_bytes is not None
         return end and is_unary and len(piece) < exchange.remaining_bytes
@@ -441,7 +441,7 @@ class RelaySession:
             exchange.hurry_mark = (self._clock(), exchange.taken_bytes)
 
     def _check_arriving(self, exchange: Exchange, seconds: float) -> None:
-        """`seconds` have passed since the last check."""
+        """Refuse a request that arrives too slowly; `seconds` have passed since the last check."""
         if self.context.is_stopping:
             self._refuse_arriving(exchange, "the adapter is stopping")
         elif exchange.stage is Stage.WAITING or exchange.inbound.is_held_back:
@@ -460,7 +460,7 @@ class RelaySession:
         self.downstream.refuse(exchange, error)
 
     def _check_unread(self, exchange: Exchange, now: float) -> None:
-        """Part of the response is queued because the client does not read."""
+        """Reset a stream whose client does not read; part of its response is queued."""
         limits, taken = self.context.caller_limits, exchange.taken_bytes
         if self.context.is_stopping and exchange.hurry_mark is None:
             exchange.hurry_mark = (now, taken)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stage(Enum):
-    """`follows` is this stage's row of `FOLLOWS`; a look-up there would hash the member."""
+    """How far a request has come. `follows` is its row of `FOLLOWS`: a look-up hashes the member."""
 
     follows: tuple["Stage", ...]
 
@@ -44,7 +44,9 @@ _RECEIVING = {Stage.ARRIVING, Stage.WAITING, Stage.SENDING}
 
 
 class Exchange:
-    """`inbound` is the stream of the client's connection, `outbound` that of `upstream`.
+    """One relayed request.
+
+    `inbound` is the stream of the client's connection, `outbound` that of `upstream`.
     `direct_call` is set when the upstream is Triton. `deadline` is by the event loop's clock.
 
     `buffered` holds what was received while ARRIVING or WAITING; with less than `needed_bytes` of
@@ -104,12 +106,12 @@ class Exchange:
 
     @property
     def is_answered(self) -> bool:
-        """The client waits for nothing more of the upstream."""
+        """Whether the client waits for nothing more of the upstream."""
         return self.stage is _OVER or self.stage is _ABANDONED
 
     @property
     def is_arriving(self) -> bool:
-        """This is a unary inference whose client has not sent END_STREAM."""
+        """Whether this is a unary inference whose client has not sent END_STREAM."""
         is_unary = self.stage in _RECEIVING and self.call.direct is not None
         return is_unary and not self.inbound.is_ended
 
@@ -125,8 +127,8 @@ class Exchange:
 
 
 class LargeBody:
-    """The message of one request, which counts until all of it has been forwarded. While it waits
-    for room, its caller gets no credit to send more.
+    """A large message in the byte budget, where it counts until all of it has been forwarded. While
+    it waits for room, its client gets no credit to send more.
     """
 
     def __init__(

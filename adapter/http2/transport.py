@@ -22,7 +22,7 @@ UNTIMED_BYTES = 2**11  # what is read at once and is less is handled at once
 
 
 class State(IntEnum):
-    """Of the connection beneath a transport."""
+    """The state of a transport's connection."""
 
     CONNECTING = 0
     OPEN = 1
@@ -31,7 +31,7 @@ class State(IntEnum):
 
 
 class Heard(Enum):
-    """What the peer has been heard of since somebody looked last."""
+    """Whether the peer has sent anything since the last check."""
 
     SOMETHING = auto()
     NOTHING = auto()
@@ -44,7 +44,7 @@ _SOMETHING = Heard.SOMETHING
 
 
 class End(Protocol):
-    """What is told of a transport."""
+    """Receives the events of a transport."""
 
     def connected(self) -> None: ...
     def received(self, data: bytes, at: int) -> int:
@@ -68,7 +68,7 @@ class End(Protocol):
 
 
 class FrameTransport(asyncio.Protocol):
-    """`until` is when the time of this turn is up."""
+    """The asyncio protocol of one connection. `until` is when the time of this turn is up."""
 
     def __init__(self, end: End, turns: Turns) -> None:
         self.state = _CONNECTING
@@ -133,7 +133,7 @@ class FrameTransport(asyncio.Protocol):
             self._turns.wait(self._continue_reading)
 
     def _continue_reading(self) -> None:
-        """Handle what was left, and wait for another turn where some is left again."""
+        """Handle the unread bytes, and wait for another turn if some are left."""
         data, self._unread = self._unread, b""
         if self.state is not _OPEN or self._transport is None:
             return
@@ -144,7 +144,7 @@ class FrameTransport(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _receive(self, data: bytes, at: int) -> bool:
-        """Return whether some of `data` is left when the time is up."""
+        """Handle `data`; return whether some of it is left when the time is up."""
         end = self._end
         try:
             at = end.received(data, at)
@@ -173,12 +173,12 @@ class FrameTransport(asyncio.Protocol):
 
     @property
     def is_flooded(self) -> bool:
-        """The peer sends frames that need replies, and does not read the replies."""
+        """Whether the peer sends frames that need replies, and does not read the replies."""
         transport = self._transport
         return transport is not None and transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
 
     def close(self, code: int) -> None:
-        """Close once what was written is sent, or after seconds; fewer after an error."""
+        """Close once the written bytes are sent, or after some seconds, fewer after an error."""
         transport = self._transport
         if self.state is _OPEN and transport is not None:
             self.state = _CLOSING
@@ -198,7 +198,7 @@ class FrameTransport(asyncio.Protocol):
 
 
 def part(data: Piece, start: int, end: int) -> Piece:
-    """Return a copy where that is cheaper than a view."""
+    """Return part of `data`: a copy where that is cheaper than a view."""
     if end - start > _SMALL_BYTES:
         return memoryview(data)[start:end]
     return data[start:end]

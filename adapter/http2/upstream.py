@@ -19,7 +19,9 @@ _SENDING, _SENT = Stage.SENDING, Stage.SENT  # looking up a member is slow in Py
 
 
 class Upstream(Endpoint[Exchange]):
-    """A request that Triton has received completely is neither reset nor its connection closed,
+    """The client end of a connection to Triton or to the fallback server.
+
+    A request that Triton has received completely is neither reset nor its connection closed,
     since Triton 2.51 may crash of that; the response is read and dropped.
     """
 
@@ -82,7 +84,7 @@ class Upstream(Endpoint[Exchange]):
         return stream
 
     def fits_whole(self, size: int) -> bool:
-        """Whether a complete request of a new stream can be sent in one frame now."""
+        """Return whether a complete request of a new stream can be sent in one frame now."""
         fits_windows = size <= self.send_window and size <= self.initial_window
         return fits_windows and size <= self.max_frame_size and not self.is_paused
 
@@ -116,7 +118,7 @@ class Upstream(Endpoint[Exchange]):
         stream.owner.to(_SENT)
 
     def receiver_of(self, stream: Stream[Exchange]) -> Downstream | None:
-        """None for a large message, which counts by itself."""
+        """Return None for a large message, which the byte budget counts."""
         return self._downstream if stream.owner.body is None else None
 
     # -- responses --------------------------------------------------------------------------
@@ -160,7 +162,7 @@ class Upstream(Endpoint[Exchange]):
         self.close_if_done()
 
     def frame_without_stream(self, stream_id: int, _: int) -> None:
-        """The server may send frames of a stream that was reset until it receives the reset."""
+        """Ignore a frame of a stream that was reset: the server may not have received the reset."""
         if stream_id % 2 == 0 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that never was")
         self.glitch()

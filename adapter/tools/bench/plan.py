@@ -1,4 +1,4 @@
-"""The plan of a run: targets, protocols, limits. `arguments` checks the values."""
+"""The plan of a run: targets, protocols, limits. `command` checks the values."""
 
 import random
 import re
