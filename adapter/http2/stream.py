@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stage(Enum):
-    """How far a request has come. `follows` is its row of `FOLLOWS`: a look-up hashes the member."""
+    """How far a request has come. `follows` is its row of `FOLLOWS`, as a look-up costs a hash."""
 
     follows: tuple["Stage", ...]
 
