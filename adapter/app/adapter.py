@@ -30,7 +30,6 @@ from adapter.frontends.grpc.policy import FRONTEND
 from adapter.frontends.http.server import bearable_connections
 from adapter.frontends.listeners import Listeners
 from adapter.frontends.model_repository import LoadOfStore, Repository, no_store
-from adapter.frontends.openapi import OpenApiPage
 from adapter.packages.roots import start_models
 from adapter.runtime import background, clock
 from adapter.runtime.byte_budget import ByteBudget
@@ -247,12 +246,11 @@ class Adapter:
     async def _open_pages(self) -> None:
         """Open the listeners of operators: `admin`, and `metrics` where that has its own."""
         settings, probes, admin = self._settings, self._build_probes(), self._build_admin()
-        mine: list[Pages] = [admin, OpenApiPage()]
         opened: list[tuple[str, Address, list[Pages]]] = [
-            ("admin", settings.admin, [probes, *mine])
+            ("admin", settings.admin, [probes, admin])
         ]
         if settings.has_metrics:
-            opened = [("admin", settings.admin, mine), ("metrics", settings.metrics, [probes])]
+            opened = [("admin", settings.admin, [admin]), ("metrics", settings.metrics, [probes])]
         for name, address, pages in opened:
             sites = SitePolicy(address, settings.allowed_hosts)
             await self._listeners.open_probes(name, address, application(sites, *pages))

@@ -17,8 +17,7 @@ from adapter.core.model import ModelId
 from adapter.dataplane.grpc import GrpcDataPlane
 from adapter.dataplane.http import HttpDataPlane
 from adapter.dataplane.traced import TracedHttp, TracedRpc
-from adapter.frontends import openapi
-from adapter.frontends.access import Access, SitePolicy
+from adapter.frontends.access import Access, Extensions, SitePolicy
 from adapter.frontends.drain import Drain
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.grpc.health import health_services
@@ -35,7 +34,7 @@ from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.fast_path import FastPath, Inference
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import Dialect, HttpMiddleware, Serve, traced
+from adapter.frontends.http.middleware import Calls, Dialect, HttpMiddleware, Serve, traced
 from adapter.frontends.http.observer import Clock, Observer, path_segments
 from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import Connections, HttpListener
@@ -323,32 +322,33 @@ def _build_routes(
 ) -> Serve:
     dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
     inferences = _build_inferences(shared, dataplane)
-    sagemaker = SageMaker(shared.control, inferences, access=access, is_ready=shared.is_ready)
+    passthrough = frozenset(() if access.infers_only else shared.settings.passthrough)
+    extensions = Extensions(passthrough, has_repository=not access.infers_only)
+    v2 = _build_v2(shared, dataplane, inferences, repository, extensions)
+    sagemaker = SageMaker(shared.control, inferences, is_ready=shared.is_ready)
+    calls = Calls(access, {"sagemaker": sagemaker.handlers, "v2": v2.handlers}, passthrough)
+    vertex = _build_vertex(shared, calls, inferences, access)
     endpoint = build_endpoint(shared, dataplane, inferences, observer)
-    v2 = _build_v2(shared, dataplane, inferences, repository, access)
-    vertex = _build_vertex(shared, v2, inferences, access)
-    handlers = {
-        "v2": v2.handle,
-        openapi.NAME: openapi.OpenApi(access).handle,
-        "endpoints": no_endpoint if endpoint is None else endpoint.handle,
-    }
+    invoke = no_endpoint if endpoint is None else endpoint.handle
 
     async def serve(request: web.BaseRequest) -> web.StreamResponse:
-        is_aws = request["contract"] == "endpoint"
-        segments = ["endpoints"] if is_aws else path_segments(request.raw_path)
-        if vertex is not None and vertex.has(segments):
+        if request["contract"] == "endpoint":
+            return await invoke(request)
+        if vertex is not None and vertex.has(path_segments(request.raw_path)):
             return await vertex.handle(request)
-        return await handlers.get(segments[0], sagemaker.handle)(request)
+        return await calls.serve(request)
 
     return serve
 
 
-def _build_vertex(shared: Shared, v2: V2, inferences: Inferences, access: Access) -> Vertex | None:
+def _build_vertex(
+    shared: Shared, calls: Calls, inferences: Inferences, access: Access
+) -> Vertex | None:
     routes, model = shared.vertex_routes, shared.settings.vertex_model
     if routes is None:
         return None
     return Vertex(
-        v2,
+        calls,
         inferences,
         access=access,
         routes=routes,
@@ -376,7 +376,7 @@ def _build_v2(
     dataplane: V2DataPlane,
     inferences: Inferences,
     repository: Repository,
-    access: Access,
+    extensions: Extensions,
 ) -> V2:
     settings = shared.settings
     return V2(
@@ -384,10 +384,9 @@ def _build_v2(
         dataplane,
         inferences,
         repository,
-        access=access,
+        extensions=extensions,
         load_wait_seconds=settings.load_wait_seconds,
         budget=shared.budget,
         max_body_bytes=settings.gathered_bytes,
-        passthrough=frozenset(() if access.infers_only else settings.passthrough),
         serving=shared.serving,
     )

@@ -13,33 +13,9 @@ from ipaddress import ip_address
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from adapter.errors import Forbidden, InferenceOnly, Unauthenticated
+from adapter.frontends.routes import Scope
 from adapter.settings import Address
 
-# Operations as the metrics name them. What is in none of these sets is refused where only inference
-# is served, and wants the token: so a new call is closed until somebody opens it.
-_INFERENCE = frozenset(
-    {
-        *("invoke", "invocations", "infer", "generate", "generate_stream"),
-        *("about", "ping", "live", "server_ready", "ready"),
-        *("server_metadata", "metadata", "config", "statistics", "all_statistics", "openapi"),
-    }
-)
-# What changes no model besides: lists, and what `passthrough` opens.
-_WITHOUT_TOKEN = _INFERENCE | {
-    *("list", "get", "repository_index", "shared_memory", "trace", "logging"),
-    *("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig"),
-    *("ModelStatistics", "ModelInfer", "ModelStreamInfer", "RepositoryIndex"),
-    *("SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
-    *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
-    *("TraceSetting", "LogSettings"),
-}
-# What says nothing of any model: open where all else is for signed calls.
-_ABOUT_THE_SERVER = frozenset(
-    {
-        *("about", "ping", "live", "server_ready", "server_metadata", "openapi"),
-        *("ServerLive", "ServerReady", "ServerMetadata"),
-    }
-)
 _SCHEME = "bearer"
 _READING = frozenset({"GET", "HEAD"})
 _OWN_SITES = frozenset({"same-origin", "none"})
@@ -73,18 +49,18 @@ class Access:
         self.is_keyed = is_keyed
         self._token = None if token is None else token.encode()
 
-    def check(self, operation: str, authorization: Sequence[str]) -> None:
+    def check(self, scope: Scope, authorization: Sequence[str]) -> None:
         """Raise InferenceOnly, Unauthenticated or Forbidden, whatever model the call names.
         `authorization`: the headers of that name.
         """
-        if self.infers_only and operation not in _INFERENCE:
+        if self.infers_only and scope > Scope.METADATA:
             raise InferenceOnly(
                 f"this listener, {self.name}, serves inference alone; loads, unloads and lists "
                 "of models are at the listener http"
             )
-        if self._token is not None and operation not in _WITHOUT_TOKEN:
+        if self._token is not None and scope is Scope.CONTROL:
             _check_token(self._token, authorization)
-        elif self.is_keyed and operation not in _ABOUT_THE_SERVER:
+        elif self.is_keyed and scope is not Scope.SERVER:
             self._check_keyed(authorization)
 
     def _check_keyed(self, authorization: Sequence[str]) -> None:

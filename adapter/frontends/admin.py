@@ -25,6 +25,7 @@ from adapter.errors import Forbidden, InvalidRequest, Unauthenticated, let_go
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.debug_state import DebugState, parse_query
 from adapter.frontends.drain import Drain
+from adapter.frontends.routes import CONTROL, openapi
 from adapter.frontends.status import challenge
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
@@ -231,6 +232,7 @@ class Admin:
     def add_to(self, router: web.UrlDispatcher) -> None:
         Page().add_to(router)
         router.add_post("/drain", self._finish)
+        router.add_get("/openapi.json", _openapi)
         router.add_get("/resident", self._models)
         router.add_get("/debug/state", self._state)
         router.add_get("/debug/config", self._configuration)
@@ -238,7 +240,7 @@ class Admin:
 
     async def _finish(self, request: web.Request) -> web.Response:
         """Drain for good: nothing but the end of the process follows."""
-        self._access.check("drain", request.headers.getall("Authorization", ()))
+        self._access.check(CONTROL, request.headers.getall("Authorization", ()))
         text = request.query.get("timeout", str(self._drain_seconds))
         if _SECONDS.fullmatch(text) is None:
             reason = f"timeout={text[:50]!r}: a number of seconds is accepted"
@@ -273,6 +275,10 @@ async def _streamed(request: web.Request, parts: AsyncIterator[str]) -> web.Stre
     async for part in parts:
         await response.write(part.encode())
     return response
+
+
+async def _openapi(_: web.Request) -> web.Response:
+    return web.Response(body=openapi(), content_type="application/json")
 
 
 async def _tasks(_: web.Request) -> web.Response:

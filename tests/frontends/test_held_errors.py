@@ -24,6 +24,7 @@ from adapter.frontends.bodies import Limits
 from adapter.frontends.grpc import stream
 from adapter.frontends.grpc.middleware import Context, GrpcMiddleware
 from adapter.frontends.http.observer import Observer
+from adapter.frontends.routes import Scope
 from adapter.telemetry.metrics import Metrics
 from tests.fakes.house import House
 from tests.fakes.http_triton import OK, says
@@ -256,7 +257,9 @@ async def test_an_error_of_an_operators_listener_is_not_kept(kept):
             router.add_get("/x", self._serve)
 
         async def _serve(self, request):
-            Access("admin", token=TOKEN).check("drain", request.headers.getall("Authorization", ()))
+            Access("admin", token=TOKEN).check(
+                Scope.CONTROL, request.headers.getall("Authorization", ())
+            )
 
     app = application(ANYWHERE, Pages())
     async with TestServer(app) as server, ClientSession() as session:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from adapter.frontends import openapi, status
-from adapter.frontends.http.endpoint import endpoint
+from adapter.frontends import status
+from adapter.frontends.routes import ROUTES, openapi
 from tests.openapi.document import (
     DOCUMENT,
     REGISTRY,
@@ -21,13 +21,11 @@ from tests.openapi.document import (
     at_home,
     operations,
     resolved,
-    routes_of_http,
     without_names,
 )
 
 OPERATIONS = operations(DOCUMENT)
 IDS = [f"{each.method} {each.path}" for each in OPERATIONS]
-FRONTENDS = ROOT / "adapter" / "frontends"
 # Codes that no HTTP listener answers with: they are of streams over gRPC, and of calls of gRPC.
 OVER_GRPC = {"NotTaken"}
 # Answers with an error status that may have no body.
@@ -73,32 +71,19 @@ def test_it_is_a_valid_document_of_openapi():
 
 
 def test_every_route_of_the_callers_listeners_is_in_it_and_nothing_else():
-    routes = routes_of_http() - {"/endpoints/{}/{}"}
-    routes |= {f"/endpoints/{{}}/{name}" for name in {*endpoint._SERVED, endpoint._ASYNC}}
-    routes |= {f"/{openapi.NAME}"}
+    routes = {(route.method, without_names(route.path)) for route in ROUTES}
 
-    assert {without_names(each.path) for each in OPERATIONS if each.tag != "admin"} == routes
-
-
-def test_every_frontend_of_the_callers_listeners_is_looked_at_for_routes():
-    source = (ROOT / "adapter" / "app" / "listeners.py").read_text()
-    table = source[source.index("    handlers = {") : source.index("    async def serve")]
-
-    firsts = re.findall(r"^        (\S+): ", table, re.MULTILINE) + re.findall(
-        r"\[(.*?)\] =", table
-    )
-    assert firsts == ['"v2"', "openapi.NAME", '"endpoints"']
+    found = {(each.method, without_names(each.path)) for each in OPERATIONS if each.tag != "admin"}
+    assert found == routes
 
 
 def test_every_route_of_the_operators_listeners_is_in_it_and_nothing_else():
-    code = "".join(
-        path.read_text() for path in [*FRONTENDS.glob("*.py"), *FRONTENDS.glob("page/*.py")]
-    )
-    routes = set(re.findall(r'router\.add_(\w+)\(f?"([^"]+)"', code))
-    routes = {(method.upper(), path.replace("{NAME}", openapi.NAME)) for method, path in routes}
+    code = (ROOT / "adapter" / "frontends" / "admin.py").read_text()
+    routes = set(re.findall(r'router\.add_(\w+)\("([^"]+)"', code))
+    routes = {(method.upper(), path) for method, path in routes}
 
     found = {(each.method, each.path) for each in OPERATIONS if each.tag == "admin"}
-    assert found | {("GET", "/"), ("GET", f"/{openapi.NAME}")} == routes
+    assert found | {("GET", "/"), ("GET", "/openapi.json")} == routes
 
 
 def test_the_codes_are_those_of_the_table_of_errors():
@@ -186,7 +171,7 @@ def test_its_version_is_that_of_the_package():
 
 
 def test_what_the_listeners_serve_is_this_document():
-    assert json.loads(openapi.document()) == DOCUMENT
+    assert json.loads(openapi()) == DOCUMENT
 
 
 def test_the_wheel_has_the_document_as_json(tmp_path):

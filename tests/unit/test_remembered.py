@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from adapter.dataplane.json_limits import Shapes
-from adapter.frontends.http.inference import route_of
+from adapter.frontends.http.inference import target_of
 
 KIB = 2**10
 
 
 def ask_for_a_long_path(i: int) -> None:
-    route_of(b"/models/m/invoke?%d%b" % (i, bytes(4 * KIB)))
+    target_of(b"/models/m/invoke?%d%b" % (i, bytes(4 * KIB)))
 
 
 def send_a_long_shape(i: int) -> None:

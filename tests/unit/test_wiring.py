@@ -20,8 +20,8 @@ from adapter.control.residency.arrival import Arrivals
 from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.inference import Inferences
+from adapter.frontends.http.middleware import Calls
 from adapter.frontends.http.server import HttpListener
-from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
 from adapter.runtime.turns import Turns
 from adapter.settings import Loaded, Settings, load_settings
@@ -166,7 +166,7 @@ SEEN = {
     # with a second for those who are told that it is over
     "drain_timeout_seconds": Look("21", lambda a: a._listeners._grace_seconds, 22),
     "inline_files": Look("off", lambda a: str(part(a, Repository)._takes_files), "False"),
-    "passthrough": Look("log", lambda a: part(a, V2)._passthrough, {"log"}),
+    "passthrough": Look("log", lambda a: part(a, Calls)._passthrough, {"log"}),
 }
 
 # What is read once the adapter runs, or by what is given all settings: the test that sees it.

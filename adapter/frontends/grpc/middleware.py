@@ -14,6 +14,7 @@ from adapter.core.calls import RPC_NOT_STARTED, RpcMetadata
 from adapter.errors import AdapterError, MessageTooLarge, OutOfMemory, let_go, was_not_started
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.messages import names_model
+from adapter.frontends.routes import CONTROL, RPCS
 from adapter.frontends.status import grpc_code, grpc_status, level_of
 from adapter.runtime import clock
 from adapter.telemetry.log import LogLimit, ids_of_metadata
@@ -128,7 +129,7 @@ class GrpcMiddleware:
     def _check(self, method: str, context: Context) -> None:
         if self._access is not None:
             found = [str(value) for key, value in metadata_of(context) if key == "authorization"]
-            self._access.check(method, found)
+            self._access.check(RPCS.get(method, CONTROL), found)
 
     def status_of(
         self,

@@ -75,7 +75,7 @@ class FastPath:
     def may_wait(self, plain: Plain) -> bool:
         """Return whether the call waits for its model where that is not loaded."""
         is_waiting = self.loads_for_calls or plain.model_id in self.control.loading
-        return plain.route.frontend == "v2" and is_waiting
+        return plain.target.frontend == "v2" and is_waiting
 
 
 class Inference:
@@ -317,7 +317,7 @@ class Inference:
         return plain.answer + more + (lines.last if self._is_last else lines.line)
 
     def _fields(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-        return given_back(headers, is_v2=self._plain.route.frontend == "v2")
+        return given_back(headers, is_v2=self._plain.target.frontend == "v2")
 
     @guarded
     def received(self, piece: bytes) -> None:
@@ -416,7 +416,7 @@ class Inference:
         self._task, plain, observer = None, self._plain, self._path.observer
         if plain.is_typed and isinstance(error, NotJson):
             error = explained(error, self._request()[2], None)
-        refusal, kind = self._refusal(error), (plain.route.operation, plain.model_id)
+        refusal, kind = self._refusal(error), (plain.target.operation, plain.model_id)
         observer.refused(error, self._request, *kind, more=refusal.logged)
         self._say(refusal)
 

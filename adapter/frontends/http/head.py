@@ -21,8 +21,9 @@ from adapter.frontends.access import SitePolicy
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
 from adapter.frontends.http.endpoint.members import PlainCall, PlainCalls
-from adapter.frontends.http.inference import Route, route_of
+from adapter.frontends.http.inference import Target, target_of
 from adapter.frontends.http.observer import ECHOED, FORWARDED
+from adapter.frontends.routes import INVOKE_ENDPOINT
 from adapter.telemetry.traffic import Served
 
 END = b"\r\n\r\n"
@@ -84,7 +85,7 @@ class Plain:
     is one. `is_typed`: it is not plain for a model that opted into content types.
     """
 
-    route: Route
+    target: Target
     model_id: ModelId
     served: Served
     echoed: bytes
@@ -177,19 +178,19 @@ class Heads:
     def _plain(self, target: bytes, headers: Fields, fields: Fields, size: int) -> Head:
         """`fields`: the headers by their names in lower case."""
         call = None if self._calls is None else self._calls.read(target, fields)
-        route = None if _PERCENT in target else _route(target, call)
+        asked = None if _PERCENT in target else _asked(target, call)
         if (
-            route is None
-            or (model_id := route.model_id or self._default_model) is None
-            or route.operation.startswith("generate")
-            or not (self._invokes or route.frontend == "v2")
+            asked is None
+            or (model_id := asked.model_id or self._default_model) is None
+            or asked.operation.startswith("generate")
+            or not (self._invokes or asked.frontend == "v2")
             or fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
             or not _NEVER_PLAIN.isdisjoint(fields)
             or b"host" not in fields
             or not self._knows_host(fields[b"host"])
         ):
             return Head(size)
-        if route.frontend == "v2":
+        if asked.frontend == "v2":
             prefix = fields.get(_HEADER_LENGTH)
             told = [pair for pair in headers.items() if pair[0].lower() not in _FRAME]
         else:
@@ -199,13 +200,13 @@ class Heads:
                 told = [pair for pair in told if pair[0] != b"Accept-Encoding"]
         if prefix is not None and _DIGITS.fullmatch(prefix) is None:
             return Head(size)
-        path = f"/v2/models/{call.name if call else model_id}{route.path or '/infer'}"
+        path = f"/v2/models/{call.name if call else model_id}{asked.path or '/infer'}"
         onward = self._onward(path, told, prefix, size)
         json_bytes = None if prefix is None else int(prefix)
-        served = self._served(route.frontend, route.operation)
+        served = self._served(asked.frontend, asked.operation)
         echoed = call.lines() if call else _echoed(fields)
-        typed = route.frontend != "v2" and _is_typed(fields)
-        return Head(size, Plain(route, model_id, served, echoed, json_bytes, call, typed), onward)
+        typed = asked.frontend != "v2" and _is_typed(fields)
+        return Head(size, Plain(asked, model_id, served, echoed, json_bytes, call, typed), onward)
 
     def _onward(
         self, path: str, told: list[tuple[bytes, bytes]], prefix: bytes | None, size: int
@@ -222,10 +223,10 @@ class Heads:
         return b"\r\n".join(lines)
 
 
-def _route(target: bytes, call: PlainCall | None) -> Route | None:
+def _asked(target: bytes, call: PlainCall | None) -> Target | None:
     if call is None:
-        return route_of(target)
-    return Route("endpoint", "invocations", call.model_id)
+        return target_of(target)
+    return Target(INVOKE_ENDPOINT.contract, INVOKE_ENDPOINT.operation, call.model_id)
 
 
 def _prefix(kind: bytes, size: int) -> bytes | None:

@@ -30,6 +30,7 @@ from adapter.frontends.http.content_types import (
 from adapter.frontends.http.conversion import Source, as_answer, as_request
 from adapter.frontends.http.middleware import chunks_of, dialect_of, held_body, whole_body
 from adapter.frontends.http.observer import FORWARDED, call_headers, passed_on, path_segments
+from adapter.frontends.routes import INFERENCE, Match, Route, bare, find
 from adapter.protocols.content_types import ContentTypes
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import waiting_for_caller
@@ -47,10 +48,10 @@ _WHOLE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """`model_id` is None for the one model of single-model mode. `path` is what stands behind the
-    model's name in V2. `media_type`: of the platform that a call of V2 came through, in which it
-    says where raw tensors begin.
+class Target:
+    """What an inference is of. `model_id` is None for the one model of single-model mode. `path` is
+    what stands behind the model's name in V2. `media_type`: of the platform that a call of V2 came
+    through, in which it says where raw tensors begin.
     """
 
     frontend: str
@@ -60,38 +61,33 @@ class Route:
     media_type: str = ""
 
 
-def route_of(raw_target: bytes) -> Route | None:
-    """None for what is no inference, or is one of no model that there can be."""
-    is_short = len(raw_target) <= _SHORT_TARGET
-    return (_short_route_of if is_short else _route_of)(raw_target)
+def target_of(raw: bytes) -> Target | None:
+    """Return the inference that a POST of this path is, but for those of the endpoint; None for
+    what is none, or is one of no model that there can be.
+    """
+    return (_short_target_of if len(raw) <= _SHORT_TARGET else _target_of)(raw)
 
 
-def _route_of(raw_target: bytes) -> Route | None:
+def _target_of(raw: bytes) -> Target | None:
     try:
-        return _route(path_segments(raw_target.decode()))
+        match = find(bare(path_segments(raw.decode())))
+        route = None if match is None else match.methods.get("POST")
+        if match is None or route is None or route.scope is not INFERENCE:
+            return None
+        return None if route.contract == "endpoint" else of_match(match, route)
     except (AdapterError, UnicodeDecodeError):
         return None
 
 
-_short_route_of = lru_cache(512)(_route_of)
+_short_target_of = lru_cache(512)(_target_of)
 
 
-def _route(segments: list[str]) -> Route | None:
-    if len(segments) > 1 and segments[-1] == "":
-        segments.pop()  # one trailing slash means nothing
-    match segments:
-        case ["invocations"]:
-            return Route("sagemaker", "invocations", None)
-        case ["models", name, "invoke"]:
-            return Route("sagemaker", "invoke", parse_model_id(name))
-        case ["v2", "models", name, *versions, "infer" | "generate" | "generate_stream" as call]:
-            match versions:
-                case []:
-                    return Route("v2", call, parse_model_id(name), f"/{call}")
-                case ["versions", number] if number.isascii() and number.isdigit():
-                    path = f"/versions/{number}/{call}"
-                    return Route("v2", call, parse_model_id(name), path)
-    return None
+def of_match(match: Match, route: Route) -> Target:
+    """Raise InvalidRequest for a name that no model can have."""
+    name = match.names.get("model_name")
+    path = match.below_model() if route.contract == "v2" else ""
+    model_id = None if name is None else parse_model_id(name)
+    return Target(route.contract, route.operation, model_id, path)
 
 
 class Inferences:
@@ -123,20 +119,24 @@ class Inferences:
         self._budget = budget
         self._operation = operation
 
-    async def serve(self, route: Route, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        match: Match = request["match"]
+        return await self.serve(of_match(match, match.methods["POST"]), request)
+
+    async def serve(self, target: Target, request: web.BaseRequest) -> web.StreamResponse:
         """Whatever is no good answer of Triton's is raised as one of our errors."""
-        request["frontend"], request["operation"] = route.frontend, route.operation
-        model_id = request["model_id"] = route.model_id or self._default_model
+        request["frontend"], request["operation"] = target.frontend, target.operation
+        model_id = request["model_id"] = target.model_id or self._default_model
         if model_id is None:
             raise InvalidRequest(
                 "many models are served here: POST /models/{model_name}/invoke, "
                 "or start with --single-model"
             )
         try:
-            if route.frontend == "v2":
+            if target.frontend == "v2":
                 lease = await self._serving(model_id, self._load_wait)
                 with lease:
-                    return await self._infer(route, lease, request)
+                    return await self._infer(target, lease, request)
             lease = self._control.lease(model_id)
             with lease:
                 return await self.invoke(lease, request)
@@ -265,17 +265,17 @@ class Inferences:
     # -- V2 ---------------------------------------------------------------------------------
 
     async def _infer(
-        self, route: Route, lease: Lease, request: web.BaseRequest
+        self, target: Target, lease: Lease, request: web.BaseRequest
     ) -> web.StreamResponse:
-        record, path = lease.record, route.path
+        record, path = lease.record, target.path
         is_packed = _encoding_of(request) not in {"", "identity"}
         if len(request.headers.getall(_HEADER_LENGTH, ())) > 1:
             raise InvalidRequest(f"more than one {_HEADER_LENGTH}")
         headers = call_headers(request.headers, is_rewritten=record.is_renamed)
-        if route.media_type:
+        if target.media_type:
             length = None if is_packed else request.content_length
             kind = request.headers.get("Content-Type", "")
-            size = binary.json_header_bytes(kind, length, route.media_type)
+            size = binary.json_header_bytes(kind, length, target.media_type)
             if size is not None:
                 headers[_HEADER_LENGTH] = str(size)
         if request.content_length is not None:

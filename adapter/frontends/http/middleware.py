@@ -3,21 +3,22 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import ClientError, HttpVersion11, web
 
+from adapter.core.model import parse_model_id
 from adapter.errors import (
     AdapterError,
     BrokenBody,
     InvalidRequest,
     MethodNotAllowed,
+    NotPassedThrough,
     PayloadTooLarge,
 )
-from adapter.frontends.access import SitePolicy
+from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.observer import (
@@ -32,6 +33,7 @@ from adapter.frontends.http.observer import (
     own_refusal,
     path_segments,
 )
+from adapter.frontends.routes import Match, Route, bare, find
 from adapter.runtime import clock
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.log import ids_of_headers
@@ -45,14 +47,6 @@ log = logging.getLogger(__name__)
 
 # The largest body of a load or another control call; loads that bring files may have more.
 CONTROL_BODY_BYTES = 2**20
-
-# segments of a path that a client's choice follows, and its placeholder
-_CHOSEN = {
-    "models": "{model_name}",
-    "versions": "{version}",
-    "region": "{region}",
-    "endpoints": "{endpoint_name}",
-}
 
 Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -88,23 +82,54 @@ def _answered(refusal: Refusal) -> web.Response:
     return response
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A place under /v2: what it is called in metrics, and what each method does there.
-
-    `needs` is what the setting `passthrough` must hold for it to be open.
+class Calls:
+    """Has each call answered by the handler of its route. `passthrough`: the items of that setting.
+    `handlers`: by contract and operation.
     """
 
-    operation: str
-    methods: Mapping[str, Serve]
-    needs: str | None = None
+    def __init__(
+        self,
+        access: Access,
+        handlers: Mapping[str, Mapping[str, Serve]],
+        passthrough: Collection[str] = (),
+    ) -> None:
+        self._access = access
+        self._handlers = handlers
+        self._passthrough = passthrough
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        """HEAD is GET without the body."""
-        handler = self.methods.get("GET" if request.method == "HEAD" else request.method)
-        if handler is None:
-            raise method_not_allowed(request, self.methods)
-        return await handler(request)
+        match = find(bare(path_segments(request.raw_path)))
+        if match is None:
+            raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
+        request["route"] = match.path
+        note_model(request, match)
+        # HEAD is GET without the body
+        route = match.methods.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
+            self._check_open(next(iter(match.methods.values())))
+            raise method_not_allowed(request, match.methods)
+        return await self.answer(request, match, route)
+
+    async def answer(
+        self, request: web.BaseRequest, match: Match, route: Route
+    ) -> web.StreamResponse:
+        request["match"] = match
+        request["frontend"], request["operation"] = route.contract, route.operation
+        self._access.check(route.scope, request.headers.getall("Authorization", ()))
+        self._check_open(route)
+        return await self._handlers[route.contract][route.operation](request)
+
+    def _check_open(self, route: Route) -> None:
+        needed = route.passthrough
+        if needed is not None and needed not in self._passthrough:
+            text = "this is not passed on to Triton unless the setting passthrough has"
+            raise NotPassedThrough(f"{text} {needed!r}")
+
+
+def note_model(request: web.BaseRequest, match: Match) -> None:
+    """Note the model that the path names; InvalidRequest for a name that none can have."""
+    if (name := match.names.get("model_name")) is not None:
+        request["model_id"] = parse_model_id(name)
 
 
 class Dialect(Protocol):
@@ -269,8 +294,9 @@ def traced(serve: Serve, tracing: Tracing) -> Serve:
         with tracing.server(request.method, request.headers) as span:
             response = await serve(request)
             _describe(tracing, span, request.method, request.raw_path, response.status)
-            if "operation" in request:
-                _name(span, request.method, request.raw_path)
+            if (route := request.get("route")) is not None:
+                span.update_name(f"{request.method} {route}")
+                span.set_attribute("http.route", route)
             if "model_id" in request:
                 span.set_attribute(MODEL, request["model_id"])
             return response
@@ -286,21 +312,3 @@ def _describe(tracing: Tracing, span: "Span", method: str, target: str, status: 
         span.set_attribute("http.response.status_code", status)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         tracing.failed(span, str(status))
-
-
-def _name(span: "Span", method: str, target: str) -> None:
-    route = template_of(target)
-    span.update_name(f"{method} {route}")
-    span.set_attribute("http.route", route)
-
-
-def template_of(target: str) -> str:
-    """Return the path with placeholders for what clients choose, so that there are few."""
-    try:
-        segments = path_segments(target)
-    except InvalidRequest:
-        return ""
-    return "".join(
-        f"/{segment if segment == 'stats' else _CHOSEN.get(before, segment)}"
-        for before, segment in zip(["", *segments], segments, strict=False)
-    )

@@ -25,6 +25,7 @@ from adapter.errors import (
     was_not_started,
 )
 from adapter.frontends.http import binary
+from adapter.frontends.routes import CONTRACTS, INFERENCES
 from adapter.frontends.status import HTTP, challenge, level_of, lookup
 from adapter.telemetry.log import LogLimit, ids_of_headers
 from adapter.telemetry.metrics import Metrics
@@ -70,10 +71,6 @@ Asked: TypeAlias = Callable[[], tuple[str, str, Mapping[str, str]]]
 PHRASES = {one.value: one.phrase for one in HTTPStatus} | {530: "Internal Dependency"}
 _LINES = {status: f"HTTP/1.1 {status} {text}\r\n".encode() for status, text in PHRASES.items()}
 
-_CONTRACTS = {"v2": "v2", "endpoints": "endpoint"}
-_STREAM = "invocations-response-stream"
-_INFERENCES = frozenset({"invoke", "invocations", "infer", "generate", "generate_stream", _STREAM})
-
 
 def contract_of(target: str, headers: Mapping[str, str]) -> str:
     """Return whose contract a request is of, before it is looked at closely.
@@ -81,7 +78,7 @@ def contract_of(target: str, headers: Mapping[str, str]) -> str:
     AWS's other operations, which name themselves in a header, are for the endpoint to refuse.
     """
     first = _without_host(target)[1:].partition("?")[0].partition("/")[0]
-    contract = _CONTRACTS.get(unquote(first), "sagemaker")
+    contract = CONTRACTS.get(unquote(first), "sagemaker")
     return "endpoint" if contract == "sagemaker" and AWS_OPERATION in headers else contract
 
 
@@ -231,8 +228,8 @@ class Observer:
         self.listener = listener
         self._metrics = metrics
         self._lines = LogLimit(listener)
-        frontends = ("sagemaker", "v2", "endpoint")
-        self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in frontends}
+        contracts = set(CONTRACTS.values())
+        self._in_flight = {name: metrics.traffic.in_flight_of(name) for name in contracts}
 
     def in_flight(self, contract: str) -> InFlight:
         return self._in_flight[contract]
@@ -256,7 +253,7 @@ class Observer:
         level = level_of(error)
         if log.isEnabledFor(level) and self._lines.admits(error, level):
             self._write(level, error, asked(), error.model_id or model_id, more or {})
-        if isinstance(error, OutOfMemory) and operation in _INFERENCES:
+        if isinstance(error, OutOfMemory) and operation in INFERENCES:
             self._metrics.count_out_of_memory("infer", error.pattern)
         let_go(error)
 

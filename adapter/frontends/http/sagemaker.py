@@ -3,8 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,19 +13,16 @@ from adapter.control.models import ModelControl
 from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.core.registry import ModelRecord
 from adapter.errors import InvalidRequest
-from adapter.frontends import openapi
-from adapter.frontends.access import Access
 from adapter.frontends.bodies import json_object
-from adapter.frontends.http.inference import Inferences, Route
+from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.middleware import (
     CONTROL_BODY_BYTES,
     Serve,
     answer,
     ids_of,
-    method_not_allowed,
     whole_body,
 )
-from adapter.frontends.http.observer import path_segments
+from adapter.frontends.routes import openapi
 from adapter.telemetry.metrics import own_version
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
@@ -37,55 +33,21 @@ _DOCUMENTATION = "README.md and docs/ of this version's source; `triton-adapter 
 
 class SageMaker:
     def __init__(
-        self,
-        control: ModelControl,
-        inferences: Inferences,
-        *,
-        access: Access,
-        is_ready: Callable[[], bool],
+        self, control: ModelControl, inferences: Inferences, *, is_ready: Callable[[], bool]
     ) -> None:
         self._control = control
-        self._inferences = inferences
-        self._access = access
         self._is_ready = is_ready
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        segments = path_segments(request.raw_path)
-        if len(segments) > 1 and segments[-1] == "":
-            segments.pop()  # one trailing slash means nothing
-        match segments:
-            case [""]:
-                methods: dict[str, tuple[str, Serve]] = {"GET": ("about", _about)}
-            case ["ping"]:
-                methods = {"GET": ("ping", self._ping)}
-            case ["models"]:
-                methods = {"GET": ("list", self._list), "POST": ("load", self._load)}
-            case ["invocations"]:
-                methods = {"POST": self._inference("invocations", None)}
-            case ["models", name]:
-                request["model_id"] = parse_model_id(name)
-                methods = {"GET": ("get", self._get), "DELETE": ("unload", self._unload)}
-            case ["models", name, "invoke"]:
-                request["model_id"] = model_id = parse_model_id(name)
-                methods = {"POST": self._inference("invoke", model_id)}
-            case _:
-                raise InvalidRequest(f"there is nothing at {request.raw_path[:200]!r}")
-        return await self._dispatch(request, methods)
-
-    async def _dispatch(
-        self, request: web.BaseRequest, methods: dict[str, tuple[str, Serve]]
-    ) -> web.StreamResponse:
-        """HEAD is GET without the body."""
-        found = methods.get("GET" if request.method == "HEAD" else request.method)
-        if found is None:
-            raise method_not_allowed(request, methods)
-        request["operation"], serve = found
-        self._access.check(request["operation"], request.headers.getall("Authorization", ()))
-        return await serve(request)
-
-    def _inference(self, operation: str, model_id: ModelId | None) -> tuple[str, Serve]:
-        route = Route("sagemaker", operation, model_id)
-        return operation, partial(self._inferences.serve, route)
+        self.handlers: Mapping[str, Serve] = {
+            "about": _about,
+            "openapi": _openapi,
+            "ping": self._ping,
+            "list": self._list,
+            "load": self._load,
+            "get": self._get,
+            "unload": self._unload,
+            "invoke": inferences.answer,
+            "invocations": inferences.answer,
+        }
 
     async def _ping(self, _: web.BaseRequest) -> web.Response:
         """From memory, in milliseconds: the platform gives it 2 s, whatever else goes on."""
@@ -130,7 +92,11 @@ class SageMaker:
 async def _about(_: web.BaseRequest) -> web.Response:
     """Say what listens here, for who opens its address."""
     product = {"product": "triton-adapter", "version": own_version()}
-    return answer({**product, "documentation": _DOCUMENTATION, "openapi": f"/{openapi.NAME}"})
+    return answer({**product, "documentation": _DOCUMENTATION, "openapi": "/openapi.json"})
+
+
+async def _openapi(_: web.BaseRequest) -> web.Response:
+    return web.Response(body=openapi(), content_type="application/json")
 
 
 def _hint(body: dict[str, Any], field: str) -> str | None:

@@ -12,23 +12,13 @@ from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest, NotPassedThrough
 from adapter.frontends.access import Access
 from adapter.frontends.http import binary
-from adapter.frontends.http.inference import Inferences, Route, route_of
-from adapter.frontends.http.middleware import method_not_allowed
+from adapter.frontends.http.inference import Inferences, Target, target_of
+from adapter.frontends.http.middleware import Calls, method_not_allowed, note_model
 from adapter.frontends.http.observer import path_segments
-from adapter.frontends.http.v2 import V2
+from adapter.frontends.routes import CONTRACTS, CONTROL, INFERENCE, bare, find
 from adapter.settings.vertex import VertexRoutes
 
 REDIRECT = "X-Vertex-Ai-Triton-Redirect"
-# What may be reached by a header: inferences, and what changes nothing.
-_REDIRECTED = frozenset(
-    {
-        *("infer", "generate", "generate_stream", "ready", "live", "server_ready"),
-        *("server_metadata", "metadata", "config", "statistics", "all_statistics"),
-        "repository_index",
-    }
-)
-# They stay what they are, whatever the platform chooses.
-_OWN = frozenset({"", "ping", "models", "invocations", "v2", "endpoints", "openapi.json"})
 
 
 class Vertex:
@@ -36,7 +26,7 @@ class Vertex:
 
     def __init__(
         self,
-        v2: V2,
+        calls: Calls,
         inferences: Inferences,
         *,
         access: Access,
@@ -44,24 +34,24 @@ class Vertex:
         model_id: ModelId | None,
         is_ready: Callable[[], bool],
     ) -> None:
-        self._v2 = v2
+        self._calls = calls
         self._inferences = inferences
         self._access = access
-        self._predict = _bare(path_segments(routes.predict))
-        self._health = _bare(path_segments(routes.health))
+        self._predict = bare(path_segments(routes.predict))
+        self._health = bare(path_segments(routes.health))
         self._model_id = model_id
         self._is_ready = is_ready
 
     def has(self, segments: Sequence[str]) -> bool:
-        return segments[0] not in _OWN and _bare(segments) in (self._predict, self._health)
+        return segments[0] not in CONTRACTS and bare(segments) in (self._predict, self._health)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if _bare(path_segments(request.raw_path)) == self._health:
-            request["operation"] = "ping"
+        if bare(path_segments(request.raw_path)) == self._health:
+            request["route"], request["operation"] = f"/{'/'.join(self._health)}", "ping"
             if request.method not in {"GET", "HEAD"}:
                 raise method_not_allowed(request, ["GET"])
             return web.Response(status=200 if self._is_ready() else 503)
-        request["operation"] = "infer"
+        request["route"], request["operation"] = f"/{'/'.join(self._predict)}", "infer"
         if request.method != "POST":
             raise method_not_allowed(request, ["POST"])
         redirect = request.headers.get(REDIRECT)
@@ -69,35 +59,32 @@ class Vertex:
             return await self._infer(request, self._default())
         return await self._redirected(request, f"/{redirect.strip().lstrip('/')}")
 
-    def _default(self) -> Route:
+    def _default(self) -> Target:
         if self._model_id is None:
             raise InvalidRequest(
                 f"no model is named: send {REDIRECT}: v2/models/NAME/infer, or start with "
                 "--vertex-model or --single-model"
             )
-        return Route("v2", "infer", self._model_id, "/infer")
+        return Target("v2", "infer", self._model_id, "/infer")
 
-    async def _infer(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
-        self._access.check(route.operation, request.headers.getall("Authorization", ()))
-        return await self._inferences.serve(replace(route, media_type=binary.VERTEX), request)
+    async def _infer(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
+        self._access.check(INFERENCE, request.headers.getall("Authorization", ()))
+        return await self._inferences.serve(replace(target, media_type=binary.VERTEX), request)
 
-    async def _redirected(self, request: web.BaseRequest, target: str) -> web.StreamResponse:
-        """As if this had been asked for, by the method that it has."""
-        inference = route_of(target.encode("utf-8", "surrogateescape"))
-        if inference is not None and inference.frontend == "v2":
-            return await self._infer(request, inference)
-        first, *path = path_segments(target)
-        route = self._v2.route(request, path) if first == "v2" else None
-        if route is None:
-            raise InvalidRequest(f"{REDIRECT}: there is nothing at {target[:200]!r}")
-        request["frontend"], request["operation"] = "v2", route.operation
-        self._access.check(route.operation, request.headers.getall("Authorization", ()))
-        if route.operation not in _REDIRECTED:
-            raise NotPassedThrough(f"{REDIRECT} does not lead to {target[:200]!r}")
-        serve = route.methods.get("GET") or route.methods["POST"]
-        return await serve(request)
-
-
-def _bare(segments: Sequence[str]) -> list[str]:
-    """Return those of the path without a slash at its end, which means nothing."""
-    return list(segments[:-1] if len(segments) > 1 and not segments[-1] else segments)
+    async def _redirected(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """As if this had been asked for, by the method that it has: an inference, or what changes
+        nothing.
+        """
+        target = target_of(path.encode("utf-8", "surrogateescape"))
+        if target is not None and target.frontend == "v2":
+            return await self._infer(request, target)
+        match = find(bare(path_segments(path)))
+        route = None if match is None else next(iter(match.methods.values()))
+        if match is None or route is None or route.contract != "v2":
+            raise InvalidRequest(f"{REDIRECT}: there is nothing at {path[:200]!r}")
+        note_model(request, match)
+        request["frontend"], request["operation"] = route.contract, route.operation
+        self._access.check(route.scope, request.headers.getall("Authorization", ()))
+        if route.scope is CONTROL or route.passthrough is not None:
+            raise NotPassedThrough(f"{REDIRECT} does not lead to {path[:200]!r}")
+        return await self._calls.answer(request, match, route)

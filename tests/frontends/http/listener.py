@@ -17,7 +17,7 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.http.endpoint.endpoint import EndpointDialect
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
-from adapter.frontends.http.inference import Inferences, route_of
+from adapter.frontends.http.inference import Inferences, target_of
 from adapter.frontends.http.middleware import HttpMiddleware, answer, whole_body
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import Connections, HttpListener
@@ -242,9 +242,9 @@ async def opened(
         listener: Listener
 
         async def application(asked: web.BaseRequest) -> web.StreamResponse:
-            route = route_of(asked.raw_path.encode()) if asked.method == "POST" else None
-            if route is not None:
-                return await inferences.serve(route, asked)
+            target = target_of(asked.raw_path.encode()) if asked.method == "POST" else None
+            if target is not None:
+                return await inferences.serve(target, asked)
             return await listener.application(asked)
 
         observer = Observer(house.metrics)

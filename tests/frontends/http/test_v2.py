@@ -16,13 +16,13 @@ from aiohttp import web
 from adapter.core.faults import Faults
 from adapter.core.oom import Classifier
 from adapter.dataplane.http import HttpDataPlane
-from adapter.frontends.access import Access
+from adapter.frontends.access import Access, Extensions
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.drain import Drain
 from adapter.frontends.http.fast_path import FastPath
 from adapter.frontends.http.head import Heads
 from adapter.frontends.http.inference import Inferences
-from adapter.frontends.http.middleware import HttpMiddleware
+from adapter.frontends.http.middleware import Calls, HttpMiddleware
 from adapter.frontends.http.observer import Clock, Observer
 from adapter.frontends.http.server import HttpListener
 from adapter.frontends.http.v2 import V2
@@ -97,19 +97,19 @@ async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
         dataplane,
         inferences,
         Repository(house.control, no_versions, []),
-        access=Access("http"),
+        extensions=Extensions(passthrough),
         load_wait_seconds=0.01,
         budget=budget,
         max_body_bytes=2 * MIB,
-        passthrough=frozenset(passthrough),
     )
+    calls = Calls(Access("http"), {"v2": v2.handlers}, passthrough)
     observer = Observer(house.metrics)
     heads = Heads(
         house.metrics.traffic.served, default_model=None, max_body_bytes=2 * MIB, sites=ANYWHERE
     )
     heads.host = dataplane.host
     server = HttpListener(
-        HttpMiddleware(v2.handle, observer, ANYWHERE).serve,
+        HttpMiddleware(calls.serve, observer, ANYWHERE).serve,
         FastPath(house.control, dataplane, observer, Clock(), budget),
         heads,
         observer,

@@ -42,15 +42,16 @@ from adapter.frontends.http.endpoint.streams import Streams
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.middleware import held_body, whole_body
 from adapter.frontends.http.observer import AWS_OPERATION, Refusal, path_segments
+from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT, find
 from adapter.protocols.sigv4 import Claim
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import leave_out, waiting_for_caller
 
-_INVOKE, _STREAM, _ASYNC = "invocations", "invocations-response-stream", "async-invocations"
-_SERVED = frozenset({_INVOKE, _STREAM})
+_STREAM = STREAM_ENDPOINT.operation
 _OPERATIONS = (
-    f"InvokeEndpoint (POST /endpoints/NAME/{_INVOKE}) and InvokeEndpointWithResponseStream "
-    f"(POST /endpoints/NAME/{_STREAM}), and with no other operation of AWS"
+    f"InvokeEndpoint (POST /endpoints/NAME/{INVOKE_ENDPOINT.operation}) and "
+    f"InvokeEndpointWithResponseStream (POST /endpoints/NAME/{_STREAM}), and with no other "
+    "operation of AWS"
 )
 
 # AWS's own limit of a body. Up to this it is read whole, so that it can be sent to Triton twice.
@@ -133,15 +134,15 @@ class Endpoint:
         self._streams = streams
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        match _segments(request):
-            case ["endpoints", name, operation] if request.method == "POST":
-                told_of(request).endpoint = name
-                if operation in _SERVED:
-                    request["operation"] = operation
-                    return await self._serve(name, operation, request)
-                if operation == _ASYNC:
-                    raise InvalidCall(f"Endpoint {name} does not support asynchronous inference.")
-        raise _unknown(request, _OPERATIONS)
+        match = find(_segments(request))
+        if match is None or request.method != "POST" or "endpoint_name" not in match.names:
+            raise _unknown(request, _OPERATIONS)
+        name, route = match.names["endpoint_name"], match.methods["POST"]
+        told_of(request).endpoint = name
+        if route is ASYNC_ENDPOINT:
+            raise InvalidCall(f"Endpoint {name} does not support asynchronous inference.")
+        request["route"], request["operation"] = route.path, route.operation
+        return await self._serve(name, route.operation, request)
 
     async def _serve(
         self, name: str, operation: str, request: web.BaseRequest

@@ -16,6 +16,7 @@ from adapter.core.model import ModelId, TritonName, parse_model_id
 from adapter.core.names import triton_name
 from adapter.errors import AdapterError, InvalidCall, InvalidRequest
 from adapter.frontends.http.endpoint.errors import ACCOUNT, CACHE, VARIANT, VARIANT_HEADER
+from adapter.frontends.routes import INVOKE_ENDPOINT
 
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
@@ -25,7 +26,7 @@ COMPONENT = "X-Amzn-SageMaker-Inference-Component"
 
 _NAME = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _ASCII, _PRINTED = r"[\x00-\x7f]*", r"[\x21-\x7e][\x20-\x7e]*"
-_TARGET = re.compile(rb"/endpoints/([A-Za-z0-9-]+)/invocations")
+_TARGET = re.compile(INVOKE_ENDPOINT.path.format(endpoint_name="([A-Za-z0-9-]+)").encode())
 
 
 @dataclass(frozen=True, slots=True)
