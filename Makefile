@@ -60,7 +60,7 @@ unit: setup  ## the quick tests, before no Triton
 quick-%:
 	$(PYTEST) -q -n 0 --hypothesis-profile=few -m 'not triton and not slow and not nightly' $(QUICK_$*)
 
-coverage: setup  ## branches of core, control, packages and protocols that the quick tests take: 95 % at least
+coverage: setup  ## branches of core, control, packages, protocols and http2 that the quick tests take: 95 % at least
 	.venv/bin/python -m coverage run -m pytest -q -n 0 -m 'not triton and not slow and not nightly' $(QUICK)
 	.venv/bin/python -m coverage report
 

@@ -14,14 +14,12 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2
 
 from adapter.tools.bench.errors import BenchError
-from adapter.tools.bench.plan import Address, Churn, Protocol, fresh, headers_for
+from adapter.tools.bench.plan import Address, Churn, Headers, Protocol, fresh, headers_for
 
 _OK = 200
 _ASK_SECONDS = 30.0
 _SHOWN = 300
 _METADATA = "/inference.GRPCInferenceService/ModelMetadata"
-
-Headers = Sequence[tuple[str, str]]
 
 
 class ControlClient:
