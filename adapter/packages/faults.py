@@ -10,7 +10,10 @@ _MAX_LISTED = 10
 def shown(*path: object) -> str:
     """Return a path, or the parts of one, as text, whatever bytes the names consist of."""
     text = "/".join(map(str, path))
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # no path: JSON may hold any half of a surrogate pair
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def cut(text: str, most: int = _MAX_CHARACTERS) -> str:

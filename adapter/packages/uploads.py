@@ -54,9 +54,10 @@ def _unknown(given: object, message: Any, place: str) -> Iterator[str]:
     elif isinstance(given, dict):
         is_map = message.GetOptions().map_entry
         for name, value in given.items():
-            fields = message.fields_by_name
-            field = fields.get("value" if is_map else name)
-            field = field or message.fields_by_camelcase_name.get(name)
+            fields, field = message.fields_by_name, None
+            if is_map or name.isascii():  # protobuf raises SystemError for half a surrogate pair
+                field = fields.get("value" if is_map else name)
+                field = field or message.fields_by_camelcase_name.get(name)
             if field is None:
                 yield cut(f"{place}{name}")
             elif field.message_type is not None:

@@ -101,6 +101,15 @@ def test_unknown_fields_are_named_all_at_once():
         config_text({"z": 1, "inputs": [], "input": [{"nam": 1}, {"nam": 2}]})
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"\ud800": 1}, {"name": "\ud800"}, {"parameters": {"\ud800": {"string_value": "x"}}}],
+)
+def test_half_a_surrogate_pair_in_a_config_is_the_callers_mistake(given):
+    with pytest.raises(InvalidRequest, match="^config"):
+        config_text(given)
+
+
 def test_the_time_of_a_written_file_tells_its_content(tmp_path):
     for name, content in {"a": b"one", "b": b"one", "c": b"two"}.items():
         source = ModelSource("request:x", files=(("1/f", content),))

@@ -1,0 +1,36 @@
+"""How faults of packages are worded."""
+
+import os
+
+from adapter.packages.faults import cut, did_you_mean, listed, quoted_list, shown
+from tests.cases import rows
+
+
+@rows(
+    ("path", "text"),
+    [
+        (["/models", "a"], "/models/a"),
+        ([os.fsdecode(b"bad\x80.onnx")], "bad\\x80.onnx"),
+        (["half \ud800"], "half \\ud800"),
+    ],
+)
+def test_a_path_of_any_bytes_is_text_that_can_be_sent(path, text):
+    assert shown(*path) == text
+    assert shown(*path).encode()
+
+
+def test_a_list_has_ten_items_at_most_and_says_how_many_more_there_are():
+    assert listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert listed(range(12)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+    assert quoted_list(["a", "b"], " -> ") == "'a' -> 'b'"
+    assert listed([]) == "nothing"
+
+
+def test_a_long_text_is_cut():
+    assert cut("a" * 100) == "a" * 100
+    assert cut("a" * 101) == "a" * 100 + "..."
+
+
+def test_a_known_name_is_proposed_for_each_misspelt_one():
+    assert did_you_mean(["pythom", "x"], ["python", "onnx"]) == "; did you mean python?"
+    assert not did_you_mean(["x"], ["python"])
