@@ -106,7 +106,7 @@ def test_unknown_fields_are_named_all_at_once():
     [{"\ud800": 1}, {"name": "\ud800"}, {"parameters": {"\ud800": {"string_value": "x"}}}],
 )
 def test_half_a_surrogate_pair_in_a_config_is_the_callers_mistake(given):
-    with pytest.raises(InvalidRequest, match="^config"):
+    with pytest.raises(InvalidRequest, match=r"^config"):
         config_text(given)
 
 
