@@ -17,7 +17,7 @@ _RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`code` is an HTTP status with the code of the body, a gRPC status, or one word."""
+    """Why a request failed. `code` is an HTTP status with the body's code, a gRPC status, or a word."""
 
     code: str
     text: str
@@ -60,7 +60,7 @@ class ClientProtocol(asyncio.Protocol):
 
 
 class Connection:
-    """`done` gets this connection and the arguments of `Finish`."""
+    """A connection that reconnects. `done` gets it and the arguments of `Finish`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Connection:
         self._is_closed = False
 
     async def open(self) -> None:
-        """OSError when nobody listens there."""
+        """Connect; raise OSError if nobody listens there."""
         loop, address = asyncio.get_running_loop(), self._address
         protocol = self._make(self._finish)
         async with asyncio.timeout(_OPEN_SECONDS):

@@ -175,10 +175,10 @@ class Load:
         raise NotImplementedError
 
     def _give_up(self, before: float) -> None:
-        """Called after every interval: drop what was due before that moment."""
+        """Drop requests that were due before that moment; called after every interval."""
 
     def _end(self) -> None:
-        """Called once, at the end."""
+        """Release what the load uses; called once."""
 
 
 class ClosedLoop(Load):
@@ -213,7 +213,7 @@ class OpenLoop(Load):
     """
 
     def __init__(self, options: LoadOptions, schedule: Callable[[float], Iterator[float]]) -> None:
-        """`schedule` gets the moment of its start."""
+        """Begin the schedule; `schedule` gets the moment of its start."""
         super().__init__(options)
         self._schedule = schedule(self.started)
         self._due = next(self._schedule, None)

@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """`given` is the file's JSON, which is sent unchanged in the JSON protocols."""
+    """The tensors of a request. `given` is a file's JSON, sent unchanged in the JSON protocols."""
 
     tensors: tuple[Tensor, ...]
     given: bytes | None = None
@@ -99,7 +99,7 @@ def raw(tensor: Tensor) -> bytes:
 
 
 def from_metadata(metadata: Mapping[str, Any], shape: Shape, seed: int) -> Payload:
-    """BenchError for an input whose type V2 does not have."""
+    """Make a payload; raise BenchError for an input whose type V2 does not have."""
     known = {str(each["name"]) for each in metadata["inputs"]}
     if unknown := sorted(set(shape.shapes) - known):
         raise BenchError(
@@ -120,7 +120,7 @@ def _made_up(given: Mapping[str, Any], shape: Shape, seed: int) -> Tensor:
 
 
 def _dims(shape: Sequence[Any], batch: int) -> Iterator[int]:
-    """The first dimension is the batch where it is dynamic; other dynamic ones are 1."""
+    """Yield the sizes: a dynamic first dimension is the batch, other dynamic ones are 1."""
     for place, size in enumerate(int(each) for each in shape):
         yield size if size >= 0 else batch if place == 0 else 1
 
@@ -138,7 +138,7 @@ def _values(datatype: str, source: random.Random) -> Iterator[Any]:
 
 
 def from_file(text: bytes) -> Payload:
-    """A V2 inference request in JSON. BenchError says what is wrong with it."""
+    """Parse a V2 inference request in JSON, or raise BenchError."""
     try:
         inputs = json.loads(text)["inputs"]
         tensors = tuple(_read(each) for each in inputs)

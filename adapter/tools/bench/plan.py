@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`churn_at` is the HTTP address at which models are loaded and unloaded meanwhile."""
+    """A server. `churn_at` is the HTTP address at which models are loaded and unloaded meanwhile."""
 
     url: str
     address: Address
@@ -106,7 +106,7 @@ def headers_for(headers: Sequence[tuple[str, str]], model: str) -> Headers:
 
 
 def differs(text: str) -> bool:
-    """Whether `fresh` returns another text each time."""
+    """Return whether `fresh` returns another text each time."""
     return _HEX.search(text) is not None
 
 
@@ -121,8 +121,8 @@ def _digits(found: re.Match[str]) -> str:
 
 
 def read_head(text: str) -> Headers:
-    """The headers of a request as a client wrote it, its request line first; lines that begin with
-    `#` are comments. ValueError says what is wrong.
+    """Parse a request head as a client wrote it, its request line first; lines that begin with `#`
+    are comments. Raises ValueError.
     """
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     if not lines or not lines[0].endswith(" HTTP/1.1"):
@@ -134,7 +134,7 @@ def read_head(text: str) -> Headers:
 
 
 def parse_header(text: str) -> tuple[str, str]:
-    """ValueError when it is not NAME:VALUE in printable ASCII."""
+    """Parse NAME:VALUE in printable ASCII, or raise ValueError."""
     name, colon, value = text.partition(":")
     if not name or not colon or not text.isprintable() or not text.isascii() or " " in name:
         raise ValueError(f"{text!r} is not NAME:VALUE")

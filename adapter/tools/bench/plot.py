@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def draw(result: Json, path: Path) -> None:
-    """OSError when the file cannot be written. The ending of the name chooses the format."""
+    """Write the plot; the ending of the name chooses the format. Raises OSError."""
     figure_of(result).savefig(path, dpi=110)
 
 
@@ -217,7 +217,7 @@ def _log_scale(axes: Any, values: Iterable[float]) -> None:
 
 
 def _legend(axes: Any) -> None:
-    """Above the frame, at the right: no line is behind it."""
+    """Place the legend above the frame, at the right: no line is behind it."""
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}

@@ -43,7 +43,7 @@ class Histogram:
         self.largest = max(self.largest, other.largest)
 
     def percentiles(self, wanted: Iterable[float]) -> Iterator[float | None]:
-        """Seconds for each, which must ascend; None throughout while nothing was added."""
+        """Yield the seconds of each percentile, which must ascend; None while nothing was added."""
         keys = iter(sorted(self._counts))
         seen, value = 0, 0.0
         for percent in wanted:
@@ -70,7 +70,7 @@ def merged(parts: Iterable[Histogram]) -> Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """`at` and `seconds` are seconds, the first since the start of the run."""
+    """Figures of one interval. `at` and `seconds` are seconds, `at` since the start of the run."""
 
     at: float
     seconds: float
@@ -138,7 +138,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage | None:
-    """None when there is no such process."""
+    """Return what a process has used; None if there is no such process."""
     try:
         cpu = time.clock_gettime(~pid << 3 | _SCHED)
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]

@@ -20,7 +20,7 @@ _OURS = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """For HTTP the bytes to send; for gRPC one message, and the metadata of this request alone.
+    """One encoded request: for HTTP the bytes to send, for gRPC one message and its own metadata.
     `differs`: it is a template, which for HTTP has head and body as two parts.
     """
 
@@ -32,7 +32,7 @@ class Request:
 def build(
     target: Target, model: str, payload: Payload, headers: Headers, head: Headers = ()
 ) -> Request:
-    """`head`: headers of a recorded request, whose order and spelling ours take."""
+    """Encode a request. `head`: headers of a recorded one, whose order and spelling ours take."""
     if target.protocol is Protocol.GRPC:
         message = payload.as_message(model)
         own = headers_for([each for each in headers if not is_in_all(each)], model)
@@ -59,7 +59,7 @@ def build(
 
 
 def is_in_all(header: tuple[str, str]) -> bool:
-    """Whether the header is the same in all requests; gRPC encodes such metadata once."""
+    """Return whether the header is the same in all requests; gRPC encodes such metadata once."""
     return "{model}" not in header[1] and not differs(header[1])
 
 

@@ -125,7 +125,7 @@ def _share(cpu_seconds: float, slices: Sequence[Slice]) -> float:
 
 
 def _process(plan: Plan, place: int, slices: Sequence[Slice]) -> Json:
-    """`cpu_seconds` is None when the process ended meanwhile."""
+    """Return what a process took; `cpu_seconds` is None if it ended meanwhile."""
     usages = [each.processes[place] for each in slices]
     spent = [after.cpu_seconds - before.cpu_seconds for before, after in usages if before and after]
     cpu = sum(spent) if len(spent) == len(usages) and usages else None

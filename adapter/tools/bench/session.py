@@ -29,7 +29,7 @@ class Progress:
     """
 
     def __init__(self, seconds: float | None, count: int | None) -> None:
-        """The limits of all slices together; None where there is none."""
+        """Take the limits of all slices together, None for no limit."""
         self._is_shown = sys.stderr.isatty()
         self._seconds = seconds
         self._count = count
@@ -111,7 +111,7 @@ class Session:
         )
 
     async def run(self) -> Outcome:
-        """BenchError when nothing can be measured. SIGINT ends it early, with what there is."""
+        """Measure; SIGINT ends that early. Raises BenchError when nothing can be measured."""
         started_at = time.time()
         models = await self._models()
         payloads = {model: await self._payload(model) for model in models}

@@ -113,7 +113,7 @@ def _of_listener(name: str, address: "Address") -> Target:
 
 
 class _Connection(HTTPConnection):
-    """To a port, or to a socket of the file system."""
+    """A connection to a port, or to a Unix socket."""
 
     def __init__(self, target: Target, seconds: float | None) -> None:
         super().__init__(target.host, target.port, timeout=seconds)

@@ -23,7 +23,7 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`raw` is None where the values came as JSON."""
+    """One output of an answer; `raw` is None if its values came as JSON."""
 
     name: str
     datatype: str

@@ -79,7 +79,7 @@ def _escaped(text: str) -> str:
 
 
 class _Plain:
-    """A line when the news are other ones, and none for what is done soon."""
+    """Prints a line when the news change, and none for what is done soon."""
 
     def __init__(self, title: str) -> None:
         self._title = title

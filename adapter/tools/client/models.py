@@ -54,7 +54,7 @@ _WAITS = {
 
 
 class NotGood(Exception):
-    """The answer of the adapter is an error."""
+    """The adapter has answered with an error."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.status)
@@ -159,7 +159,7 @@ def _again(look: Callable[[], list[str]], target: Target, *, is_view: bool) -> l
 
 
 class _Table:
-    """The models as lines. Requests a second are those since the state that came before."""
+    """Formats the models as lines. Requests a second are those since the state that came before."""
 
     def __init__(self) -> None:
         self._before: dict[str, int] | None = None
@@ -339,12 +339,12 @@ def _load(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _source(text: str) -> str:
-    """A path is meant from here; all else is for the adapter to judge."""
+    """Make a path absolute; the adapter judges all other sources."""
     return text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - keeps links
 
 
 def _missing_here(args: argparse.Namespace, answer: Answer) -> str:
-    """Say so where a path is refused unseen and a slip of the pen is likely the reason."""
+    """Return a hint if a path was refused that does not exist here: it may be misspelt."""
     is_refused = args.command == "load" and OUTSIDE_ROOTS.encode() in answer.body
     if not is_refused or "://" in args.source or os.path.lexists(_source(args.source)):
         return ""

@@ -90,7 +90,7 @@ def _fill(address: str, scratch: Path) -> None:
 
 
 def settings_of(scratch: Path) -> dict[str, object]:
-    """What the adapter is told beside what both tours tell it."""
+    """Return the settings of this tour alone."""
     return {
         "model_store": f"s3://{_BUCKET}/{_PREFIX}",
         "cache_dir": str(scratch / "cache"),

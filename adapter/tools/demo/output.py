@@ -67,7 +67,7 @@ def check(is_met: bool, text: str, more: str = "") -> None:
 
 
 def bar(state: State) -> str:
-    """The device as one line: `[aaaaaabbbb++........] 1.4 GiB of 2.0 GiB`.
+    """Draw the device as one line: `[aaaaaabbbb++........] 1.4 GiB of 2.0 GiB`.
 
     A model's share has its first letter; `+` is in use and nobody's yet, as while a load goes on.
     """

@@ -220,7 +220,7 @@ class Tour:
         note: str = "",
         is_drawn: bool = False,
     ) -> Answer:
-        """With `is_drawn` the memory is shown, while it changes and as it is then."""
+        """Make a call and check its status; with `is_drawn` draw the memory during and after it."""
         begun = time.monotonic()
         async with (
             shown_meanwhile(self._state) if is_drawn else nullcontext(),
@@ -308,7 +308,7 @@ async def _tour_container(adapter: Adapter, scratch: Path) -> None:
 
 
 def _show_figures(body: dict[str, Any]) -> None:
-    """The whole error text, and the bytes as the platform's operator would want them."""
+    """Print the whole error text, and its figures in units that people read."""
     text = body["error"].splitlines()[0]
     for line in textwrap.wrap(text, (width() or PLAIN_COLUMNS) - 10, break_long_words=False):
         detail(coloured(line, DIM))
