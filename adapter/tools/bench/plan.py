@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server. `churn_at` is the HTTP address at which models are loaded and unloaded meanwhile."""
+    """A server. `churn_at` is the HTTP address where models are loaded and unloaded meanwhile."""
 
     url: str
     address: Address
