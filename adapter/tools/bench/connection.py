@@ -17,7 +17,7 @@ _RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed. `code`: an HTTP status with the body's code, a gRPC status, or a word."""
+    """Why a request failed. `code`: HTTP status with the body's code, gRPC status, or one word."""
 
     code: str
     text: str
