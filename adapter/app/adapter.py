@@ -43,7 +43,19 @@ from adapter.telemetry.metrics import Metrics, about
 from adapter.telemetry.readings import ModelCollector, State
 from adapter.telemetry.tracing import Tracing
 
+log = logging.getLogger(__name__)
+
 _STARTING = "starting"
+# How long an embedded Triton may take to stop after a drain that took all its time; up to twice as
+# long after a shorter one. SIGKILL comes 30 s after SIGTERM, and a drain takes 18 s at most.
+_TRITON_SECONDS = 4.0
+# For the 503 answers to requests that are still in flight at the end of a drain.
+_ANSWER_SECONDS = 1.0
+_SHARE_IN_FLIGHT = 4
+# Answers of streams that wait for their callers: twice the largest one, by default.
+_UNREAD_BYTES = 2**27
+_ASKS_NO_STORE = "; models of a store are loaded by name only with the setting on_demand"
+_STORE_LACKS_IT = "; nor is there such a key in the store"
 
 
 class Readiness:
@@ -78,20 +90,6 @@ class Readiness:
 
     def is_ready(self) -> bool:
         return self.why_not_ready() is None
-
-
-log = logging.getLogger(__name__)
-
-# How long an embedded Triton may take to stop after a drain that took all its time; up to twice as
-# long after a shorter one. SIGKILL comes 30 s after SIGTERM, and a drain takes 18 s at most.
-_TRITON_SECONDS = 4.0
-# For the 503 answers to requests that are still in flight at the end of a drain.
-_ANSWER_SECONDS = 1.0
-_SHARE_IN_FLIGHT = 4
-# Answers of streams that wait for their callers: twice the largest one, by default.
-_UNREAD_BYTES = 2**27
-_ASKS_NO_STORE = "; models of a store are loaded by name only with the setting on_demand"
-_STORE_LACKS_IT = "; nor is there such a key in the store"
 
 
 class Adapter:

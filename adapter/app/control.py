@@ -37,6 +37,7 @@ _LOAD_THREADS = 4
 # Triton's own default of --http-max-input-size
 _INPUT_BYTES = 2**26
 _LOADS_AGAIN = {"auto": None, "forget": False, "reload": True}
+_LOADS = 2  # of calls at once, unless load_concurrency says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +233,6 @@ def build_cache(settings: Settings, metrics: Metrics) -> ArtifactCache | None:
 def _default_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base, "triton-adapter")
-
-
-_LOADS = 2  # at once, unless load_concurrency says otherwise
 
 
 class OnDemand:

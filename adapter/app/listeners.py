@@ -51,6 +51,10 @@ from adapter.settings.vertex import VertexRoutes
 from adapter.telemetry.metrics import Metrics
 from adapter.telemetry.tracing import Tracing
 
+# The default of the adapter that ModelMesh brings along for Triton.
+_MESH_LOADS = 1
+_DIALECTS: Mapping[str, Dialect] = {"endpoint": EndpointDialect()}
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -135,10 +139,6 @@ def _build_callers(lines: Sequence[str]) -> Callers | None:
     keys = [parse_endpoint_key(line, os.environ) for line in lines]
     found = {key.access_key: Key(key.secret, key.models) for key in keys}
     return Callers(found) if found else None
-
-
-# The default of the adapter that ModelMesh brings along for Triton.
-_MESH_LOADS = 1
 
 
 class Rpc:
@@ -249,9 +249,6 @@ class Rpc:
         shared.drain.then_refuse(proxy.hurry)
         metrics.connections.labels(name).set_function(lambda: proxy.connections)
         return proxy
-
-
-_DIALECTS: Mapping[str, Dialect] = {"endpoint": EndpointDialect()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,21 @@ from adapter.errors import BackendUnavailable
 
 _ENTRY, _NAME = 0x0A, b"\x0a"  # field 1 of the response, and field 1 of an entry
 _LENGTHS = (1, 2, 3, 4)  # bytes of the length of an entry: up to 256 MiB
+_CHANNEL = [
+    # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata
+    # size exceeds hard limit", its words lost (docs/design/triton.md, Failures).
+    ("grpc.max_metadata_size", 4 * 2**20),
+    ("grpc.absolute_max_metadata_size", 4 * 2**20),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Notice a restarted Triton within a second, not after grpc's default of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_ATTEMPTS = 6
+# Triton is asked twice a second on it whether it is live, so that no ping is sent while it answers.
+_KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
 
 
 class SharedIndex:
@@ -102,25 +117,6 @@ def _number(raw: bytes) -> int:
 
 def _is_varint(raw: bytes) -> bool:
     return raw[-1] < 0x80 and all(byte >= 0x80 for byte in raw[:-1])  # noqa: PLR2004
-
-
-_CHANNEL = [
-    # A failure text of more than 8-16 KiB would arrive as RESOURCE_EXHAUSTED "received metadata
-    # size exceeds hard limit", its words lost (docs/design/triton.md, Failures).
-    ("grpc.max_metadata_size", 4 * 2**20),
-    ("grpc.absolute_max_metadata_size", 4 * 2**20),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # Notice a restarted Triton within a second, not after grpc's default of up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
-
-_ATTEMPTS = 6
-
-# Triton is asked twice a second on it whether it is live, so that no ping is sent while it answers.
-_KEEPALIVE = keepalive(seconds=30, answer_seconds=30)
 
 
 class ControlClient(InferenceServerClient):  # type: ignore[misc]  # tritonclient has no types

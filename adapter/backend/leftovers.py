@@ -17,6 +17,10 @@ from pathlib import Path
 
 _PLACE = Path("/tmp")  # noqa: S108 - where Triton makes it
 _STARTED_IN = re.compile(rb"LD_LIBRARY_PATH=/tmp/(python_env_\w{6})/\d+/lib(:|$)")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton puts them
+# Threads of Triton that served the process wait for ever on its message queues, seen below 36 KiB
+# of a region on 2.51. What they look at must stay as it is.
+_KEPT_BYTES = 64 * 1024
 
 
 def environment_of(pid: int, since: float) -> Path | None:
@@ -65,12 +69,6 @@ def _is_own(status: os.stat_result) -> bool:
 
 def _identity(status: os.stat_result) -> str:
     return f"{status.st_dev} {status.st_ino}"
-
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton puts them
-# Threads of Triton that served the process wait for ever on its message queues, seen below 36 KiB
-# of a region on 2.51. What they look at must stay as it is.
-_KEPT_BYTES = 64 * 1024
 
 
 def free_region(region: Path) -> int:

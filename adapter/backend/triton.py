@@ -27,6 +27,7 @@ from adapter.errors import (
     LoadFailed,
 )
 from adapter.packages.uploads import Payload
+from adapter.protocols.tensors import SIZES
 from adapter.runtime import background, clock
 from adapter.runtime.threads import UNPACKS
 from adapter.telemetry.tracing import Tracing
@@ -50,6 +51,10 @@ _LAST_SECONDS = 4.0  # for unloading uploaded models at the stop
 _INDEX_ATTEMPTS = 8
 _WAITING_LINE_SECONDS = 5.0
 _AT_ONCE = 500  # models of the index: a tenth of a millisecond
+# Bytes of one element; an element of BYTES is its length, 0, and nothing.
+_ELEMENT_BYTES = {**SIZES, "BF16": 2, "BYTES": 4}
+# Of the inference of zeros, which the event loop copies; the others wait as long.
+_MOST_BYTES = 64 * 2**20
 
 
 class TritonControl:
@@ -388,29 +393,6 @@ class TritonControl:
         if method == "infer_once" and about is not None:
             return self._faults.of_grpc_inference(code, text, name=about[0], model_id=about[1])
         return self._faults.of_control(code, text, name=name, model_id=model_id)
-
-
-# Bytes of one element; an element of BYTES is its length, 0, and nothing.
-_ELEMENT_BYTES: Mapping[str, int] = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-    "BYTES": 4,
-}
-
-
-# Of one inference, which the event loop copies; the others wait as long.
-_MOST_BYTES = 64 * 2**20
 
 
 def why_not(config: pb.ModelConfigResponse) -> str | None:

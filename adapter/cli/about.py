@@ -42,6 +42,9 @@ _triton_adapter() {
 
 complete -o bashdefault -F _triton_adapter triton-adapter
 """
+# of check-config's table
+_LEAST_WIDTH = 30  # of the last column; narrower terminals break the lines themselves
+_MOST_VALUE = 32  # of the column of values; a longer one pushes what follows to the right
 
 
 def _version_options(parser: argparse.ArgumentParser) -> None:
@@ -107,10 +110,6 @@ def _completion(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     script = shtab.complete(top, shell=args.shell)
     print(script + _BASH_EQUALS if args.shell == "bash" else script)
     return 0
-
-
-_LEAST_WIDTH = 30  # of the last column; narrower terminals break the lines themselves
-_MOST_VALUE = 32  # of the column of values; a longer one pushes what follows to the right
 
 
 def _config_options(parser: argparse.ArgumentParser) -> None:

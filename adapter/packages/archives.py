@@ -35,6 +35,33 @@ if TYPE_CHECKING:
 
 _GZIP = 31  # zlib's window bits: gzip's header and checksum, and nothing else
 _PACKED_BYTES = 2**18
+_FEW = 16  # entries, hidden ones included, among which a lone archive is sought
+# Long names and attributes need some. tarfile reads a header of any stated length into memory, and
+# before 3.11.10 the time to read it grows with the square.
+_MAX_TAR_HEADER_BYTES = 2**14
+# zipfile takes the whole directory into memory; an entry has about 150 bytes there.
+_MAX_ZIP_READ_BYTES = 2**25
+_TAR_END = bytes(tarfile.BLOCKSIZE)
+_ZIP_LOCAL_HEADER_BYTES = 30
+_GZIP_LENGTH_BYTES = 4
+_ZIP_DIRECTORY_ENTRY = b"PK\1\2"
+# what the two libraries let through when an archive is broken
+_DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    NotImplementedError,
+)
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_STDOUT = 1
+# Where all want the CPU the unpacking process gets a third of what one of the usual priority gets,
+# so three large archives weigh as much as one such process. Less made nobody's wait shorter.
+_NICE = 5
 
 
 class Gunzip(io.RawIOBase):
@@ -74,30 +101,6 @@ class Gunzip(io.RawIOBase):
                 return False
         self._ahead, self._member = rest, zlib.decompressobj(_GZIP)
         return True
-
-
-_FEW = 16  # entries, hidden ones included, among which a lone archive is sought
-# Long names and attributes need some. tarfile reads a header of any stated length into memory, and
-# before 3.11.10 the time to read it grows with the square.
-_MAX_TAR_HEADER_BYTES = 2**14
-# zipfile takes the whole directory into memory; an entry has about 150 bytes there.
-_MAX_ZIP_READ_BYTES = 2**25
-_TAR_END = bytes(tarfile.BLOCKSIZE)
-_ZIP_LOCAL_HEADER_BYTES = 30
-_GZIP_LENGTH_BYTES = 4
-_ZIP_DIRECTORY_ENTRY = b"PK\1\2"
-# what the two libraries let through when an archive is broken
-_DAMAGED = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    NotImplementedError,
-)
 
 
 def is_archive(path: Path) -> bool:
@@ -367,13 +370,6 @@ def _zip_time(info: zipfile.ZipInfo) -> float:
     except ValueError:
         return 0
     return midnight + 3600 * time[0] + 60 * time[1] + time[2]  # these may be out of their range
-
-
-_PR_SET_PDEATHSIG = 1
-_STDOUT = 1
-# Where all want the CPU this process gets a third of what one of the usual priority gets, so three
-# large archives weigh as much as one such process. Less than that made nobody's wait shorter.
-_NICE = 5
 
 
 def main() -> None:

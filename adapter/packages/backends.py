@@ -8,7 +8,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from adapter.core.model import Package
 from adapter.errors import InvalidModel
-from adapter.packages import formats
 from adapter.packages.config_rules import served_versions
 from adapter.packages.contents import CONFIG, is_within
 from adapter.packages.faults import cut, did_you_mean, listed, shown
@@ -22,6 +21,9 @@ UNPACKED = ".unpacked"
 
 # Triton reads every folder name with std::stoll, and crashes if one overflows (seen on 2.51).
 _NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
+# how EXECUTION_ENV_PATH begins if the environment is in the model's folder
+_HERE = "$$TRITON_MODEL_DIRECTORY/"
+_NUMPY = re.compile(r"numpy-(\d+)(\.[^-]*)?\.dist-info")
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -151,11 +153,7 @@ def _versions(root: Path, tree: Tree) -> list[str]:
     return [name for name in folders if is_version(name)]
 
 
-_HERE = "$$TRITON_MODEL_DIRECTORY/"
-_NUMPY = re.compile(r"numpy-(\d+)(\.[^-]*)?\.dist-info")
-
-
-def odd_environment(folder: Path, tree: formats.Tree, config: ModelConfig) -> Iterator[str]:
+def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
     """Warn of a numpy that Triton's python backend cannot work with. What is packed is not read."""
     given = config.parameters.get("EXECUTION_ENV_PATH")
     place = "" if given is None else given.string_value
@@ -173,7 +171,7 @@ def odd_environment(folder: Path, tree: formats.Tree, config: ModelConfig) -> It
                 )
 
 
-def _below(tree: formats.Tree | None, path: PurePosixPath) -> formats.Tree | None:
+def _below(tree: Tree | None, path: PurePosixPath) -> Tree | None:
     for part in path.parts:
         tree = (tree or {}).get(part)
     return tree

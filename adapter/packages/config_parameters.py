@@ -27,6 +27,7 @@ from adapter.runtime import clock
 
 # How near a name must be to be taken for a misspelt one.
 _NEAR = 0.75
+_PARAMETER = "memory_bytes"
 
 
 def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTypes | None:
@@ -84,9 +85,6 @@ def _line(text: str) -> int:
         if token[0][1:-1] == PARAMETER
     ]
     return lines[-1] if lines else 1
-
-
-_PARAMETER = "memory_bytes"
 
 
 def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:

@@ -25,6 +25,10 @@ from adapter.packages.config_text import rename_steps, with_parameters, without_
 from adapter.packages.contents import CONFIG
 from adapter.packages.roots import Inside, Opened
 
+Staging = Literal["symlink", "hardlink", "copy"]
+# Triton loads by name, so it never reads these.
+_HIDDEN = ".ta-half-"
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -122,12 +126,6 @@ def _loaded(found: object) -> Loaded | None:
             amounts = {Device(device): count for device, count in held.items()}
             return Loaded(source, can_load_again, content_key, amounts)
     return None
-
-
-Staging = Literal["symlink", "hardlink", "copy"]
-
-# Triton loads by name, so it never reads these.
-_HIDDEN = ".ta-half-"
 
 
 def claim(folder: Path, ownership: Ownership, keep: str = "") -> None:

@@ -22,6 +22,9 @@ from adapter.packages.contents import MAX_DEPTH, MAX_ENTRIES, ROOTS_SETTING, is_
 from adapter.packages.faults import shown
 
 _MAX_LINKS = 40  # the kernel's own limit
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+_NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
+_NO_MODELS = ("_", ".", "lost+found")  # a repository of Triton's, what is hidden, what ext4 makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +146,6 @@ def _parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
 
 
-_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
-
-
 def _local_path(url: str) -> str:
     """Return the path of an absolute path or a `file:///` URL; refuse anything else."""
     try:
@@ -173,10 +173,6 @@ def resolve(url: str, roots: Sequence[str]) -> Path:
         if error.errno in _ABSENT:
             raise SourceMissing(f"url {shown(path)} does not exist") from error
         raise InvalidRequest(f"url {shown(path)}: {error.strerror}") from error
-
-
-_NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
-_NO_MODELS = ("_", ".", "lost+found")  # a repository of Triton's, what is hidden, what ext4 makes
 
 
 def start_models(entries: Sequence[str], root: Path) -> dict[ModelId, ModelSource]:

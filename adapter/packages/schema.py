@@ -12,18 +12,10 @@ from typing import Any
 from adapter.errors import InvalidModel
 from adapter.packages.config_text import quoted
 from adapter.packages.faults import cut
-from adapter.protocols.tensors import Tensor
+from adapter.protocols.tensors import CODES, Tensor
 
-_DATATYPES = {
-    **{
-        name: f"TYPE_{name}"
-        for name in (
-            *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-            *("FP16", "FP32", "FP64", "BF16", "STRING"),
-        )
-    },
-    "BYTES": "TYPE_STRING",
-}
+_DATATYPES = {name: f"TYPE_{name}" for name in (*CODES, "BF16", "STRING")}
+_DATATYPES["BYTES"] = "TYPE_STRING"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,16 @@ BLOCK_BYTES = 4096
 # The rest of the disk is not for packages: other programs, and Triton, write to it as well.
 RESERVE_BYTES = 2**30
 RESERVE_INODES = 4096
+CHUNK = 2**20
+MAX_NAME_BYTES = 1024
+_MAX_PART_BYTES = 255  # of one folder or file name, on every Linux file system
+_MAX_DEPTH = 64
+# A file of zeros packs 1000 to 1, and small ones do no harm.
+_RATIO_FLOOR_BYTES = 2**30
+_MAX_ROOM_STEP_BYTES, _MAX_ROOM_STEP_INODES = 2**24, 2**8
+_PACKED = (".tar.gz", ".tgz", ".tar")  # what may be a packed Python environment
+_SAFE_TIMES = 2**31  # seconds, which all file systems take
+_MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +47,6 @@ def free_at(folder: str | os.PathLike[str]) -> Free:
 def disk_bytes(size: int = 0) -> int:
     """Return what a file of so many bytes takes; folders, links and empty files a block."""
     return max(BLOCK_BYTES, size + -size % BLOCK_BYTES)
-
-
-CHUNK = 2**20
-MAX_NAME_BYTES = 1024
-_MAX_PART_BYTES = 255  # of one folder or file name, on every Linux file system
-_MAX_DEPTH = 64
-# A file of zeros packs 1000 to 1, and small ones do no harm.
-_RATIO_FLOOR_BYTES = 2**30
-_MAX_ROOM_STEP_BYTES, _MAX_ROOM_STEP_INODES = 2**24, 2**8
-_PACKED = (".tar.gz", ".tgz", ".tar")  # what may be a packed Python environment
-_SAFE_TIMES = 2**31  # seconds, which all file systems take
-_MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 
 
 @dataclass(frozen=True, slots=True)

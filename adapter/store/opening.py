@@ -33,6 +33,19 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 
 T = TypeVar("T")
+_MAX_RETRIES = 5
+_MAX_CONNECT_SECONDS = 5.0
+# An object takes as long as it takes; it is the silence in between that is limited.
+_WHOLE_REQUEST = timedelta(days=30)
+# Where one of these is set, obstore finds the credentials as the vendor's tools do; it reads no
+# profiles.
+_WITHOUT_PROFILE = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
 
 
 class FolderStore:
@@ -136,21 +149,6 @@ def _version(status: os.stat_result) -> str:
 
 def _said(error: OSError) -> str:
     return error.strerror or "it cannot be read"
-
-
-_MAX_RETRIES = 5
-_MAX_CONNECT_SECONDS = 5.0
-# An object takes as long as it takes; it is the silence in between that is limited.
-_WHOLE_REQUEST = timedelta(days=30)
-# Where one of these is set, obstore finds the credentials as the vendor's tools do; it reads no
-# profiles.
-_WITHOUT_PROFILE = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_SKIP_SIGNATURE",
-)
 
 
 def open_store(name: str, location: StoreLocation, timeout_seconds: float) -> Store:

@@ -11,6 +11,26 @@ from typing import Protocol
 
 from adapter.settings.locations import StoreLocation
 
+_STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]{1,40})")
+_CODE = re.compile(r"<Code>([A-Za-z]{1,40})</Code>")
+_NO_CREDENTIALS = "no credentials for it were found"
+_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+# phrases of obstore, of its HTTP client and of the system, and what they mean; the first one counts
+_REASONS = (
+    *((server, _NO_CREDENTIALS) for server in _METADATA_SERVERS),
+    ("TimedOut", "it did not answer in time"),
+    ("kind: Timeout", "it did not answer in time"),
+    ("Connection refused", "connection refused"),
+    ("dns error", "its name cannot be resolved"),
+    ("certificate", "its certificate is not accepted"),
+    ("MissingContentLength", "its answer does not say how long the object is"),
+    ("RangeNotSupported", "it does not serve parts of an object"),
+    ("UnexpectedRange", "it served another part of the object than was asked for"),
+    ("IncompleteBody", "the connection broke"),
+    ("ConnectionReset", "the connection broke"),
+    ("kind: Interrupted", "the connection broke"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
@@ -50,27 +70,6 @@ class Store(Protocol):
 
     async def check(self) -> None:
         """Raise an error if the store cannot be used now."""
-
-
-_STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]{1,40})")
-_CODE = re.compile(r"<Code>([A-Za-z]{1,40})</Code>")
-_NO_CREDENTIALS = "no credentials for it were found"
-_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
-# phrases of obstore, of its HTTP client and of the system, and what they mean; the first one counts
-_REASONS = (
-    *((server, _NO_CREDENTIALS) for server in _METADATA_SERVERS),
-    ("TimedOut", "it did not answer in time"),
-    ("kind: Timeout", "it did not answer in time"),
-    ("Connection refused", "connection refused"),
-    ("dns error", "its name cannot be resolved"),
-    ("certificate", "its certificate is not accepted"),
-    ("MissingContentLength", "its answer does not say how long the object is"),
-    ("RangeNotSupported", "it does not serve parts of an object"),
-    ("UnexpectedRange", "it served another part of the object than was asked for"),
-    ("IncompleteBody", "the connection broke"),
-    ("ConnectionReset", "the connection broke"),
-    ("kind: Interrupted", "the connection broke"),
-)
 
 
 def failed(location: StoreLocation, path: str, reason: str) -> str:

@@ -130,6 +130,26 @@ _BARE = re.compile(r"[\w.:/@%+~-]+")
 # of the embedded tritonserver, as glog writes it: I1122 11:34:46.537778 17015 server.cc:631] text
 _TRITONS_STAMP = re.compile(r"[IWEF]\d{4} \d{2}:\d{2}:\d{2}\.\d+ +\d+ [^\s:\]]+:\d+\] ")
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31"}  # as SGR numbers them
+# Of lines about requests that fail alike: how many in how many seconds.
+_LINES, _SECONDS = 20, 1.0
+# Lines of these are counted for each model.
+_OF_MODEL = (ModelFailed, OutOfMemory)
+_Kind: TypeAlias = tuple[type[Exception], int, str | None]
+# Of lines that wait for the log's reader.
+_MAX_LINES, _MAX_BYTES = 10_000, 4 * 2**20
+_POLL_MILLISECONDS = 1000
+# To wake the thread for each line costs the event loop more than the line itself.
+_GATHER_SECONDS = 0.005
+# W3C Trace Context: version, trace, parent, flags
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
+_MAX_ID_CHARACTERS = 1024  # SageMaker's limit of its longest field
+# Callers' request ids: headers, and fields of the log.
+_FIELDS = {
+    "x-amzn-sagemaker-target-model": "target_model",
+    "x-amzn-sagemaker-inference-id": "inference_id",
+    "x-amzn-sagemaker-custom-attributes": "custom_attributes",
+    "x-request-id": "request_id",
+}
 
 
 def setup_logging(
@@ -307,13 +327,6 @@ def _printable(text: str) -> str:
 _ENCODER = json.JSONEncoder(default=_plain, allow_nan=False)
 
 
-_LINES, _SECONDS = 20, 1.0
-# Lines of these are counted for each model.
-_OF_MODEL = (ModelFailed, OutOfMemory)
-
-_Kind: TypeAlias = tuple[type[Exception], int, str | None]
-
-
 def _later(seconds: float, act: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(seconds, act)
 
@@ -356,12 +369,6 @@ class LogLimit:
                 fields: dict[str, object] = {"listener": self._listener, "error": kind.__name__}
                 fields |= {"requests": more} | ({"model_id": model_id} if model_id else {})
                 log.log(level, "request.failed_again", extra=fields)
-
-
-_MAX_LINES, _MAX_BYTES = 10_000, 4 * 2**20
-_POLL_MILLISECONDS = 1000
-# To wake the thread for each line costs the event loop more than the line itself.
-_GATHER_SECONDS = 0.005
 
 
 class LogStream(io.TextIOBase):
@@ -432,19 +439,6 @@ class LogStream(io.TextIOBase):
                 poll.poll(_POLL_MILLISECONDS)
             except OSError:  # the reader has closed the pipe
                 return
-
-
-# W3C Trace Context: version, trace, parent, flags
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
-
-_MAX_ID_CHARACTERS = 1024  # SageMaker's limit of its longest field
-
-_FIELDS = {
-    "x-amzn-sagemaker-target-model": "target_model",
-    "x-amzn-sagemaker-inference-id": "inference_id",
-    "x-amzn-sagemaker-custom-attributes": "custom_attributes",
-    "x-request-id": "request_id",
-}
 
 
 def ids_of_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,16 @@ Wanted = Literal["auto", "nvml", "triton", "host", "off"]
 
 _NONE = "none"
 _RETRY_SECONDS = 5.0
+__all__ = [
+    "ChosenMemory",
+    "HostMemory",
+    "NvmlMemory",
+    "TritonMetrics",
+    "Wanted",
+    "build_memory",
+    "host_limit_bytes",
+    "models_limit_bytes",
+]
 
 
 class ChosenMemory:
@@ -179,18 +189,6 @@ class ChosenMemory:
             return self._metrics.why
         other = "it names other devices"
         return f"nvml: {self._nvml.why or other}; triton: {self._metrics.why or other}"
-
-
-__all__ = [
-    "ChosenMemory",
-    "HostMemory",
-    "NvmlMemory",
-    "TritonMetrics",
-    "Wanted",
-    "build_memory",
-    "host_limit_bytes",
-    "models_limit_bytes",
-]
 
 
 def build_memory(
