@@ -1,7 +1,6 @@
 """Parses arguments: help by groups, a short usage line, proposals for misspelt words."""
 
 import argparse
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +8,7 @@ from typing import Any, NoReturn
 
 from adapter.cli.commands import COMMANDS, GROUPS, OTHER_WORDS, Command
 from adapter.cli.text import printable_lines
+from adapter.packages.faults import did_you_mean
 
 PROG = "triton-adapter"
 _FORMS: Mapping[object, str] = {"?": "[{}]", "*": "[{}...]", "+": "{}..."}  # of `nargs`
@@ -56,7 +56,8 @@ class Parser(argparse.ArgumentParser):
         if _NO_FLAG in [each.partition("=")[0] for each in unknown]:
             self.error(f"there is no flag {_NO_FLAG}, which others could see; {_NO_FLAG_ADVICE}")
         if unknown:
-            meant = proposal(unknown[0].partition("=")[0], self._option_string_actions)
+            word = unknown[0].partition("=")[0]
+            meant = did_you_mean([word], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
 
 
@@ -78,19 +79,13 @@ class _Top(Parser):
         return "\n".join([*lines, "", str(self.epilog), ""])
 
 
-def proposal(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the known one that is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def no_command(word: str) -> str:
     """Say that it is none, and which one may have been meant: by its letters or as elsewhere."""
     if word in {"log", "logs"}:
         return f"there is no command {word!r}: the log is what `serve` writes to stdout"
     if word in OTHER_WORDS:
         return f"there is no command {word!r}; did you mean {OTHER_WORDS[word]}?"
-    return f"there is no command {word!r}{proposal(word, COMMANDS)}"
+    return f"there is no command {word!r}{did_you_mean([word], COMMANDS)}"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
