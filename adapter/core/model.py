@@ -7,7 +7,7 @@ from typing import NewType
 
 from adapter.core.memory import NO_BYTES, Bytes
 from adapter.errors import InvalidRequest
-from adapter.protocols.content_types import ContentTypes
+from adapter.protocols.tensors import ContentTypes
 
 # The caller's opaque name of a model: any UTF-8 text.
 ModelId = NewType("ModelId", str)

@@ -12,7 +12,7 @@ from adapter.core.names import replacement_name, triton_name
 from adapter.core.sizing import Basis
 from adapter.core.state import ModelEvent, ModelState, WaitsFor, advance
 from adapter.errors import AlreadyLoaded, ModelNotFound, ModelNotReady
-from adapter.protocols.content_types import ContentTypes
+from adapter.protocols.tensors import ContentTypes
 
 _READY = ModelState.READY  # looking up a member of an enumeration is slow in Python 3.11
 _ON_THE_WAY = {ModelState.LOADING: "being loaded", ModelState.RETURNING: "being loaded again"}

@@ -21,8 +21,8 @@ from adapter.packages.config_text import tokens_of
 from adapter.packages.contents import CONFIG
 from adapter.packages.faults import cut, shown
 from adapter.packages.roots import resolve
-from adapter.protocols.content_types import PARAMETER, ContentTypes, content_types
-from adapter.protocols.tensors import Tensor
+from adapter.protocols.codecs import PARAMETER, content_types
+from adapter.protocols.tensors import ContentTypes, Tensor
 from adapter.runtime import clock
 
 # How near a name must be to be taken for a misspelt one.

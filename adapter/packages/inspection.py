@@ -38,7 +38,7 @@ from adapter.packages.faults import listed, shown
 from adapter.packages.formats import is_version
 from adapter.packages.roots import Inside
 from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
-from adapter.protocols.content_types import ContentTypes
+from adapter.protocols.tensors import ContentTypes
 
 SCHEMA = "_schema.json"
 _MAX_CODE_BYTES = 2**20  # of a file

@@ -49,6 +49,25 @@ class Tensor:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ContentTypes:
+    """What a model opted into (protocols/codecs). `types` are media types in lower case, some with
+    `*` for any subtype; `options` what followed one of them behind a semicolon. `is_batched`: a
+    dimension for the batch stands before those of each tensor, whose shapes are as the config has
+    them. `outputs`: none where only Triton knows them.
+    """
+
+    types: tuple[str, ...]
+    options: frozenset[str]
+    is_batched: bool
+    input: Tensor
+    outputs: tuple[Tensor, ...]
+
+    def __contains__(self, media_type: str) -> bool:
+        kind = media_type.partition("/")[0]
+        return media_type in self.types or f"{kind}/*" in self.types
+
+
 def flat(data: Any) -> list[Any]:
     """Return the values of nested lists in their order; ValueError for lists nested too deeply."""
     values = [data]

@@ -5,38 +5,18 @@ others than V2's own (docs/content-types.md).
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from adapter.errors import AdapterError, NotAcceptable, NotJson, UnsupportedMediaType
 from adapter.frontends.http import binary
-from adapter.protocols.content_types import (
-    BYTES,
-    CSV,
-    NPY,
-    PARAMETER,
-    TEXT,
-    ContentTypes,
-    is_raw,
-    may_have,
-)
-from adapter.protocols.tables import TABLE_RANKS
-from adapter.protocols.tensors import SIZES
+from adapter.protocols.codecs import CODECS, PARAMETER, codec_of
+from adapter.protocols.codecs.base import Codec
+from adapter.protocols.tensors import ContentTypes
 
 JSON = "application/json"
 _QUALITY = re.compile(r"(?:0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 _MAX_QUOTED = 200
 # A browser sends 8. A head has room for 5,000, which take 20 ms to read.
 _MOST_RANGES = 100
-
-
-class Kind(Enum):
-    """What is in a body. PERHAPS_JSON: V2 where it begins as an object of JSON, else bytes."""
-
-    V2 = auto()
-    PERHAPS_JSON = auto()
-    RAW = auto()
-    NPY = auto()
-    CSV = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +50,32 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def kind_of(content_type: str, types: ContentTypes, *, is_packed: bool) -> Kind:
-    """Return what a body is, or raise UnsupportedMediaType. `is_packed`: it comes compressed."""
+def codec_for(content_type: str, types: ContentTypes, *, is_packed: bool) -> Codec | None:
+    """Return what reads a body, None for V2's own, or raise UnsupportedMediaType. `is_packed`: it
+    comes compressed.
+    """
     if _is_v2(content_type):
-        return Kind.V2
+        return None
     media_type = _media_type(content_type)
-    if is_packed and media_type == BYTES:
-        return Kind.V2
-    if media_type == BYTES:
-        return Kind.PERHAPS_JSON
-    if media_type not in types or is_packed:
+    codec = codec_of(media_type)
+    if codec is not None and codec.may_be_json:
+        return None if is_packed else codec
+    if codec is None or media_type not in types or is_packed:
         accepted = _accepted(types)
         what = "a compressed body of " if is_packed else ""
         text = f"{what}Content-Type {content_type[:_MAX_QUOTED]!r} is not one that the model takes"
         raise UnsupportedMediaType(f"{text}: {accepted}", accepted=accepted)
-    if is_raw(media_type):
-        return Kind.RAW
-    return Kind.NPY if media_type == NPY else Kind.CSV
+    return codec
 
 
-def refuse_bytes(types: ContentTypes) -> None:
-    """Raise UnsupportedMediaType where the model takes no bytes that are no JSON."""
-    if BYTES not in types:
+def refuse_unlisted(codec: Codec, types: ContentTypes) -> None:
+    """Raise UnsupportedMediaType where a body that may be JSON is none, and the model takes no
+    other of its type.
+    """
+    if codec.media_type not in types:
         accepted = _accepted(types)
-        text = f"Content-Type {BYTES!r} is for JSON alone here; the model takes {accepted}"
-        raise UnsupportedMediaType(text, accepted=accepted)
+        text = f"Content-Type {codec.media_type!r} is for JSON alone here; the model takes"
+        raise UnsupportedMediaType(f"{text} {accepted}", accepted=accepted)
 
 
 def explained(
@@ -105,7 +86,7 @@ def explained(
     """
     content_type = headers.get("Content-Type", "")
     media_type = _media_type(content_type)
-    if not isinstance(error, NotJson) or not may_have(media_type):
+    if not isinstance(error, NotJson) or codec_of(media_type) is None:
         return error
     if types is None:
         taken = f"to take {media_type[:_MAX_QUOTED]!r}"
@@ -150,19 +131,14 @@ def _offered(types: ContentTypes, *, is_choosing: bool) -> list[str]:
     """Return the types that an answer of the model can be of, the preferred ones first."""
     found, outputs = [JSON, binary.MEDIA_TYPE], types.outputs
     if is_choosing or not outputs:
-        return [*found, NPY, BYTES, CSV, TEXT]
+        return [*found, *(codec.media_type for codec in CODECS if codec.is_answer)]
     if len(outputs) > 1:
         return found
-    output = outputs[0]
-    may_be_one = output.datatype == "BYTES" and set(output.shape) <= {1, -1}
-    is_sized, rank = output.datatype in SIZES, len(output.shape) + types.is_batched
-    may_be = {
-        NPY: is_sized,
-        BYTES: output.datatype != "BYTES" or may_be_one,
-        CSV: is_sized and rank in TABLE_RANKS,
-        TEXT: may_be_one,
-    }
-    return [*found, *(media_type for media_type, may in may_be.items() if may)]
+    return found + [
+        codec.media_type
+        for codec in CODECS
+        if codec.is_answer and codec.may_answer(outputs[0], is_batched=types.is_batched)
+    ]
 
 
 def _ranges(accept: str) -> Iterator[_Range]:

@@ -20,18 +20,18 @@ from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
 from adapter.frontends.http.content_types import (
     JSON,
-    Kind,
     answer_type,
+    codec_for,
     explained,
     is_typed,
-    kind_of,
-    refuse_bytes,
+    refuse_unlisted,
 )
-from adapter.frontends.http.conversion import Source, as_answer, as_request
+from adapter.frontends.http.conversion import as_answer, as_request
 from adapter.frontends.http.middleware import chunks_of, dialect_of, held_body, whole_body
 from adapter.frontends.http.observer import FORWARDED, call_headers, passed_on, path_segments
 from adapter.frontends.routes import INFERENCE, Match, Route, bare, find
-from adapter.protocols.content_types import ContentTypes
+from adapter.protocols.codecs.base import Source
+from adapter.protocols.tensors import ContentTypes
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.telemetry.traffic import waiting_for_caller
 
@@ -208,23 +208,26 @@ class Inferences:
         """By the model's own content types (docs/content-types.md)."""
         record = lease.record
         is_packed = _encoding_of(request) not in {"", "identity"}
-        kind = kind_of(_content_type(request), types, is_packed=is_packed)
-        is_choosing = kind in {Kind.V2, Kind.PERHAPS_JSON}
+        codec = codec_for(_content_type(request), types, is_packed=is_packed)
+        is_choosing = codec is None or codec.may_be_json
         wanted = answer_type(_accept(request), types, is_choosing=is_choosing)
         headers = _told(record, request) | {"Accept-Encoding": "identity"}
         # these become whole before Triton is sent the first byte of them
-        held = ExitStack() if kind is Kind.CSV or request.content_length is None else None
+        is_gathered = codec is not None and codec.is_gathered
+        held = ExitStack() if is_gathered or request.content_length is None else None
         sent = await self._body_of(request, lease, held) if body is None else body
         async with aclosing(Source(sent, held)) as source:
-            if kind is Kind.PERHAPS_JSON and not await source.begins_with_brace():
-                refuse_bytes(types)
-                kind = Kind.RAW
-            if kind in {Kind.V2, Kind.PERHAPS_JSON}:
+            if codec is not None and codec.may_be_json:
+                if await source.begins_with_brace():
+                    codec = None
+                else:
+                    refuse_unlisted(codec, types)
+            if codec is None:
                 sent = source.pieces(0)
                 sent = b"".join([p async for p in sent]) if source.is_whole else _not_empty(sent)
             else:
                 length = len(sent) if isinstance(sent, bytes) else request.content_length
-                asked = await as_request(kind, source, length, types, wanted)
+                asked = await as_request(codec, source, length, types, wanted)
                 headers, sent = headers | asked.headers, asked.body
             if isinstance(sent, bytes):
                 _check_is_there(sent)

@@ -12,7 +12,7 @@ import pytest
 from adapter.core.model import ModelId
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.application import Application
-from adapter.protocols.content_types import ContentTypes, Tensor
+from adapter.protocols.tensors import ContentTypes, Tensor
 from adapter.runtime import byte_budget
 from tests.frontends.http.listener import APP, FAST, MIB, PATHS, head, opened, request, until
 from tests.frontends.http.test_listener_ends import LONG
@@ -250,7 +250,7 @@ async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_typ
         tensor = Tensor("IN", "FP32" if is_text else "BYTES", (-1, -1) if is_text else (1,))
         record = house.control.registry.serving(ModelId("m"))
         record.content_types = ContentTypes(
-            (content_type,), casts=False, is_batched=False, input=tensor, outputs=()
+            (content_type,), options=frozenset(), is_batched=False, input=tensor, outputs=()
         )
         target = await listener.waiting(FAST)
         caller = await listener.connect()

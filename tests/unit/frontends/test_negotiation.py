@@ -5,14 +5,16 @@ import pytest
 from adapter.errors import InvalidRequest, NotAcceptable, NotJson, UnsupportedMediaType
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import (
-    Kind,
     answer_type,
+    codec_for,
     explained,
     is_typed,
-    kind_of,
-    refuse_bytes,
+    refuse_unlisted,
 )
-from adapter.protocols.content_types import content_types
+from adapter.protocols.codecs import content_types
+from adapter.protocols.codecs.npy import Npy
+from adapter.protocols.codecs.raw import Octets, Raw
+from adapter.protocols.codecs.tables import Csv
 from adapter.protocols.tensors import Tensor
 from tests.cases import rows
 
@@ -37,18 +39,19 @@ IMAGES = content_types(
 @pytest.mark.parametrize(
     ("given", "types", "kind"),
     [
-        ("", NUMBERS, Kind.V2),
-        ("Application/JSON; charset=utf-8", NUMBERS, Kind.V2),
-        (f"{binary.MEDIA_TYPE};json-header-size=3", NUMBERS, Kind.V2),
-        ("application/octet-stream", NUMBERS, Kind.PERHAPS_JSON),
-        ("application/octet-stream", IMAGES, Kind.PERHAPS_JSON),
-        ("application/x-npy", NUMBERS, Kind.NPY),
-        ("Text/CSV; charset=utf-8", NUMBERS, Kind.CSV),
-        ("image/jpeg", IMAGES, Kind.RAW),
+        ("", NUMBERS, None),
+        ("Application/JSON; charset=utf-8", NUMBERS, None),
+        (f"{binary.MEDIA_TYPE};json-header-size=3", NUMBERS, None),
+        ("application/octet-stream", NUMBERS, Octets),
+        ("application/octet-stream", IMAGES, Octets),
+        ("application/x-npy", NUMBERS, Npy),
+        ("Text/CSV; charset=utf-8", NUMBERS, Csv),
+        ("image/jpeg", IMAGES, Raw),
     ],
 )
 def test_a_body_is_what_its_type_says(given, types, kind):
-    assert kind_of(given, types, is_packed=False) is kind
+    codec = codec_for(given, types, is_packed=False)
+    assert (None if codec is None else type(codec)) is kind
 
 
 @pytest.mark.parametrize(
@@ -56,22 +59,22 @@ def test_a_body_is_what_its_type_says(given, types, kind):
 )
 def test_a_type_that_the_model_lacks_is_refused_with_those_that_it_takes(given):
     with pytest.raises(UnsupportedMediaType) as raised:
-        kind_of(given, NUMBERS, is_packed=False)
+        codec_for(given, NUMBERS, is_packed=False)
     assert raised.value.accepted == f"{JSON}, {binary.MEDIA_TYPE}, {NPY}, {CSV}"
     assert str(raised.value).endswith(raised.value.accepted)
 
 
 def test_bytes_that_are_no_json_are_refused_unless_the_model_takes_bytes():
-    refuse_bytes(IMAGES)
+    refuse_unlisted(Octets(), IMAGES)
     with pytest.raises(UnsupportedMediaType):
-        refuse_bytes(NUMBERS)
+        refuse_unlisted(Octets(), NUMBERS)
 
 
 def test_compressed_bodies_are_json_or_refused():
-    assert kind_of(RAW, IMAGES, is_packed=True) is Kind.V2
-    assert kind_of(JSON, IMAGES, is_packed=True) is Kind.V2
+    assert codec_for(RAW, IMAGES, is_packed=True) is None
+    assert codec_for(JSON, IMAGES, is_packed=True) is None
     with pytest.raises(UnsupportedMediaType, match="compressed"):
-        kind_of("image/png", IMAGES, is_packed=True)
+        codec_for("image/png", IMAGES, is_packed=True)
 
 
 @rows(

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from adapter.protocols.npy import MAX_HEAD_BYTES, bytes_needed, read_head, write_head
+from adapter.protocols.codecs.npy import MAX_HEAD_BYTES, bytes_needed, read_head, write_head
 from adapter.protocols.tensors import SIZES
 from tests.cases import rows
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from adapter.protocols import tables as tables_
-from adapter.protocols.tables import read_table, write_table
+from adapter.protocols.codecs import tables as tables_
+from adapter.protocols.codecs.tables import read_table, write_table
 from tests.cases import rows
 
 TYPES = {

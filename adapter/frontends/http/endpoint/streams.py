@@ -32,10 +32,10 @@ from adapter.errors import (
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http import binary
 from adapter.frontends.http.application import application_of
-from adapter.frontends.http.conversion import converted
 from adapter.frontends.http.endpoint.errors import message_of, told_of
 from adapter.frontends.http.middleware import asked_by, dialect_of
 from adapter.frontends.http.observer import FORWARDED, Observer
+from adapter.protocols.codecs.base import converted
 from adapter.protocols.eventstream import CONTENT_TYPE, MAX_PAYLOAD_BYTES, event, exception
 from adapter.protocols.tensors import PIECE_BYTES, flat, packed, unpacked
 

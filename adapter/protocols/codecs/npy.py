@@ -1,6 +1,7 @@
-"""The head of NumPy's .npy files, versions 1 to 3: which values follow, and in what shape.
+"""NumPy's .npy files, versions 1 to 3. The head says which values follow, and in what shape.
 
-Read by a pattern, not as the Python that it is: whoever sends one says nothing but three fields.
+It is read by a pattern, not as the Python that it is: whoever sends one says nothing but three
+fields.
 """
 
 import math
@@ -8,13 +9,15 @@ import re
 import struct
 from dataclasses import dataclass
 
-from adapter.protocols.tensors import SIZES
+from adapter.protocols.codecs.base import Codec, Source, Values
+from adapter.protocols.tensors import SIZES, ContentTypes, Tensor, may_cast
 
 MAGIC = b"\x93NUMPY"
 # Of a head, as in NumPy itself.
 MAX_HEAD_BYTES = 10_000
 _MAX_BYTES = 2**63 - 1
 _MAX_DIMS = 64  # NumPy 2's own limit
+_CAST = "cast"
 _ALIGN = 64  # where the values begin, as NumPy writes it
 
 _CODES = {
@@ -33,6 +36,47 @@ _FIELD = re.compile(
     rf"""|\((?P<sizes>[0-9L, \t\r\n\f]*)\)){_BLANK}(?:,|(?=}}))"""
 )
 _SIZE = re.compile(r"(?:0|[1-9][0-9]{0,18})L?")
+
+
+class Npy(Codec):
+    """An array. With `cast` its numbers become those of the input."""
+
+    media_type = "application/x-npy"
+    listed = (media_type,)
+    options = (_CAST,)
+
+    def check(self, media_type: str, types: ContentTypes) -> None:
+        super().check(media_type, types)
+        datatype = types.input.datatype
+        if _CAST in types.options and not may_cast(datatype, datatype):
+            raise ValueError(f"{media_type};{_CAST} needs an input of numbers; it is {datatype}")
+
+    def needed(self, types: ContentTypes) -> str | None:
+        return None if types.input.datatype in SIZES else "a type that NumPy has"
+
+    async def decode(self, source: Source, _: int | None, types: ContentTypes) -> Values:
+        start = await source.start(bytes_needed(b""))
+        head = read_head(await source.start(bytes_needed(start)))
+        given, wanted = head.datatype, types.input.datatype
+        if given != wanted and not (_CAST in types.options and may_cast(given, wanted)):
+            text = f"the array is {given}, input {types.input.name!r} is {wanted}"
+            raise ValueError(text + _hint(given, wanted))
+        return Values(source, head.offset, head.size, shape=head.shape, datatype=given)
+
+    def may_answer(self, output: Tensor, *, is_batched: bool) -> bool:  # noqa: ARG002
+        return output.datatype in SIZES
+
+    async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
+        return Values(values.source, values.skip, values.size, write_head(datatype, shape))
+
+
+def _hint(given: str, wanted: str) -> str:
+    if may_cast(given, wanted):
+        listed = f"{Npy.media_type};{_CAST}"
+        return f"; with {listed} in the model's adapter_content_types it would become that"
+    if given.startswith("FP") and may_cast(wanted, wanted):
+        return "; floating-point numbers do not become integers"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

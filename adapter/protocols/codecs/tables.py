@@ -4,7 +4,8 @@ import math
 import re
 from itertools import chain
 
-from adapter.protocols.tensors import packed, unpacked
+from adapter.protocols.codecs.base import MAX_TEXT_BYTES, Codec, Source, Values, converted
+from adapter.protocols.tensors import SIZES, ContentTypes, Tensor, may_cast, packed, unpacked
 
 # Digits from which a value of that type can be read again; of the other types, as Python does.
 _FORMATS = {"FP16": ".5g", "FP32": ".9g"}
@@ -13,7 +14,40 @@ _PIECE_CHARACTERS = 2**14  # which one call of C is given; also the most that a 
 _ODD = re.compile(r'[_"]')  # Python takes the first for a separator of digits
 # Dimensions that can be written: a line for each value, or for each row.
 TABLE_RANKS = frozenset({1, 2})
+_TABLE = 2
 _MARK = b"\xef\xbb\xbf"  # which spreadsheets write in front of UTF-8
+
+
+class Csv(Codec):
+    """A table of numbers."""
+
+    media_type = "text/csv"
+    listed = (media_type,)
+    is_gathered = True
+
+    def needed(self, types: ContentTypes) -> str | None:
+        datatype, rank = types.input.datatype, len(types.input.shape) + types.is_batched
+        if not may_cast(datatype, datatype):
+            return "a type of INT8 to INT64, UINT8 to UINT64 or FP16 to FP64"
+        return None if rank == _TABLE else "two dimensions, rows and columns, the batch included"
+
+    async def decode(self, source: Source, _: int | None, types: ContentTypes) -> Values:
+        text = await source.whole(MAX_TEXT_BYTES)
+        shape, raw = await converted(len(text), read_table, text, types.input.datatype)
+        return Values(Source(raw), 0, len(raw), shape=shape)
+
+    def may_answer(self, output: Tensor, *, is_batched: bool) -> bool:
+        return output.datatype in SIZES and len(output.shape) + is_batched in TABLE_RANKS
+
+    async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
+        size, skip = values.size, values.skip
+        if size > MAX_TEXT_BYTES:
+            raise ValueError(
+                f"it has {size} bytes of values, and at most {MAX_TEXT_BYTES} become text"
+            )
+        raw = (await values.source.whole(skip + size))[skip:]
+        text = await converted(size, write_table, raw, datatype, shape)
+        return Values(Source(text), 0, len(text))
 
 
 def read_table(raw: bytes, datatype: str) -> tuple[tuple[int, int], bytes]:
