@@ -1,10 +1,26 @@
 """Decides whether a failure of Triton was a lack of memory, and adds the figures to the error."""
 
 from adapter.control.memory import Memory
-from adapter.core.evidence import Doubt, MemorySample, corroborated, view_of, view_of_shm
+from adapter.core.evidence import (
+    NO_GPU,
+    Doubt,
+    MemorySample,
+    corroborated,
+    doubted,
+    is_of_gpu,
+    view_of,
+    view_of_shm,
+)
 from adapter.core.memory import NO_BYTES, Bytes, MemoryReading
 from adapter.core.model import ModelId
-from adapter.errors import AdapterError, CapacityError, MemoryFigures, ModelFailed, OutOfMemory
+from adapter.errors import (
+    AdapterError,
+    CapacityError,
+    LoadFailed,
+    MemoryFigures,
+    ModelFailed,
+    OutOfMemory,
+)
 from adapter.runtime import clock
 
 # How far back to look for a call that has just failed and whose start is not known.
@@ -36,8 +52,11 @@ class Diagnosis:
         is_of_shm = isinstance(error, ModelFailed) and error.of_shm
         view = view_of_shm(samples) if is_of_shm else view_of(samples, predicted=predicted)
         judged = corroborated(error, view, MemoryFigures())
-        if since is None and isinstance(judged, OutOfMemory) and judged is error:
-            judged = self._believed(judged, model_id, reading)
+        if isinstance(judged, OutOfMemory) and judged is error:
+            if since is None:
+                judged = self._believed(judged, model_id, reading)
+            elif reading is not None and reading.has_no_gpu and is_of_gpu(judged):
+                judged = doubted(judged, NO_GPU, LoadFailed)
         if isinstance(judged, CapacityError):
             judged.figures = self._figures(judged.figures, model_id, reading)
         return judged

@@ -35,7 +35,7 @@ def _future() -> asyncio.Future[None]:
 @dataclass(slots=True, eq=False)
 class LimitedLoad:
     """One load. `ended` is set once it is ended before its limit, `running` what is cancelled
-    then. `is_unloaded`: an unload has ended it.
+    then. `is_unloaded`: an unload has ended it; `is_hanging`: another load that waits for a thread.
     """
 
     model_id: ModelId
@@ -43,6 +43,7 @@ class LimitedLoad:
     ended: asyncio.Future[None] = field(default_factory=_future)
     running: asyncio.Timeout | None = None
     is_unloaded: bool = False
+    is_hanging: bool = False
 
     def end(self) -> None:
         if not self.ended.done():
@@ -114,6 +115,13 @@ class LoadLimit:
         load.end()
         return True
 
+    def end_hanging(self, model_id: ModelId) -> None:
+        """End the load of this model, which hangs, for others that wait for a load thread."""
+        load = self._loads.get(model_id)
+        if load is not None and not self._is_over(load):
+            load.is_hanging = True
+            load.end()
+
     def is_ended(self, model_id: ModelId) -> bool:
         """Return whether a load of the model has to end, and is being undone."""
         load = self._loads.get(model_id)
@@ -136,17 +144,23 @@ class LoadLimit:
         if self._is_stopped:
             why = f"model {model_id!r} was not loaded before the adapter stopped"
             return BackendUnavailable(why, model_id=model_id, delivered=False)
+        if load.is_hanging:
+            why = f"the load of model {model_id!r} was ended for others: all of Triton's load "
+            why += f"threads hung, and it had taken no memory for {_HANGS_SECONDS:g} s or more"
+            return BackendTimeout(why, model_id=model_id)
         why = f"model {model_id!r} did not load within {self._seconds:g} s"
         return BackendTimeout(why, model_id=model_id)
 
 
 class LoadThreads:
     """Triton has `count` of them. A load has one until Triton has answered, or has unloaded what
-    the load has left; a stuck one until it is freed.
+    the load has left; a stuck one until it is freed. While all hang and another load waits, the
+    longest hanging one that was begun for calls is ended.
     """
 
-    def __init__(self, registry: Registry, memory: Memory, count: int) -> None:
+    def __init__(self, registry: Registry, memory: Memory, count: int, limit: LoadLimit) -> None:
         self.count = count
+        self._limit = limit
         self._registry = registry
         self._memory = memory
         self._inside: dict[ModelRecord, asyncio.Future[None] | None] = {}  # what Triton answers
@@ -160,6 +174,7 @@ class LoadThreads:
         async with self._queue:
             while len(self.holders()) >= self.count:
                 record.awaits = self.ids()
+                self._end_one_of_calls()
                 self._changed.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_SECONDS):
@@ -200,6 +215,16 @@ class LoadThreads:
         since = self._memory.quiet_since(record.id) if self.has(record) else None
         is_long = since is not None and clock.monotonic() - since >= _HANGS_SECONDS
         return since if is_long else None
+
+    def _end_one_of_calls(self) -> None:
+        """End the load that hangs longest, of those begun for calls, if all hang and none ends."""
+        hanging = [(self.hangs_since(record), record) for record in self.holders()]
+        if any(since is None or self._limit.is_ended(record.id) for since, record in hanging):
+            return
+        of_calls = [(since or 0.0, r) for since, r in hanging if r.is_on_demand and self.has(r)]
+        if of_calls:
+            _, record = min(of_calls, key=lambda each: each[0])
+            self._limit.end_hanging(record.id)
 
     def notes(self) -> list[str]:
         """Return that hanging loads keep all threads, and which; nothing while one is left."""

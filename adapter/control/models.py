@@ -88,7 +88,7 @@ class ModelControl:
         self._reclaim = Reclaim(self.memory, metrics, limits)
         self._packages, self._limits = packages, limits
         self.operations, self._load_limit = Operations(metrics), LoadLimit(limits.load)
-        self.load_threads = LoadThreads(registry, self.memory, load_threads)
+        self.load_threads = LoadThreads(registry, self.memory, load_threads, self._load_limit)
         lose = lambda record: self.leases.lose(record)  # noqa: E731, PLW0108 - they are made later
         self._unloader = Unloader(registry, triton, server, limits, left, lose_requests=lose)
         self._loader = self._make_loader(triton, server, metrics)
@@ -214,11 +214,19 @@ class ModelControl:
         self.registry.lost.pop(model_id, None)
         with self.wants.no_more(model_id) as begun:
             self._load_limit.end(model_id)
-            await self.make_way(model_id, begun, **log_fields)
+            task = self._begin_unload(model_id, begun, log_fields)
+            await self._unloader.outcome(model_id, task)
 
-    async def make_way(self, model_id: ModelId, begun: _Act = bool, /, **log_fields: str) -> None:
-        """Unload the model as `unload` does, but to load it again: it is wanted as before."""
+    async def make_way(self, model_id: ModelId, **log_fields: str) -> None:
+        """Unload the model as `unload` does, but to load it again: it is wanted as before, and what
+        has begun is waited for, however long it takes.
+        """
         self.refuse_unless_open()
+        await asyncio.shield(self._begin_unload(model_id, bool, log_fields))
+
+    def _begin_unload(
+        self, model_id: ModelId, begun: _Act, log_fields: Mapping[str, str]
+    ) -> asyncio.Task[Bytes]:
         if model_id not in self.registry and model_id not in self.loading:
             raise not_loaded(model_id)
         known = self.registry.get(model_id)
@@ -228,7 +236,7 @@ class ModelControl:
             log_fields=log_fields,
             in_flight=known.in_flight if known else 0,
         )
-        await self._unloader.outcome(model_id, self.operations.start("unload", model_id, work))
+        return self.operations.start("unload", model_id, work)
 
     async def evict(
         self, model_id: ModelId, may_go: Callable[[ModelRecord], bool], **log_fields: str

@@ -123,11 +123,12 @@ class Unloader:
 
     async def _ask(self, record: ModelRecord, *, is_loading: bool) -> None:
         """Ask Triton for the unload, which waits for loads of these models in Triton."""
+        is_forgotten = self._registry.get(record.id) is not record
         for name in reversed(record.placement.load):
             call = asyncio.ensure_future(self._triton.unload(name, record.id))
             try:
-                if record.state in _NOT_LOADED:
-                    await self._answered(record, call, is_loading=is_loading)
+                if is_forgotten or record.state in _NOT_LOADED:
+                    await self._answered(record, call, is_loading=is_loading or is_forgotten)
                 await call
             finally:
                 call.cancel()

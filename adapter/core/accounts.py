@@ -182,14 +182,15 @@ class Accounts:
         is_theirs = has_grown and not moving and not unloads
         for account in self.loads:
             count = self.in_processes(account.model_id, reading)
-            may_be_its = not moving or account.still_since is None
+            is_own = count > 0 and account.names <= (reading.of_models or {}).keys()
+            may_be_its = not is_own and (not moving or account.still_since is None)
             if unloads:  # what they free may be taken again by the load
                 account.peaks.shared = min(account.peaks.shared, shared)
             account.peaks.read(count, shared, now, is_theirs=may_be_its)
             is_quiet = now - (quiet := max(account.begun, account.peaks.since)) >= seconds
             account.quiet_since = quiet if is_quiet else None
             own = account.level.read(count, now)
-            if own or is_theirs or account.stage is not Stage.LOADING:
+            if own or (is_theirs and not is_own) or account.stage is not Stage.LOADING:
                 account.still_since = None
             elif account.still_since is None:
                 since = max(account.begun, account.level.since, self._level.since)

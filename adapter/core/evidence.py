@@ -32,6 +32,7 @@ _LOW_SHARE = 20
 _MAX_KEYS = 10_000
 # An allocator hardly ever fails with four times as much free as was requested.
 _FAR_MORE = 4
+NO_GPU = "no GPU is here"
 _OF_GPU = re.compile(
     r"\b(?:cuda|gpu|hip|cu(?:blas|dnn|solver|sparse|rand|fft))|cuda_", re.IGNORECASE
 )
@@ -154,7 +155,7 @@ class Doubt:
         free: Mapping[Device, int],
         has_no_gpu: bool,
         is_alone: bool,
-    ) -> OutOfMemory | InferenceFailed:
+    ) -> OutOfMemory | ModelFailed:
         """Return `error` if it is believed, else InferenceFailed. `free`: the free bytes of each
         device by a reading that does not lag, empty without one. `is_alone`: no other model is
         loaded.
@@ -169,28 +170,31 @@ class Doubt:
         )
         if is_first:
             return error
-        if why := "no GPU is here" if has_no_gpu and _OF_GPU.search(str(error)) else "":
-            return _doubted(error, why)
+        if has_no_gpu and is_of_gpu(error):
+            return doubted(error, NO_GPU)
         if _is_far_more(error, free):
-            return _doubted(error, "far more was free than that")
-        return _doubted(error, "again with nothing else loaded") if hopeless else error
+            return doubted(error, "far more was free than that")
+        return doubted(error, "again with nothing else loaded") if hopeless else error
+
+
+def is_of_gpu(error: OutOfMemory) -> bool:
+    """Return whether the text is about the memory of a GPU."""
+    return _OF_GPU.search(str(error)) is not None
 
 
 def _is_far_more(error: OutOfMemory, free: Mapping[Device, int]) -> bool:
     """Return whether every device that the text may be about has far more free than requested.
     For /dev/shm, and for host memory on a machine with GPUs, that is unknown.
     """
-    needed, text = error.figures.needed_bytes, str(error)
-    is_of_gpu = _OF_GPU.search(text) is not None
-    about = [count for device, count in free.items() if (device != HOST) == is_of_gpu]
-    if needed is None or not about or _OF_SHM.search(text):
+    needed, is_about_gpu = error.figures.needed_bytes, is_of_gpu(error)
+    about = [count for device, count in free.items() if (device != HOST) == is_about_gpu]
+    if needed is None or not about or _OF_SHM.search(str(error)):
         return False
     return needed * _FAR_MORE <= min(about)
 
 
-def _doubted(error: OutOfMemory, why: str) -> InferenceFailed:
-    found = InferenceFailed(
-        f"{error} (not taken for out of memory: {why})", model_id=error.model_id
-    )
+def doubted(error: OutOfMemory, why: str, kind: type[ModelFailed] = InferenceFailed) -> ModelFailed:
+    """Return what `error` is where its text is not believed."""
+    found = kind(f"{error} (not taken for out of memory: {why})", model_id=error.model_id)
     found.__cause__ = error
     return found

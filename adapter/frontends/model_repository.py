@@ -5,6 +5,7 @@ parameter force_reload, and one with changes is an unload and a load, since both
 fit into memory together.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -161,6 +162,19 @@ class Repository:
         await self._load_source(known.id, source, log_fields, is_forced=True, given=False)
 
     async def _load_source(
+        self,
+        model_id: ModelId,
+        source: ModelSource,
+        log_fields: Mapping[str, str],
+        *,
+        is_forced: bool,
+        given: bool,
+    ) -> None:
+        """Load the model, which may have to be unloaded for it, whether or not the caller waits."""
+        work = self._loaded(model_id, source, log_fields, is_forced=is_forced, given=given)
+        await asyncio.shield(self._control.operations.start("load", model_id, work))
+
+    async def _loaded(
         self,
         model_id: ModelId,
         source: ModelSource,

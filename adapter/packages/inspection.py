@@ -78,7 +78,9 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
     except OSError as error:
         name = shown(error.filename or path)
         raise InvalidModel(f"{name}: {error.strerror}") from error
-    hints = (source.model_type, source.entry, [model.part.config_text for model in models])
+    # what is learned under one key of a store does not count for another, which may be another's
+    given = (source.model_type, source.entry, source.key)
+    hints = (*given, [model.part.config_text for model in models])
     contents.digest.update(repr(hints).encode("utf-8", "backslashreplace"))
     return Package(
         root=str(path),

@@ -12,9 +12,10 @@ from adapter.core.ledger import Ledger
 from adapter.core.memory import HOST
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.registry import ModelRecord, Registry
+from adapter.core.residency.terms import Terms
 from adapter.core.sizing import Basis, Estimate
 from adapter.core.state import ModelEvent, ModelState, WaitsFor
-from adapter.errors import InvalidModel, LoadFailed
+from adapter.errors import BackendTimeout, InvalidModel, LoadFailed
 from tests.control.admin import admin_of, ps_before
 from tests.fakes.house import House
 
@@ -235,3 +236,29 @@ async def test_the_latest_failures_are_told_newest_first_and_of_so_many_no_more(
     assert max(len(failure["reason"]) for failure in failures) == 1000
     assert {failure["code"] for failure in failures} == {"InvalidModel"}
     assert failures[0].keys() >= {"time", "operation", "model_id", "code", "reason", "seconds"}
+
+
+async def test_of_loads_that_all_hang_one_that_calls_have_begun_ends_for_another(
+    house, monkeypatch
+):
+    """One that a platform has asked for does not, however long it hangs."""
+    monkeypatch.setattr(load_limit, "_HANGS_SECONDS", 0.1)
+    for name in "abc":
+        house.packages.declared[f"/{name}"] = 10 * MIB
+    gates = [house.steps.hold(f"load {name}") for name in "ab"]
+    begun = [
+        house.begin(house.load("a")),
+        house.begin(house.control.load(ModelId("b"), ModelSource("/b"), Terms(is_on_demand=True))),
+    ]
+    for gate in gates:
+        await asyncio.wait_for(gate.reached.wait(), 5)
+    third = house.begin(house.load("c"))
+    watching = house.begin(house.control.run_housekeeping())  # which reads memory
+    with pytest.raises(BackendTimeout, match="was ended for others"):
+        await asyncio.wait_for(begun[1], 10)
+    gates[1].open()  # Triton has ended it
+    await third
+    gates[0].open()
+    await begun[0]
+    watching.cancel()
+    house.check("a", "c")

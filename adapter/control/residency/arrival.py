@@ -18,6 +18,7 @@ from adapter.errors import (
     BackendUnavailable,
     CapacityError,
     NoRoom,
+    OutOfMemory,
     StoreDenied,
     StoreUnavailable,
 )
@@ -150,7 +151,8 @@ class Arrivals:
                     return await self._try(entry, terms)
                 except CapacityError as error:
                     entry.apply(ResidencyEvent.NO_ROOM)
-                    if patience <= 0 or not self._eviction.may_come(entry):
+                    is_left = isinstance(error, OutOfMemory) and not entry.waiting
+                    if is_left or patience <= 0 or not self._eviction.may_come(entry):
                         self._metrics.endpoint_no_room.inc()
                         raise no_room(entry, error) from error
                     entry.lack = error

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from adapter.core.residency.victims import (
     is_of_others,
     what_keeps,
 )
-from adapter.errors import AdapterError, CapacityError
+from adapter.errors import AdapterError, CapacityError, OutOfMemory
 from adapter.runtime import clock
 from adapter.telemetry.metrics import Metrics
 
@@ -75,9 +76,19 @@ class Eviction:
         return any(True for _ in self._candidates())
 
     async def make(self, error: CapacityError) -> bool:
-        """Evict what `error` needs, at least one model; return False when nothing could go."""
-        entry = self._entries.get(ModelId(error.model_id or ""))
-        chosen = choose(self._candidates(entry), error.figures)
+        """Evict what `error` needs, at least one model; return False when nothing could go, or
+        need go: for more than the device has, for a load that nobody waits for any more, and of
+        others' models in use for what is a model's own words alone.
+        """
+        entry, figures = self._entries.get(ModelId(error.model_id or "")), error.figures
+        if figures.needed_bytes and figures.needed_bytes > (figures.limit_bytes or math.inf):
+            return False
+        candidates = self._candidates(entry)
+        if isinstance(error, OutOfMemory):
+            if entry is not None and entry.state is ResidencyState.LOADING and not entry.waiting:
+                return False
+            candidates = [each for each in candidates if not each.is_of_others]
+        chosen = choose(candidates, figures)
         work = (self.evict(each.model_id, "room") for each in chosen)
         return any(await asyncio.gather(*work))
 

@@ -9,7 +9,7 @@ import pytest
 from adapter.control.residency import Options
 from adapter.core.residency import victims
 from adapter.core.residency.waiting import WaitLimits
-from adapter.errors import TooManyWaiting
+from adapter.errors import OutOfMemory, TooManyWaiting
 from tests.fakes.residence import Residence
 
 
@@ -65,6 +65,15 @@ async def test_for_a_caller_without_a_model_of_its_own_one_of_another_goes(resid
         await residence.call(name, "another")
     await residence.call("c", "one")
     residence.check("b", "c")
+
+
+async def test_for_a_model_s_own_words_nothing_goes_that_another_uses():
+    residence = await Residence(9).open("a", "c")
+    await residence.call("a", "another")
+    residence.steps.fail("load c", OutOfMemory("CUDA out of memory", model_id="c"))
+    await residence.call("c", "one")  # it is tried again
+    residence.check("a", "c")
+    await residence.close()
 
 
 async def test_of_the_waiting_calls_a_known_caller_may_have_half():

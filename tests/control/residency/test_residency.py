@@ -17,6 +17,7 @@ from adapter.errors import (
     ArtifactNotFound,
     BackendUnavailable,
     InsufficientMemory,
+    MemoryFigures,
     ModelNotFound,
     ModelNotReady,
     NoRoom,
@@ -250,6 +251,37 @@ async def test_triton_s_out_of_memory_evicts_one_model_after_the_other():
         residence.steps.fail("load c", OutOfMemory("CUDA out of memory"))
     assert await residence.call("c") is CacheUse.MISS
     residence.check("b", "c")
+    await residence.close()
+
+
+async def test_for_more_than_the_device_has_nothing_goes():
+    residence = await Residence(9).open("a", "b")
+    for name in "ab":
+        await residence.call(name)
+    figures = MemoryFigures(needed_bytes=2**40, limit_bytes=2**30)
+    error = OutOfMemory("cannot allocate 1 TiB", model_id="a", figures=figures)
+    assert not await residence.residency.make_room(error)
+    residence.check("a", "b")
+    await residence.close()
+
+
+async def test_for_a_load_that_runs_out_of_memory_and_nobody_waits_for_nothing_goes():
+    residence = await Residence(9).open("a", "b", "c")
+    for name in "ab":
+        await residence.call(name)
+    for _ in range(2):
+        residence.steps.fail("load c", OutOfMemory("CUDA out of memory", model_id="c"))
+    gate = residence.steps.hold("prepare /c")
+    call = residence.house.begin(residence.call("c"))
+    await gate.reached.wait()
+    call.cancel()
+    await asyncio.wait({call})
+    gate.open()
+    for _ in range(1000):
+        if ModelId("c") not in [entry.model_id for entry in residence.residency.entries]:
+            break
+        await asyncio.sleep(0)
+    residence.check("a", "b")
     await residence.close()
 
 

@@ -112,6 +112,15 @@ def test_what_a_caller_can_have_repeated_unloads_others_once(client: Client, pac
         assert "not taken for out of memory: no GPU is here" in reply.json()["error"]
 
 
+def test_a_load_that_speaks_of_a_gpu_is_no_lack_of_memory_where_there_is_none(
+    client: Client, package: Path
+) -> None:
+    write_python_model(package, initialize='raise RuntimeError("CUDA out of memory")')
+    reply = client.load("words", package)
+    assert refusal(reply) == (400, "InvalidModel", "words")
+    assert "not taken for out of memory: no GPU is here" in reply.json()["error"]
+
+
 def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) -> None:
     write_python_model(package, initialize='raise ValueError("no file named BLOOM-OOM.bin")')
     name = "CUDA out of memory"

@@ -355,6 +355,11 @@ def test_a_load_is_quiet_whatever_comes_back_after_a_dip(script):
     assert quiet_after(script)[-1] == 100.0
 
 
+def test_a_load_in_processes_of_its_own_is_quiet_whatever_the_others_take():
+    script = [(20 * MIB, (90 + 5 * second) * MIB) for second in range(60)]
+    assert quiet_after(script)[-1] == 100.0
+
+
 def test_a_load_that_takes_more_than_ever_is_not_quiet():
     growing = [(min(second, 40) * 5 * MIB, 90 * MIB) for second in range(60)]
     assert quiet_after(growing)[-1] == 140.0

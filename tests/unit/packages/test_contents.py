@@ -192,6 +192,14 @@ def test_the_same_files_give_the_same_key(root):
     assert look(second, root).content_key == key
 
 
+def test_the_same_files_under_another_key_of_a_store_give_another(root):
+    """Else a tenant's file could teach the adapter the size of another's."""
+    folder = make(root / "m", files=["1/model.py"])
+    sources = [ModelSource("/m", is_cached=True, key=key) for key in ("team-a/m", "team-b/m")]
+    keys = {inspect(source, folder, [str(root)]).content_key for source in sources}
+    assert len(keys) == 2
+
+
 def test_any_change_gives_another_key(root):
     folder = make(root / "m", files=["1/model.py", "2/model.py", "1/w/x"])
     (folder / "3").symlink_to("1")
