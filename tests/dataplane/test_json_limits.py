@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from adapter.dataplane import json_limits
 from adapter.dataplane.json_limits import (
     MOST_LEVELS,
-    Depth,
+    MOST_MEMBERS,
     Shapes,
+    Structure,
     check_in_turns,
     check_whole,
     checked,
@@ -43,11 +44,11 @@ def cut(text: bytes, cuts: list[int]) -> list[bytes]:
     return [text[a:b] for a, b in pairwise(places)]
 
 
-def is_refused(pieces: list[bytes], depth: Depth | Shapes | None = None) -> bool:
-    depth = depth or Depth()
+def is_refused(pieces: list[bytes], limit: Structure | Shapes | None = None) -> bool:
+    limit = limit or Structure()
     try:
         for piece in pieces:
-            depth.feed(piece)
+            limit.feed(piece)
     except InvalidRequest:
         return True
     return False
@@ -90,6 +91,69 @@ def test_what_is_too_deep_is_refused_however_it_hides(text, size):
 def test_many_brackets_side_by_side_are_no_depth():
     assert not is_refused([b"[" + b"[[1,2],[3]]," * 100_000, b"[]]"])
     assert not is_refused([b'["' + DEEP, DEEP + b'"]'])
+
+
+def members(count: int) -> bytes:
+    return b",".join(b'"p%d":1' % i for i in range(count))
+
+
+TOO_MANY_PARAMETERS = [
+    b'{"parameters":{%b},"inputs":[]}' % members(MOST_MEMBERS + 1),
+    b'{"inputs":[{"name":"x"}],"p\\u0061rameters" : {%b}}' % members(MOST_MEMBERS + 1),
+    b"{%b}" % members(MOST_MEMBERS + 1),
+    b'{"parameters":{%b},%b}' % (members(500), members(500)),
+    b'{"parameters":{%b}%b}' % (members(400), b',"parameters":{}' * 400),
+    b'{"parameters":{"}]":1,%b}}' % members(MOST_MEMBERS),
+]
+
+
+def members_of(value: object) -> int:
+    if not isinstance(value, dict):
+        return 0
+    objects = [inner for inner in value.values() if isinstance(inner, dict)]
+    return len(value) + sum(100 + len(inner) for inner in objects)
+
+
+@given(st.dictionaries(texts, values), st.integers(0, 400), st.lists(st.integers(0, 200)))
+def test_members_are_counted_of_the_request_and_of_objects_in_it_alone(value, most, cuts):
+    before, json_limits.MOST_MEMBERS = json_limits.MOST_MEMBERS, most
+    try:
+        pieces = cut(json.dumps(value).encode(), cuts)
+        assert is_refused(pieces) == (members_of(value) > most)
+    finally:
+        json_limits.MOST_MEMBERS = before
+
+
+@rows("text", TOO_MANY_PARAMETERS)
+@rows("size", [1, 7, 10**6])
+def test_too_many_parameters_are_refused_however_they_are_cut(text, size):
+    assert is_refused([text[at : at + size] for at in range(0, len(text), size)])
+
+
+@rows("text", TOO_MANY_PARAMETERS)
+async def test_too_many_parameters_are_refused_in_a_body_and_in_a_stream(text):
+    with pytest.raises(InvalidRequest, match="parameters"):
+        check_whole(text, None, MIB)
+    with pytest.raises(InvalidRequest, match="parameters"):
+        await check_in_turns(text, None, MIB, Turns())
+    with pytest.raises(InvalidRequest, match="parameters"):
+        await check_packed(gzip.compress(text), {"Content-Encoding": "gzip"}, MIB)
+
+
+@rows(
+    "text",
+    [
+        b'{"parameters":{%b},"inputs":[]}' % members(MOST_MEMBERS - 200),
+        b'{"inputs":[%b{}]}'
+        % (b'{"name":"a","shape":[1],"data":[1],"parameters":{"b":1}},' * 2000),
+        b'{"inputs":[{"parameters":{%b}}]}' % members(MOST_MEMBERS * 10),
+        b'{"inputs":[{"data":["%b"]}]}' % (b":{" * 10_000),
+    ],
+)
+@rows("size", [7, 10**6])
+def test_many_inputs_parameters_of_an_input_and_strings_are_accepted(text, size):
+    assert not is_refused([text[at : at + size] for at in range(0, len(text), size)])
+    check_whole(text, None, MIB)
 
 
 def test_tensors_behind_the_json_are_not_looked_at():
@@ -234,7 +298,7 @@ def test_shapes_of_more_bytes_in_all_than_a_request_needs_are_refused():
     assert is_refused([b'{"shape":[' + b"1," * 40_000 + b"1]}"], Shapes(1))
 
 
-@pytest.mark.parametrize("text", [b'"\\"' + b'","' * MIB, b'{"shape":1},' * (MIB // 8)])
+@pytest.mark.parametrize("text", [b'"\\"' + b'","' * MIB, b"[[" + b'{"shape":1},' * (MIB // 8)])
 async def test_others_have_their_turn_while_a_large_body_is_checked(text):
     """Also while it is a piece of a stream."""
     async with asyncio.timeout(60):
@@ -271,7 +335,7 @@ def test_time_grows_with_the_text_and_no_faster():
     """
     assert not is_refused([b'["' + b'\\"' * (MIB // 2)])
     check_whole(b"[" + b'"shape",' * (MIB // 32) + b"1]", None, MIB)
-    check_whole(b"[" + b'"shape":1,' * (MIB // 32) + b"1]", None, MIB)
+    check_whole(b"[[[" + b'"shape":1,' * (MIB // 32) + b"1]", None, MIB)
     assert not is_refused([b'"shape",' * 1000] * 100, Shapes(1))
 
 
