@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from adapter.backend import leftovers, processes
+from adapter.backend import cleanup, processes
 from adapter.backend.liveness import answers, is_live
 from adapter.backend.process import NotStarted, ServerProcess
 from adapter.backend.processes import ModelProcesses, Stub
@@ -236,11 +236,11 @@ class EmbeddedTriton:
         died; return the bytes. Triton keeps it until it ends (docs/design/triton.md).
         """
         left = await self._see(lambda running: running.take_regions(names))
-        own = [leftovers.SHARED_MEMORY / each for each in left if self._is_own_region(each)]
+        own = [cleanup.SHARED_MEMORY / each for each in left if self._is_own_region(each)]
         freed = 0
         for region in own:
             try:
-                freed += await PROCESSES.run(leftovers.free_region, region)
+                freed += await PROCESSES.run(cleanup.free_region, region)
             except OSError as error:
                 _log.warning("triton.region_left", extra={"reason": str(error)})
         return freed

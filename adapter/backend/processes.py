@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapter.backend.leftovers import environment_of
+from adapter.backend.cleanup import environment_of
 from adapter.core.model import ProcessId, TritonName
 from adapter.runtime import clock
 

@@ -23,7 +23,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter.backend import leftovers
+from adapter.backend import cleanup
 from adapter.errors import BackendUnavailable
 
 _INSTALL = "install it from a clone of the adapter's repository: pip install '.[embedded]'"
@@ -159,11 +159,11 @@ class RunFolder:
 
     def note_environment(self, place: Path) -> None:
         """Have this folder of Triton's removed when Triton has ended. Raises OSError."""
-        leftovers.note_environment(self.path / self.ENVIRONMENTS, place)
+        cleanup.note_environment(self.path / self.ENVIRONMENTS, place)
 
     def remove_environments(self) -> None:
         """Remove what a Triton that has ended left of those that were noted."""
-        leftovers.remove_environments(self.path / self.ENVIRONMENTS)
+        cleanup.remove_environments(self.path / self.ENVIRONMENTS)
 
     @classmethod
     def sweep(cls) -> None:
@@ -183,7 +183,7 @@ def _clear(folder: Path) -> None:
     for region in Path("/dev/shm").glob(f"{folder.name}*"):  # noqa: S108 - where Triton puts them
         region.unlink(missing_ok=True)
     lock, notes = folder / RunFolder.LOCK, folder / RunFolder.ENVIRONMENTS
-    leftovers.remove_environments(notes)
+    cleanup.remove_environments(notes)
     for path in folder.iterdir():
         if path == notes:  # what it names could not be removed
             continue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.backend.leftovers import environment_of, note_environment, remove_environments
+from adapter.backend.cleanup import environment_of, note_environment, remove_environments
 from tests.running import wait_until
 
 
