@@ -13,7 +13,6 @@ from adapter.backend.liveness import HangDetector
 from adapter.backend.memory import host_limit_bytes
 from adapter.backend.tritonserver import RunFolder
 from adapter.control.presence import MODELS_LOOKED_FOR
-from adapter.control.residency import Residency
 from adapter.control.wanted import WantedModels
 from adapter.core.faults import Faults
 from adapter.core.ledger import NOT_MEASURED
@@ -37,7 +36,6 @@ from adapter.runtime.threads import REPOSITORY
 from adapter.runtime.turns import Turns
 from adapter.runtime.unread import Unread
 from adapter.settings import Address, Loaded, for_programs
-from adapter.store.cache import ArtifactCache
 from adapter.telemetry.log import LogStream
 from adapter.telemetry.metrics import Metrics, about
 from adapter.telemetry.readings import ModelCollector, State
@@ -111,7 +109,10 @@ class Adapter:
         self._repository = backend.repository
         self._triton, self._memory, self._control = backend.triton, backend.memory, backend.control
         self._triton_grpc: str | None = None
-        self._on_demand = self._build_on_demand(cache)
+        self._on_demand, self._residency = None, None
+        if cache is not None:
+            self._on_demand = OnDemand(settings, self._control, self._metrics, cache)
+            self._residency = self._on_demand.residency
         self._wanted = WantedModels(self._control, ready_when=settings.ready_when)
         self._drain = Drain(self._control, self._metrics.traffic, settings.drain_min_seconds)
         self._readiness = self._build_readiness()
@@ -155,9 +156,9 @@ class Adapter:
 
     def _load_of_store(self) -> LoadOfStore:
         """Return how V2's repository loads what lies in no model root."""
-        if self._on_demand is None or not self._settings.on_demand:
+        if self._residency is None or not self._settings.on_demand:
             return no_store
-        return self._on_demand.residency.load
+        return self._residency.load
 
     def _hint_of_store(self) -> str:
         if self._on_demand is None:
@@ -205,7 +206,7 @@ class Adapter:
             max_connections=most,
             single_model=self._single,
             vertex_routes=self._loaded.vertex_routes,
-            residency=self._build_residency(),
+            residency=self._residency,
         )
 
     def _build_budget(self) -> ByteBudget:
@@ -218,15 +219,6 @@ class Adapter:
         self._metrics.kept_bytes.set_function(lambda: budget.buffered)
         self._metrics.bodies_waiting.set_function(lambda: budget.waiting)
         return budget
-
-    def _build_on_demand(self, cache: ArtifactCache | None) -> OnDemand | None:
-        if cache is None:
-            return None
-        return OnDemand(self._settings, self._control, self._metrics, cache)
-
-    def _build_residency(self) -> Residency | None:
-        """Return None without a store."""
-        return self._on_demand.residency if self._on_demand else None
 
     async def _open_listeners(self) -> None:
         models = ModelCollector(self._control.registry, self._control.memory.ledger.of)
@@ -275,7 +267,7 @@ class Adapter:
             wanted=lambda: self._wanted.models,
             about=about(self._settings.triton),
             health=self._health,
-            residency=self._on_demand.residency if self._on_demand else None,
+            residency=self._residency,
         )
         return Admin(
             state,
