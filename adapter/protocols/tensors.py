@@ -1,9 +1,7 @@
 """Values of V2's data types, and their raw bytes."""
 
 import codecs
-import math
 import struct
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -29,9 +27,6 @@ _LENGTH = struct.Struct("<I")
 # A call of C holds the interpreter's lock until it returns, so none is given more values.
 PIECE_VALUES, PIECE_BYTES = 4096, 2**16
 _MAX_LEVELS = 64  # of nested lists: each takes a copy of all values
-
-# NumPy's half, which the module array lacks; from the second figure on it is infinite.
-_HALF, _HALF_ROUNDS_UP = "FP16", 65520
 
 # The bytes of a value, of the types whose values have as many.
 SIZES: Mapping[str, int] = {name: struct.calcsize(f"<{code}") for name, code in CODES.items()}
@@ -121,46 +116,6 @@ def may_cast(source: str, target: str) -> bool:
     if not (source in _NUMBERS and target in _NUMBERS):
         return False
     return target.startswith("FP") or not source.startswith("FP")
-
-
-def cast(raw: bytes, source: str, target: str) -> bytes:
-    """Return the values as those of another type: rounded, and infinite where they are too large
-    for a floating type, as in NumPy. Raises ValueError for an integer out of the target's range.
-    """
-    size = SIZES[source] * PIECE_VALUES
-    parts = range(0, len(raw), size)
-    return b"".join(_cast(raw[at : at + size], source, target) for at in parts)
-
-
-def _cast(raw: bytes, source: str, target: str) -> bytes:
-    values: Sequence[Any]
-    if source == _HALF:
-        values = struct.unpack(f"<{len(raw) // SIZES[_HALF]}e", raw)
-    else:
-        values = array(CODES[source], raw)
-    if target == _HALF:
-        return packed(target, [_half(value) for value in values])
-    try:
-        return array(CODES[target], values).tobytes()
-    except OverflowError as error:
-        out = next(value for value in values if not _fits(value, target))
-        raise ValueError(f"{out} is out of the range of {target}") from error
-
-
-def _half(value: float) -> float:
-    return (
-        value
-        if abs(value) < _HALF_ROUNDS_UP or math.isnan(value)
-        else math.copysign(math.inf, value)
-    )
-
-
-def _fits(value: int, target: str) -> bool:
-    try:
-        array(CODES[target], [value])
-    except OverflowError:
-        return False
-    return True
 
 
 def _code(datatype: str) -> str:

@@ -21,12 +21,13 @@ from adapter.frontends.http.application import application_of
 from adapter.frontends.http.content_types import (
     JSON,
     answer_type,
+    as_answer,
+    as_request,
     codec_for,
     explained,
     is_typed,
     refuse_unlisted,
 )
-from adapter.frontends.http.conversion import as_answer, as_request
 from adapter.frontends.http.middleware import chunks_of, dialect_of, held_body, whole_body
 from adapter.frontends.http.observer import FORWARDED, call_headers, passed_on, path_segments
 from adapter.frontends.routes import INFERENCE, Match, Route, bare, find

@@ -83,8 +83,6 @@ class Vertex:
         if match is None or route is None or route.contract != "v2":
             raise InvalidRequest(f"{REDIRECT}: there is nothing at {path[:200]!r}")
         note_model(request, match)
-        request["frontend"], request["operation"] = route.contract, route.operation
-        self._access.check(route.scope, request.headers.getall("Authorization", ()))
         if route.scope is CONTROL or route.passthrough is not None:
             raise NotPassedThrough(f"{REDIRECT} does not lead to {path[:200]!r}")
         return await self._calls.answer(request, match, route)

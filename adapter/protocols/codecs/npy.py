@@ -9,6 +9,8 @@ import re
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from adapter.protocols.codecs.base import Codec, Source, Values
 from adapter.protocols.tensors import SIZES, ContentTypes, Tensor, may_cast
 
@@ -68,6 +70,22 @@ class Npy(Codec):
 
     async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
         return Values(values.source, values.skip, values.size, write_head(datatype, shape))
+
+
+def cast(raw: bytes, source: str, target: str) -> bytes:
+    """Return the values as those of another type: rounded, and infinite where they are too large
+    for a floating type. Raises ValueError for an integer out of the target's range.
+    """
+    values, kind = np.frombuffer(raw, f"<{_CODES[source]}"), np.dtype(f"<{_CODES[target]}")
+    if np.can_cast(values.dtype, kind):
+        return values.astype(kind).tobytes()
+    if values.size and kind.kind != "f":
+        bounds = np.iinfo(kind)
+        for value in (int(values.min()), int(values.max())):
+            if not bounds.min <= value <= bounds.max:
+                raise ValueError(f"{value} is out of the range of {target}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(kind).tobytes()
 
 
 def _hint(given: str, wanted: str) -> str:

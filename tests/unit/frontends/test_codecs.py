@@ -6,8 +6,7 @@ import struct
 import pytest
 
 from adapter.errors import InvalidRequest, NotAcceptable, UnsupportedMediaType
-from adapter.frontends.http.content_types import answer_type, codec_for
-from adapter.frontends.http.conversion import as_answer, as_request
+from adapter.frontends.http.content_types import answer_type, as_answer, as_request, codec_for
 from adapter.protocols.codecs import CODECS, content_types
 from adapter.protocols.codecs.base import Codec, Source, Values
 from adapter.protocols.tensors import Tensor

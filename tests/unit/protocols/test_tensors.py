@@ -1,11 +1,12 @@
-"""Numbers of one data type as those of another, held to NumPy's own astype."""
+"""Numbers of one data type as those of another: as by NumPy's astype, and in range."""
 
 from random import Random
 
 import numpy as np
 import pytest
 
-from adapter.protocols.tensors import CODES, cast, may_cast
+from adapter.protocols.codecs.npy import cast
+from adapter.protocols.tensors import CODES, may_cast
 from tests.cases import rows
 
 TYPES = {
