@@ -17,6 +17,14 @@ ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
 NOT_STARTED = "X-Triton-Adapter-Not-Started"
 RPC_NOT_STARTED = NOT_STARTED.lower()
 
+# A longer request target, name or value of a header makes Triton 2.51 close the connection.
+MAX_LINE_BYTES = 8189
+
+
+def has_long_line(head: bytes) -> bool:
+    """Return whether Triton may refuse to read a line of this head."""
+    return len(head) > MAX_LINE_BYTES and max(map(len, head.split(b"\r\n"))) > MAX_LINE_BYTES
+
 
 def _nothing() -> None: ...
 

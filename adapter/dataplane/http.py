@@ -9,7 +9,7 @@ from types import TracebackType
 
 from multidict import CIMultiDict
 
-from adapter.core.calls import Check, Hold, V2Call
+from adapter.core.calls import MAX_LINE_BYTES, Check, Hold, V2Call, has_long_line
 from adapter.core.faults import Faults
 from adapter.core.model import ModelId
 from adapter.core.registry import ModelRecord
@@ -367,4 +367,7 @@ def head_of(call: V2Call, host: str) -> bytes:
     breaks = len(lines) - 1
     if head.count("\n") != breaks or head.count("\r") != breaks or "\0" in head:
         raise InvalidRequest("a header has a line break or a null byte in it")
-    return f"{head}\r\n\r\n".encode("utf-8", "surrogateescape")
+    encoded = f"{head}\r\n\r\n".encode("utf-8", "surrogateescape")
+    if has_long_line(encoded):
+        raise InvalidRequest(f"Triton reads no line of headers above {MAX_LINE_BYTES} bytes")
+    return encoded

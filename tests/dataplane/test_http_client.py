@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from adapter.core.calls import V2Call
+from adapter.core.calls import MAX_LINE_BYTES, V2Call
 from adapter.errors import BackendUnavailable, InferenceFailed, InvalidRequest
 from tests.cases import rows
 from tests.fakes.http_triton import (
@@ -71,6 +71,15 @@ async def test_a_header_that_could_end_early_is_refused(value):
         with pytest.raises(InvalidRequest):
             await ask(plane, post(headers={"X-A": value}))
     assert upstream.talks == []
+
+
+async def test_a_line_that_triton_does_not_read_is_refused_and_breaks_no_connection():
+    async with served() as (plane, upstream):
+        await ask(plane, post())
+        with pytest.raises(InvalidRequest, match="8189"):
+            await ask(plane, post(headers={"X-A": "a" * (MAX_LINE_BYTES - 4)}))
+        await ask(plane, post(headers={"X-A": "a" * (MAX_LINE_BYTES - 5), "X-B": "b" * 8000}))
+    assert len(upstream.talks) == 1
 
 
 async def test_bytes_of_a_header_that_are_no_utf8_pass_as_they_are():

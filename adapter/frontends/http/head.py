@@ -14,7 +14,7 @@ from typing import TypeAlias
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from multidict import CIMultiDict
 
-from adapter.core.calls import RawHeaders
+from adapter.core.calls import RawHeaders, has_long_line
 from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
 from adapter.frontends.access import SitePolicy
@@ -152,7 +152,8 @@ class Heads:
                 self.known[same] = head
         if lines and head.plain is not None:
             onward = b"\r\n".join([head.onward[: -len(END)], *lines, END[2:]])
-            return Head(head.length, head.plain, onward)
+            is_plain = not has_long_line(onward)
+            return Head(head.length, head.plain, onward) if is_plain else Head(head.length)
         return head
 
     def _read(self, raw: bytes) -> Head:
@@ -202,6 +203,8 @@ class Heads:
             return Head(size)
         path = f"/v2/models/{call.name if call else model_id}{asked.path or '/infer'}"
         onward = self._onward(path, told, prefix, size)
+        if has_long_line(onward):
+            return Head(size)
         json_bytes = None if prefix is None else int(prefix)
         served = self._served(asked.frontend, asked.operation)
         echoed = call.lines() if call else _echoed(fields)

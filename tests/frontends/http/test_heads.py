@@ -42,6 +42,13 @@ def test_nothing_is_plain_before_there_is_a_triton_and_that_is_not_kept():
     assert known.read(raw).plain is not None
 
 
+@rows("name", ["X-A", "traceparent"])
+def test_what_has_a_line_that_triton_does_not_read_is_not_plain(name):
+    known = heads()
+    assert known.read(head(V2, LENGTH, f"{name}: {'a' * 8000}")).plain is not None
+    assert known.read(head(V2, LENGTH, f"{name}: {'a' * 8200}")).plain is None
+
+
 @rows("path", [FAST, V2, "/v2/models/m/versions/12/infer", FAST + "/"])
 @rows("field", ["Connection: keep-alive", "Connection: Keep-Alive", "X: y"])
 def test_an_inference_about_which_nothing_is_special_is_plain(path, field):
