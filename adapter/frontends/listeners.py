@@ -30,6 +30,10 @@ _GRPC_OPTIONS = (
     # ModelMesh forwards the headers of its own clients
     ("grpc.max_metadata_size", 64 * 2**10),
     ("grpc.absolute_max_metadata_size", 2**20),
+    # By default gRPC cancels calls of any connection at random while 1,000 to 3,000 have not begun.
+    # The relay bounds connections, and the streams of each.
+    ("grpc.server.max_pending_requests", 2**31 - 1),
+    ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
 )
 _FOLDERS, _SOCKET = "triton-adapter-grpc-", "s"
 # The kernel takes so much for the path of a socket, and a folder's name ends with eight characters.

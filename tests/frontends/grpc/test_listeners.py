@@ -5,7 +5,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -187,3 +187,18 @@ async def test_triton_tells_its_version_and_how_many_instances_a_model_has(
     assert control.version.startswith("2.")
     assert [await control.instances(name) for name in ("one", "two")] == [1, 2]
     await control.close()
+
+
+async def test_no_call_is_cancelled_because_thousands_have_not_begun(listeners, proxy):
+    """As gRPC does by default, at random, from 1,000 on."""
+    service = Waiting()
+    service.let_go.set()
+    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.add_to], proxy)
+    address = listeners.addresses["grpc"]
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    async with AsyncExitStack() as stack:
+        opened = (grpc.aio.insecure_channel(address, options=own) for _ in range(4))
+        channels = [await stack.enter_async_context(channel) for channel in opened]
+        ask = [channel.unary_unary("/test.Service/Wait") for channel in channels]
+        calls = [ask[i % 4](b"x", timeout=SECONDS) for i in range(3200)]
+        assert set(await asyncio.gather(*calls)) == {b"x"}
