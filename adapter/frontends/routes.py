@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -194,7 +193,7 @@ def find(segments: Sequence[str]) -> Match | None:
     if found is None:
         return None
     node, names = found
-    return Match(node.path, MappingProxyType(node.methods), dict(names))
+    return Match(node.path, node.methods, dict(names))
 
 
 def _find(

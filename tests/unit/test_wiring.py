@@ -21,8 +21,11 @@ from adapter.dataplane.http import HttpDataPlane
 from adapter.frontends.grpc import modelmesh
 from adapter.frontends.http.inference import Inferences
 from adapter.frontends.http.middleware import Calls
+from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.server import HttpListener
+from adapter.frontends.http.v2 import V2
 from adapter.frontends.model_repository import Repository
+from adapter.frontends.routes import ROUTES
 from adapter.runtime.turns import Turns
 from adapter.settings import Loaded, Settings, load_settings
 from adapter.store.cache import ArtifactCache
@@ -322,6 +325,15 @@ async def test_every_http_listener_takes_inferences_by_the_fast_path_once_triton
         "http": "127.0.0.1:4567",
         "http_data": "127.0.0.1:4567",
     }
+
+
+@pytest.mark.parametrize(("kind", "contract"), [(SageMaker, "sagemaker"), (V2, "v2")])
+def test_every_call_of_the_table_has_a_handler_and_no_other(tmp_path, kind, contract):
+    flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
+    adapter = Adapter(load_settings(flags, {}, None))
+
+    operations = {route.operation for route in ROUTES if route.contract == contract}
+    assert set(part(adapter, kind).handlers) == operations
 
 
 @pytest.mark.slow
