@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from adapter.control.memory import Memory
@@ -129,22 +130,24 @@ class Reconciler:
         if gone:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in gone]})
             self._history.lost(_what_becomes_of(gone, given_up))
-        present = await self._triton.present() if vanished else set()
         if vanished:
             # not awaited: a load of the same id may be under way by now, for minutes
-            self._start("clear away", None, self._clear_vanished(vanished, present))
+            self._start("clear away", None, self._clear_vanished(vanished))
 
-    async def _clear_vanished(self, vanished: Sequence[ModelRecord], present: set[str]) -> None:
+    async def _clear_vanished(self, vanished: Sequence[ModelRecord]) -> None:
         """Clear away what is left of models, one after the other; none waits for another's load."""
-        turn = asyncio.Lock()
+        turn, present, loading = asyncio.Lock(), set[str](), set[str]()
+        with suppress(AdapterError):  # Triton has ended once more, and has nothing of them
+            present = await self._triton.present()
+            loading = await self._triton.being_loaded()
 
         async def clear(record: ModelRecord) -> None:
             async with self._lock_of(record.id), turn:
                 if record.id not in self._registry and record.name not in self._registry.stuck:
                     names = {*record.placement.names} & present
                     # an unload that was given up has had it loaded again
-                    is_loaded = bool(names & await self._triton.being_loaded())
-                    hangs = is_loaded or (bool(names) and await self._has_died(record))
+                    is_loading = bool(names & loading)
+                    hangs = is_loading or (bool(names) and await self._has_died(record))
                     await self.clear_away(record, also_the_entry=hangs)
 
         await asyncio.gather(*map(clear, vanished))

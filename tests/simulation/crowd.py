@@ -160,7 +160,9 @@ class Crowd(Callers):
         upset = ("end", "restart")
         # whoever asks before the end is noticed is told of a model that goes with it
         is_upset = any(self._oracle.since(call.begun - _NOTICED_SECONDS, each) for each in upset)
-        is_upset |= self._oracle.since(call.begun, "unload asked", "stub ended", model_id=key)
+        is_upset |= self._oracle.since(call.begun, "unload asked", model_id=key)
+        # the death of a process is noticed by the next request, whose load is one of calls
+        is_upset |= self._oracle.since(0.0, "stub ended", model_id=key)
         if is_there and not is_upset:
             residents.kept[key] = self._world.now
 

@@ -178,7 +178,9 @@ class Oracle(Rest):
         """Triton is told to load a name that it unloads: a dead or stalled unload needs that."""
         seconds = self._now() - held.unloading_since
         is_dead = held.process.is_real and held.process.over.is_set()
-        is_hung = self.since(held.unloading_since - RECENT_SECONDS, "hang")
+        is_hung = self.since(held.unloading_since - RECENT_SECONDS, "hang") or self.since(
+            held.unloading_since, "unload failed", model_id=held.spec.model_id
+        )
         if not (is_dead or is_hung or held.in_flight) and seconds < _STALLED_SECONDS:
             said = f"{held.spec.model_id} is loaded again {seconds:.1f} s into its unload"
             raise Violated("2 unloads", said)

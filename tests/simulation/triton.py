@@ -252,10 +252,10 @@ class SimTriton:
         self.truth.add("baseline", _LEAK_BYTES)
         return LoadFailed("Internal: no weights", model_id=held.spec.model_id)
 
-    async def _any(self, *events: asyncio.Event) -> None:
-        waits = [self._go(each.wait()) for each in events]
+    async def _any(self, *events: asyncio.Event, seconds: float | None = None) -> None:
+        waits, first = [self._go(each.wait()) for each in events], asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=seconds, return_when=first)
         finally:
             for each in waits:
                 each.cancel()
@@ -296,7 +296,9 @@ class SimTriton:
         if held is None:
             return
         if held.state == "LOADING":
-            await self._any(held.ended, life.over)
+            await self._any(held.ended, life.over, seconds=self.load_seconds)
+            if held.state == "LOADING" and not life.over.is_set():
+                raise BackendTimeout(f"Triton did not answer within {self.load_seconds:g} s")
             if life.over.is_set():
                 raise BackendUnavailable("Socket closed", delivered=True)
         if held.state == "READY":

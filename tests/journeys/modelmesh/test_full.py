@@ -9,10 +9,10 @@ pytestmark = pytest.mark.triton
 
 async def test_models_of_unknown_and_then_of_learned_size_are_answered(tmp_path):
     async with Stage(tmp_path, churn_seconds=3) as stage:
-        names = stage.write("small", 18) + stage.write("large", 30, large=True)
+        names = stage.write("small", 12) + stage.write("large", 16, large=True)
         await stage.use(shuffled(names, seed=1))
-        await stage.use(shuffled(names, seed=2)[:12])
-    stage.check(answers=60)
+        await stage.use(shuffled(names, seed=2)[:8])
+    stage.check(answers=36)
 
 
 async def test_models_of_declared_size_are_answered_in_three_rounds(tmp_path):
@@ -25,7 +25,7 @@ async def test_models_of_declared_size_are_answered_in_three_rounds(tmp_path):
 
 async def test_at_the_default_churn_age_nothing_fails_but_what_modelmesh_itself_refuses(tmp_path):
     async with Stage(tmp_path, churn_seconds=100, is_patient=False) as stage:
-        names = in_order(stage.write("small", 14), stage.write("large", 12, large=True))
+        names = in_order(stage.write("small", 8), stage.write("large", 10, large=True))
         await stage.use(names)
         while refused := stage.refused.copy():
             stage.refused.clear()

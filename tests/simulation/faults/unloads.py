@@ -109,7 +109,7 @@ UNLOADS = [
         "Triton has it once its load ends, and no record does",
         Reconciler,
         "_clear_vanished",
-        "is_loaded = bool(names & await self._triton.being_loaded())",
-        "is_loaded = False",
+        "is_loading = bool(names & loading)",
+        "is_loading = False",
     ),
 ]
