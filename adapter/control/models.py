@@ -81,8 +81,7 @@ class ModelControl:
         """`loads_again`: see Presence. `max_abandoned`: see Leases."""
         self.registry = registry
         self.wants = Wants(lambda m: log.info("adapter.wanted_no_more", extra={"model_id": m}))
-        left = Leftovers(registry, server, metrics)
-        books = (ledger, sizes, memory, metrics, limits)
+        left, books = Leftovers(registry, server, metrics), (ledger, sizes, memory, metrics, limits)
         self.memory = Memory(*books, requests=self._requests, is_shared=left.are_there)
         self.diagnosis = Diagnosis(self.memory)
         self._reclaim = Reclaim(self.memory, metrics, limits)
@@ -96,8 +95,9 @@ class ModelControl:
         self.loading: dict[ModelId, asyncio.Task[ModelRecord]] = {}
         self._terms: dict[ModelId, Terms] = {}  # of the same loads
         self.returns = self._make_returns(load_threads)
-        self._reconciler = self._make_reconciler(triton, server, load_threads)
-        self.why_stuck, self.catch_up = self._reconciler.why_stuck, self._reconciler.catch_up
+        self._reconciler = found = self._make_reconciler(triton, server, load_threads)
+        self.why_stuck, self.catch_up = found.why_stuck, found.catch_up
+        self.reconcile, self.triton_restarted = found.reconcile, found.triton_restarted
         self.leases: Leases = Leases(max_abandoned, self._reconciler.call_failed)
         parts = (registry, self.memory, left, packages, self._reconciler)
         self._housekeeping = Housekeeping(*parts, lock_of=self.operations.lock, store=store)
@@ -279,14 +279,6 @@ class ModelControl:
 
     async def run_housekeeping(self) -> NoReturn:
         await self._housekeeping.run()
-
-    async def triton_restarted(self) -> None:
-        """Handle a restart of Triton, which has lost all models."""
-        await self._reconciler.triton_restarted()
-
-    async def reconcile(self) -> None:
-        """Forget the models that Triton no longer has."""
-        await self._reconciler.reconcile()
 
     def close(self) -> None:
         """Accept no more operations."""

@@ -237,6 +237,7 @@ class Reconciler:
             del self._suspects[record]
 
     async def triton_restarted(self) -> None:
+        """Handle a restart of Triton, which has lost all models."""
         await self.free_stuck()
         await self.reconcile()
         self._presence.is_restarting = False

@@ -24,7 +24,7 @@ from tests.simulation.memory import MIB, Truth
 from tests.simulation.models import Spec, steps_of
 from tests.simulation.processes import Process, Processes
 
-CALL_SECONDS = 10.0
+CALL_SECONDS, _UNLOAD_SECONDS = 10.0, 350.0
 LOAD_THREADS = 4
 _POLL_FIRST_SECONDS, _POLL_LAST_SECONDS = 0.01, 0.1
 _LEAK_BYTES = 2 * MIB
@@ -296,9 +296,9 @@ class SimTriton:
         if held is None:
             return
         if held.state == "LOADING":
-            await self._any(held.ended, life.over, seconds=self.load_seconds)
-            if held.state == "LOADING" and not life.over.is_set():
-                raise BackendTimeout(f"Triton did not answer within {self.load_seconds:g} s")
+            await self._any(held.ended, life.over, seconds=_UNLOAD_SECONDS)
+            if not held.ended.is_set() and not life.over.is_set():
+                raise BackendTimeout(f"Triton did not answer within {_UNLOAD_SECONDS:g} s")
             if life.over.is_set():
                 raise BackendUnavailable("Socket closed", delivered=True)
         if held.state == "READY":
