@@ -45,6 +45,22 @@ _SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made there is its owner
 class Listener(Protocol):
     async def listen(self, host: str, port: int, path: str | None) -> int: ...
     async def close(self, grace_seconds: float) -> None: ...
+    def fallback_began(self) -> None: ...
+
+
+class _Beginnings(grpc.GenericRpcHandler):
+    """Tells a listener of each call that the server begins with. It is asked first, and handles
+    none.
+    """
+
+    listener: Listener | None = None
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        server.add_generic_rpc_handlers((self,))
+
+    def service(self, _: grpc.HandlerCallDetails) -> None:
+        if self.listener is not None:
+            self.listener.fallback_began()
 
 
 class Listeners:
@@ -108,12 +124,13 @@ class Listeners:
         await REPOSITORY.run(_sweep)
         folder = _own_folder()
         self._folders.append(folder)
-        fallback = self._make_server(services)
+        beginnings = _Beginnings()
+        fallback = self._make_server([beginnings.add_to, *services])
         fallback_address = f"unix:{folder.name}/{_SOCKET}"
         fallback.add_insecure_port(fallback_address)
         await fallback.start()
         self._fallbacks.append(fallback)
-        listener = make(fallback_address)
+        listener = beginnings.listener = make(fallback_address)
         with _naming(name, address):
             path = address.path if address.kind == "unix" else None
             port = await listener.listen(address.host, address.port, path)

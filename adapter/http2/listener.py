@@ -60,8 +60,13 @@ class RelayListener:
         self._sessions.add(session)
         return session.downstream.transport
 
+    def fallback_began(self) -> None:
+        """Note that the fallback server begins with a call."""
+        _guarded(self._context.fallback_queue.begun)
+
     async def _tick(self) -> None:
         self._ticks += 1
+        _guarded(self._context.fallback_queue.look)
         for session in list(self._sessions):
             if session.downstream.streams:
                 _guarded(session.check_requests)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from adapter.http2 import frames
+from adapter.http2.fallback_queue import FallbackQueue
 from adapter.http2.headers import (
     MAX_TEXT_BYTES,
     HeaderBlockCache,
@@ -326,6 +327,7 @@ class RelayContext:
         self.on_shed = on_shed
         self.turns = turns or Turns()
         self.caller_limits = CallerLimits()
+        self.fallback_queue = FallbackQueue()
         self.is_stopping = False
         self.calls: HeaderBlockCache[Call] = HeaderBlockCache(partial(read_call, policy))
         self.answers: HeaderBlockCache[Answer] = HeaderBlockCache(read_answer)

@@ -66,9 +66,8 @@ class RelaySession:
         return upstream
 
     async def _connect(self, upstream: Upstream) -> None:
-        connect = (
-            self.context.connect_triton if upstream.is_triton else self.context.connect_fallback
-        )
+        context = self.context
+        connect = context.connect_triton if upstream.is_triton else context.connect_fallback
         try:
             await connect(upstream.transport)
         except OSError:
@@ -162,7 +161,7 @@ class RelaySession:
         elif call.refusal is not None:
             downstream.refuse(exchange, call.refusal)
         elif call.max_bytes is None:
-            self._open_fallback(exchange, end=end)
+            self._to_fallback(exchange, b"", end=end)
         elif end:
             self._refuse_incomplete(exchange)
 
@@ -306,8 +305,7 @@ class RelaySession:
                 known = self.context.policy.error_of(name, exchange.call.metadata_name)
                 self.downstream.refuse(exchange, known or error)
         else:
-            self._open_fallback(exchange, end=False)
-            self._forward(exchange, piece, end=end)
+            self._to_fallback(exchange, piece, end=end)
 
     def _may_wait(self, exchange: Exchange, name: bytes, size: int) -> bool:
         is_too_large = size > self.context.max_message_bytes
@@ -379,8 +377,27 @@ class RelaySession:
 
     # -- forwarding -------------------------------------------------------------------------
 
-    def _open_fallback(self, exchange: Exchange, *, end: bool) -> None:
-        self._open(exchange, exchange.call.fallback, is_triton=False, end=end)
+    def _to_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        """Send a call to the fallback server; a small one in its turn."""
+        if self.context.fallback_queue.has_room or exchange.body is not None:
+            self._send_fallback(exchange, piece, end=end)
+            return
+        self._buffer(exchange, piece)
+        exchange.to(_WAITING)
+        self.context.fallback_queue.wait(self, exchange)
+
+    def send_queued(self, exchange: Exchange) -> None:
+        if exchange.stage is _WAITING:
+            piece = bytes(exchange.buffered)
+            self.downstream.release_buffer(exchange)
+            self._send_fallback(exchange, piece, end=exchange.inbound.is_ended)
+            self.flush()
+
+    def _send_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+        self.context.fallback_queue.sent()
+        self._open(exchange, exchange.call.fallback, is_triton=False, end=end and not piece)
+        if piece:
+            self._forward(exchange, piece, end=end)
 
     def _open(self, exchange: Exchange, block: bytes, *, is_triton: bool, end: bool) -> None:
         upstream = exchange.upstream = self.upstream(is_triton=is_triton)
@@ -450,10 +467,8 @@ class RelaySession:
             exchange.waited_seconds += seconds
             limits, waited = self.context.caller_limits, exchange.waited_seconds
             if waited > limits.slow and exchange.received_bytes < waited * limits.rate:
-                error = RelayError(
-                    Reason.SLOW, f"it comes at less than {limits.rate / 2**10:g} KiB/s"
-                )
-                self.downstream.refuse(exchange, error)
+                why = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
+                self.downstream.refuse(exchange, RelayError(Reason.SLOW, why))
 
     def _refuse_arriving(self, exchange: Exchange, why: str) -> None:
         error = RelayError(Reason.NOT_STARTED, f"{why}; this request had not wholly come yet")

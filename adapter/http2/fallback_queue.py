@@ -1,0 +1,60 @@
+"""Shares the fallback server among connections: it begins calls in the order of their arrival."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from adapter.http2.stream import Exchange
+
+MAX_NOT_BEGUN = 64
+
+
+class Session(Protocol):
+    def send_queued(self, exchange: "Exchange") -> None:
+        """Send a call in its turn, unless it has ended."""
+
+
+class FallbackQueue:
+    """Bounds the calls that the server has and has not begun. Further ones wait in the relay, and
+    the connections take turns.
+    """
+
+    def __init__(self) -> None:
+        self._not_begun = 0
+        self._has_begun = False  # with any call since the last look
+        self._waiting: dict[Session, deque[Exchange]] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return self._not_begun < MAX_NOT_BEGUN and not self._waiting
+
+    def sent(self) -> None:
+        """Count a call that goes to the server."""
+        self._not_begun += 1
+
+    def wait(self, session: Session, exchange: "Exchange") -> None:
+        self._waiting.setdefault(session, deque()).append(exchange)
+
+    def begun(self) -> None:
+        """Note that the server begins with a call."""
+        self._has_begun = True
+        self._not_begun = max(0, self._not_begun - 1)
+        self._send_more()
+
+    def look(self) -> None:
+        """Forget calls that were cancelled before the server began with them; called ten times a
+        second.
+        """
+        if not self._has_begun:
+            self._not_begun = 0
+            self._send_more()
+        self._has_begun = False
+
+    def _send_more(self) -> None:
+        while self._waiting and self._not_begun < MAX_NOT_BEGUN:
+            session = next(iter(self._waiting))
+            exchanges = self._waiting.pop(session)
+            exchange = exchanges.popleft()
+            if exchanges:
+                self._waiting[session] = exchanges
+            session.send_queued(exchange)
