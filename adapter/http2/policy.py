@@ -31,6 +31,7 @@ Connect: TypeAlias = Callable[[asyncio.Protocol], Coroutine[Any, Any, None]]
 
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,18}) *([HMSmun])")
+_GRPC = re.compile(rb"application/grpc(?:[+; ]|$)")
 _NAME = re.compile(rb"[a-z0-9._-]+")
 HTTP_431 = 431  # Request Header Fields Too Large
 ENCODINGS = (b"identity", b"deflate", b"gzip")
@@ -172,15 +173,18 @@ def read_call(policy: RoutingPolicy, headers: Headers) -> Call:
     check_request(headers)
     found = dict(headers)
     refusal = odd_header(headers)
-    may_go, metadata_name = policy.route(found) if refusal is None else (False, None)
+    status = _http_status(found)
+    is_grpc = refusal is None and status is None
+    may_go, metadata_name = policy.route(found) if is_grpc else (False, None)
     fallback = encoded(headers)
     meant = [header for header in headers if policy.is_forwarded(header[0])] if may_go else []
     direct = fallback if len(meant) == len(headers) else encoded(meant) if meant else None
     seconds = seconds_of(found.get(b"grpc-timeout", b""))
+    if refusal is None and seconds == 0:
+        refusal = RelayError(Reason.LATE, "the caller's deadline has passed")
     path, length = found[b":path"], content_length(headers)
     most = policy.max_bytes(path)
     start = frames.headers_start(direct or b"", end=False)
-    status = _http_status(found)
     about = (path, fallback, direct, metadata_name, seconds, refusal, most, length, status, start)
     return Call(*about, headers)
 
@@ -199,7 +203,7 @@ def too_large_call(headers: Headers, why: str) -> Call:
 def _http_status(found: Mapping[bytes, bytes]) -> int | None:
     if found[b":method"] != b"POST":
         return 405
-    return None if found.get(b"content-type", b"").startswith(b"application/grpc") else 415
+    return None if _GRPC.match(found.get(b"content-type", b"")) else 415
 
 
 def read_answer(headers: Headers) -> Answer:

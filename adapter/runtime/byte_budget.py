@@ -384,7 +384,7 @@ class ByteBudget:
 
     def _cut(self, holding: Holding, reason: Reason) -> None:
         self._cuts_left -= 1
-        rate, left, figures = holding.rate, holding.seconds_left, self._figures()
+        rate, left, figures = holding.rate, holding.seconds_left, self._figures(holding)
         if self._lines_left:
             self._lines_left -= 1
             self._log(holding, reason)
@@ -408,8 +408,15 @@ class ByteBudget:
             },
         )
 
-    def _figures(self) -> str:
-        return f"callers' bodies hold {self.held} of {self.limit} bytes (max_inflight_body_bytes)"
+    def _figures(self, holding: Holding) -> str:
+        """Return how full the pool is that kept the body waiting, or that needs its room."""
+        pool = max(holding.pools, key=lambda pool: pool.held / max(1, pool.limit))
+        if pool is self.all:
+            whose, limit = "callers' bodies", "max_inflight_body_bytes"
+        else:
+            whose = "bodies of this caller's key, connection or address"
+            limit = f"one {_SHARES}th of max_inflight_body_bytes"
+        return f"{whose} hold {pool.held} of {pool.limit} bytes ({limit})"
 
 
 def _error(reason: Reason, rate: float, seconds: float, figures: str) -> AdapterError:

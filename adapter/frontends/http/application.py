@@ -12,6 +12,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import InvalidURLError
 
 from adapter.errors import AdapterError, BrokenBody, let_go
 
@@ -22,6 +23,7 @@ HEAD_BYTES = 16 * 2**10
 _NEVER_SECONDS = 1e9
 # What is left of a body that nobody wants: up to this it is read, beyond it the connection closes.
 SKIPPED_BYTES = 64 * 2**10
+_LENGTH_DIGITS = 19
 _MALFORMED = BrokenBody("the body is malformed")
 
 
@@ -254,9 +256,10 @@ class Handler(web.RequestHandler):
         """
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
-        return self.application.refuse(
-            f"this is no HTTP request: {' '.join(str(message or exc).split())}"
-        )
+        why = " ".join(str(message or exc).split())
+        if isinstance(exc, InvalidURLError):
+            why = f"its target is {why}"
+        return self.application.refuse(f"this is no HTTP request: {why}")
 
 
 class Request(web.BaseRequest):
@@ -272,8 +275,12 @@ def application_of(request: web.BaseRequest) -> Application:
 def why_misread(request: web.BaseRequest) -> str | None:
     """What aiohttp lets pass and others may read differently."""
     codings = [coding.lower() for coding in request.headers.getall("Transfer-Encoding", ())]
-    if request.version not in {HttpVersion10, HttpVersion11} or request.method == "CONNECT":
+    if request.method == "CONNECT":
+        return "CONNECT is not served: this is no proxy"
+    if request.version not in {HttpVersion10, HttpVersion11}:
         return "this is no HTTP request: only HTTP/1.0 and HTTP/1.1 are served"
+    if len(request.headers.get("Content-Length", "")) > _LENGTH_DIGITS:
+        return f"Content-Length has more than {_LENGTH_DIGITS} digits"
     if codings and (codings != ["chunked"] or request.version == HttpVersion10):
         return "of all transfer codings only chunked is understood"
     return None

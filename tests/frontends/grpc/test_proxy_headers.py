@@ -8,7 +8,8 @@ from hpack import Decoder, Encoder
 
 from adapter.http2 import frames
 from adapter.http2.frames import Code
-from tests.cases import case
+from adapter.http2.headers import encoded
+from tests.cases import case, rows
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
@@ -198,3 +199,35 @@ async def test_128_headers_pass():
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
         data, _ = await wire.answer(1)
         assert len(data) > 5
+
+
+async def test_a_call_whose_time_is_up_when_it_comes_is_late():
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        block = head_of(INFER, (b"grpc-timeout", b"0m"))
+        wire.send(frames.header_block(1, block, end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        _, trailers = await wire.answer(1)
+        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert proxy.methods == set()
+
+
+@rows(
+    ("kind", "http_status"),
+    [
+        (b"application/grpc-web", b"415"),
+        (b"application/grpcx", b"415"),
+        (b"application/grpc+proto", b"200"),
+        (b"application/grpc; x=y", b"200"),
+    ],
+)
+async def test_only_the_media_types_of_grpc_are_grpc(kind, http_status):
+    headers = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", INFER.encode())]
+    headers += [(b":authority", b"x"), (b"content-type", kind), (b"te", b"trailers")]
+    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(frames.header_block(1, b"\x20" + encoded(headers), end=False))
+        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        while (found := await wire.next())[0] != frames.HEADERS:
+            pass
+        assert (b":status", http_status) in Decoder().decode(found[3], raw=True)

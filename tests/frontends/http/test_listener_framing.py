@@ -1,6 +1,7 @@
 """Where a request ends is for the listener alone to say: others are refused, and closed."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -26,6 +27,7 @@ VECTORS = {
     "a length with a space": ([b"Content-Length: 2 0"], b"{}"),
     "an empty length": ([b"Content-Length:"], b"{}"),
     "a length beyond 64 bits": ([b"Content-Length: 18446744073709551618"], b"{}"),
+    "a length of 5000 digits": ([b"Content-Length: " + b"0" * 4999 + b"2"], b"{}"),
     "length and chunks": ([b"Content-Length: 4", b"Transfer-Encoding: chunked"], b"0\r\n\r\n"),
     "chunks and length": ([b"Transfer-Encoding: chunked", b"Content-Length: 4"], b"0\r\n\r\n"),
     "another coding": ([b"Transfer-Encoding: gzip, chunked"], b"0\r\n\r\n"),
@@ -145,6 +147,20 @@ async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
         for vector, line in LINES.items():
             with case(vector):
                 await refused(listener, raw(path, line=line % path.encode()))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"CONNECT x:80 HTTP/1.1", "CONNECT is not served: this is no proxy"),
+        (b"GET * HTTP/1.1", "this is no HTTP request: its target is *"),
+    ],
+)
+async def test_a_refusal_names_what_is_wrong_with_the_line(line, why):
+    async with opened() as listener:
+        caller = await listener.connect()
+        await caller.send(raw(FAST, line=line))
+        assert json.loads((await caller.answer()).body)["error"] == why
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 40])

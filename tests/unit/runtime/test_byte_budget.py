@@ -139,6 +139,17 @@ def test_nobody_waits_longer_than_ten_seconds() -> None:
     assert (site.budget.held, site.budget.waiting) == (11, 0)
 
 
+def test_a_body_that_finds_no_room_in_its_senders_share_is_told_of_that_share() -> None:
+    site = Site(80)
+    oldest, waiting = site.body(20, "a"), site.body(10, "a")
+    oldest.is_held_back = True  # by Triton
+    oldest.send(11)
+    waiting.send(1)
+    site.time.pass_(11)
+    figures = "this caller's key, connection or address hold 12 of 10 bytes (one 8th of max_infl"
+    assert figures in str(waiting.error)
+
+
 def test_however_many_wait_few_of_them_are_cut_in_one_turn_of_the_loop() -> None:
     """Each is told by an answer, and nobody else is served meanwhile."""
     site = Site(MIB)
