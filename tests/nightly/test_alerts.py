@@ -192,7 +192,7 @@ def slow_triton(folder: Path, seconds: float) -> str:
 
 # -- something is wrong -------------------------------------------------------------------------
 
-OUT_OF_MEMORY = 'raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")'
+OUT_OF_MEMORY = 'raise RuntimeError("Out of memory. Tried to allocate 2.00 GiB")'
 
 
 @dataclass

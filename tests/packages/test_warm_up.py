@@ -41,7 +41,7 @@ model_warmup {
 }
 """
 _SEQUENCE = "sequence_batching { max_sequence_idle_microseconds: 5000000 }\n"
-_FULL = 'raise pb_utils.TritonModelException("CUDA out of memory. Tried to allocate 2.00 GiB")'
+_FULL = 'raise pb_utils.TritonModelException("Out of memory. Tried to allocate 2.00 GiB")'
 
 
 class Written:
