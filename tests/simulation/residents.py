@@ -176,6 +176,8 @@ class Residents:
             0.0, "end", "restart", "hang"
         )
         is_slow = is_slow or self._since(self._world.now - _LONG_SECONDS, "out of memory")
+        if isinstance(error, BackendTimeout):
+            is_slow |= self._of_models.may_take_long(self._of_models.settings.load_seconds)
         is_stuck = self._endpoint.control.registry.stuck or self._world.arriving()
         if isinstance(error, NoRoom | AboutMemory):
             no_room = not self._surely_fits(key, bool) or self._is_disk_short(key)
