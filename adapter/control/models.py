@@ -477,9 +477,9 @@ class ModelControl:
                 taken = NO_BYTES if ended else self.memory.taken(model_id)
                 held = self.memory.unloaded(model_id)
                 self.registry.apply(record, ModelEvent.UNLOADED)
-            if is_dead:
-                await self.memory.read()  # what its processes left was free only after `before`
-            await self._reclaim.wait(Unloaded(held, taken, before, booked, apart))
+                if is_dead:
+                    await self.memory.read()  # what its processes left was free only after `before`
+                await self._reclaim.wait(Unloaded(held, taken, before, booked, apart))
             return held
 
     async def _remove(self, record: ModelRecord) -> None:

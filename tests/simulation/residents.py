@@ -211,13 +211,16 @@ class Residents:
             return False
         if world.reader.kind in {"nvml", "triton"} and self._endpoint.terms.load_concurrency > 1:
             return False  # one of several that were loaded at once may count as all of them
+        versions = self._endpoint.shelf.versions[key]
+        if world.reader.kind == "host" and not all(item.spec.is_python for item in versions):
+            return False  # it may count as what others took beside it
         names = {record.name for record in self._endpoint.control.registry.records()}
         if any(held.name not in names for held in world.all_held()):
             return False  # it was left by an earlier adapter, or is stuck
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
         others += [spec for name, spec in oracle.present.items() if name != key]
         booked = world.truth.held["baseline"] + sum(map(oracle.most, others)) + self._strayed()
-        most = max(oracle.most(item.spec) for item in self._endpoint.shelf.versions[key])
+        most = max(oracle.most(item.spec) for item in versions)
         return booked + most + oracle.settings.reserve < oracle.limit
 
     def _strayed(self) -> int:
