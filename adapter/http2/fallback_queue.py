@@ -1,17 +1,9 @@
 """Shares the fallback server among connections: it begins calls in the order of their arrival."""
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from adapter.http2.stream import Exchange
+from collections.abc import Callable, Hashable
 
 MAX_NOT_BEGUN = 64
-
-
-class Session(Protocol):
-    def send_queued(self, exchange: "Exchange") -> None:
-        """Send a call in its turn, unless it has ended."""
 
 
 class FallbackQueue:
@@ -22,7 +14,7 @@ class FallbackQueue:
     def __init__(self) -> None:
         self._not_begun = 0
         self._has_begun = False  # with any call since the last look
-        self._waiting: dict[Session, deque[Exchange]] = {}
+        self._waiting: dict[Hashable, deque[Callable[[], object]]] = {}
 
     @property
     def has_room(self) -> bool:
@@ -32,8 +24,9 @@ class FallbackQueue:
         """Count a call that goes to the server."""
         self._not_begun += 1
 
-    def wait(self, session: Session, exchange: "Exchange") -> None:
-        self._waiting.setdefault(session, deque()).append(exchange)
+    def wait(self, connection: Hashable, send: Callable[[], object]) -> None:
+        """Call `send` when it is this connection's turn."""
+        self._waiting.setdefault(connection, deque()).append(send)
 
     def begun(self) -> None:
         """Note that the server begins with a call."""
@@ -52,9 +45,9 @@ class FallbackQueue:
 
     def _send_more(self) -> None:
         while self._waiting and self._not_begun < MAX_NOT_BEGUN:
-            session = next(iter(self._waiting))
-            exchanges = self._waiting.pop(session)
-            exchange = exchanges.popleft()
-            if exchanges:
-                self._waiting[session] = exchanges
-            session.send_queued(exchange)
+            connection = next(iter(self._waiting))
+            calls = self._waiting.pop(connection)
+            send = calls.popleft()
+            if calls:
+                self._waiting[connection] = calls
+            send()

@@ -384,9 +384,9 @@ class RelaySession:
             return
         self._buffer(exchange, piece)
         exchange.to(_WAITING)
-        self.context.fallback_queue.wait(self, exchange)
+        self.context.fallback_queue.wait(self, partial(self._send_queued, exchange))
 
-    def send_queued(self, exchange: Exchange) -> None:
+    def _send_queued(self, exchange: Exchange) -> None:
         if exchange.stage is _WAITING:
             piece = bytes(exchange.buffered)
             self.downstream.release_buffer(exchange)

@@ -1,5 +1,7 @@
 """Connections take turns at the server for calls that do not go to Triton directly."""
 
+from functools import partial
+
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
@@ -23,7 +25,10 @@ class Session:
     def __init__(self, queue: FallbackQueue, sent: list[object]) -> None:
         self._queue, self._sent = queue, sent
 
-    def send_queued(self, exchange: object) -> None:
+    def wait(self, exchange: object) -> None:
+        self._queue.wait(self, partial(self._send, exchange))
+
+    def _send(self, exchange: object) -> None:
         self._queue.sent()
         self._sent.append(exchange)
 
@@ -34,8 +39,8 @@ def test_a_connection_does_not_wait_for_all_that_another_one_has_sent():
     while queue.has_room:
         queue.sent()
     for i in range(10):
-        queue.wait(first, i)
-    queue.wait(second, "another's")
+        first.wait(i)
+    second.wait("another's")
     for _ in range(11):
         queue.begun()
     assert sent == [0, "another's", *range(1, 10)]
@@ -45,7 +50,7 @@ def test_calls_that_never_begin_keep_nobody_waiting():
     queue, sent = FallbackQueue(), []
     for _ in range(MAX_NOT_BEGUN):
         queue.sent()
-    queue.wait(Session(queue, sent), "waits")
+    Session(queue, sent).wait("waits")
     queue.look()
     assert sent == ["waits"]
     assert queue.has_room

@@ -314,7 +314,7 @@ async def test_an_upgrade_is_not_made_and_its_body_is_a_body(path):
 
 
 async def test_large_bodies_go_both_ways_and_the_connection_is_kept():
-    body = bytes(range(256)) * (5 * MIB // 256)
+    body = bytes(range(128, 256)) * (5 * MIB // 128)  # no mark of JSON, which is checked
 
     async def echoes(talk):
         got = listener.upstream.requests[-1].body
