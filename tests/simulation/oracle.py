@@ -318,7 +318,8 @@ class Oracle(Rest):
         return min(device, self.settings.memory_limit or device)
 
     def _is_too_large(self, call: Call, spec: Spec) -> bool:
-        is_large = self.most(spec) + self._world.truth.held["baseline"] > self.limit * 0.9
+        others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
+        is_large = self.most(spec) + others > self.limit * 0.9
         # a slow unload that was given up still holds its memory
         is_slow = self.since(call.begun - _SLOW_SECONDS, "unload")
         return is_large or is_slow or self.since(call.begun - RECENT_SECONDS, "strangers", OOM)

@@ -200,8 +200,9 @@ class Residents:
                 call.begun - _LONG_SECONDS, "publish", key=call.model_id
             )
         is_late = self._has_waited(call, error)  # whatever it waited for
-        if is_late and self._freed_at >= call.begun:
-            return True  # it lacked room, and waits for its turn now
+        is_freed = self._freed_at >= call.begun or self._endpoint.control.memory.unloads
+        if is_late and is_freed:
+            return True  # it lacked room, and waits for its turn, or for memory to come back
         return not self._surely_fits(call.model_id, lambda s: is_late or self._stays(s.model_id))
 
     def _surely_fits(self, key: str, stays: object) -> bool:
@@ -219,15 +220,11 @@ class Residents:
             return False  # it was left by an earlier adapter, or is stuck
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
         others += [spec for name, spec in oracle.present.items() if name != key]
-        booked = world.truth.held["baseline"] + sum(map(oracle.most, others)) + self._strayed()
+        booked = (
+            world.truth.held["baseline"] + sum(map(oracle.most, others)) + world.strayed_bytes()
+        )
         most = max(oracle.most(item.spec) for item in versions)
         return booked + most + oracle.settings.reserve < oracle.limit
-
-    def _strayed(self) -> int:
-        """Return the bytes of processes that have outlived their model."""
-        held = self._world.truth.held
-        known = {each.process.key for each in self._world.all_held()} | {"baseline"}
-        return sum(count for holder, count in held.items() if holder not in known)
 
     def _is_disk_short(self, key: str) -> bool:
         """Whether there may be too little room on disk beside what cannot leave."""

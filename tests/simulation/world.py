@@ -110,6 +110,11 @@ class World(Outages):
     def arriving(self) -> list[Held]:
         return [held for held in self.all_held() if held.state == "LOADING"]
 
+    def strayed_bytes(self) -> int:
+        """Return the bytes of strangers, and of processes that have outlived their model."""
+        known = {each.process.key for each in self.all_held()} | {"baseline"}
+        return sum(count for holder, count in self.truth.held.items() if holder not in known)
+
     def bytes_of(self, held: Held) -> int:
         return self.truth.held.get(held.process.key, 0)
 
