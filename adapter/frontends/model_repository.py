@@ -204,8 +204,8 @@ class Repository:
         try:
             known = await self._control.loaded(model_id)
         except AdapterError:
-            if model_id in self._control.loading:  # what it has left is being taken down
-                raise
+            if (task := self._control.loading.get(model_id)) is not None:
+                await asyncio.wait({task})  # what it has left is being taken down
             return False
         if given is not None and known.source != given:
             await self._make_way(model_id, log_fields)

@@ -115,9 +115,11 @@ class Oracle(Rest):
         whats = ("unload asked", "caller left")  # such an unload still comes, after the load
         if all(self.since(before, each, model_id=call.model_id) for each in whats):
             return
+        held = [each for each in self._world.held_of(call.model_id) if each.state == "READY"]
+        if any(each.process.is_real and each.process.over.is_set() for each in held):
+            return  # the next request notices that it has died
         self.serving[call.model_id] = spec
         self._measured.add(spec.url)
-        held = [each for each in self._world.held_of(call.model_id) if each.state == "READY"]
         if not any(each.spec.package == spec for each in held):
             raise Violated("1 right model", f"{call.model_id} was loaded, and Triton has it not")
 

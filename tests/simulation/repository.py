@@ -27,7 +27,7 @@ class V2Callers(Callers):
         self._repository = Repository(control, self._versions, [Root("/models")])
         # loaded from elsewhere, where the files are as they were
         self._adopted = {str(record.id) for record in control.registry.records()}
-        self._reloads = Counter[str]()  # those that may unload a loaded model
+        self._reloads = Counter[str]()  # loads, each of which may find other files and unload
 
     async def _versions(self) -> dict[str, list[str]]:
         return {name: ["1"] for name in await self._world.triton.ready()}
@@ -60,7 +60,7 @@ class V2Callers(Callers):
         may_reload = is_forced or spec.version > 1
         if may_reload:
             oracle.serving.pop(name, None)
-            self._reloads[name] += 1
+        self._reloads[name] += 1
         failure = None
         try:
             given = {"force_reload": True} if is_forced else {}
@@ -69,7 +69,7 @@ class V2Callers(Callers):
             failure = error
         finally:
             oracle.loading[name] -= 1
-            self._reloads[name] -= may_reload
+            self._reloads[name] -= 1
         if failure is not None:
             oracle.failed(call, failure, spec)
             raise failure
@@ -97,7 +97,7 @@ class V2Callers(Callers):
 
     async def _index(self) -> None:
         """What must answer is in the index, as READY."""
-        before = dict(self._oracle.serving)
+        before, begun = dict(self._oracle.serving), self._world.now
         try:
             entries = await self._of_adapter(self._repository.index(only_ready=True))
         except AdapterError as error:
@@ -105,7 +105,8 @@ class V2Callers(Callers):
             return
         listed = {entry.name for entry in entries}
         for name in before.keys() & self._oracle.serving.keys():
-            if name not in listed and self._world.is_up:
+            moves = self._oracle.since(begun, "load asked", "unload asked", model_id=name)
+            if name not in listed and self._world.is_up and not moves:
                 raise Violated("2 index", f"{name} is loaded, and the index has {sorted(listed)}")
 
 

@@ -220,9 +220,10 @@ class Residents:
             return False  # it was left by an earlier adapter, or is stuck
         others = [spec for spec in self.present() if spec.model_id != key and stays(spec)]
         others += [spec for name, spec in oracle.present.items() if name != key]
-        booked = (
-            world.truth.held["baseline"] + sum(map(oracle.most, others)) + world.strayed_bytes()
-        )
+        booked = world.truth.held["baseline"] + world.strayed_bytes()
+        booked += sum(map(oracle.most, others))
+        arriving = sum(oracle.most(held.spec) for held in world.arriving())
+        booked = max(booked, world.truth.most_since(world.now - _RECENT_SECONDS) + arriving)
         most = max(oracle.most(item.spec) for item in versions)
         return booked + most + oracle.settings.reserve < oracle.limit
 

@@ -31,11 +31,6 @@ FOUND = [
         "An unload of q stalls, loads q again and gives up: Triton has q, no record does.",
     ),
     (
-        40054,
-        "a load of V2 asks again at once while another is taken down",
-        "A load of y passes its limit. Another asks for it again and again, and time stands still.",
-    ),
-    (
         40083,
         "a load of V2 is content with one that read older files",
         "A version of y comes while it is loaded. The next load of y is content with the old one.",

@@ -18,6 +18,7 @@ MISSED = frozenset(
         "a Triton that has only been slow counts as another one",
         "what stood still is charged to others",
         "what stood still takes nothing any more",
+        "a load of V2 asks again at once while another is taken down",
         "a load of V2 does not look whether the files have changed",
         "a package that was too large once is so for a day",
     }

@@ -77,8 +77,8 @@ PLATFORMS = [
         "it holds the event loop until that is over",
         Repository,
         "_has_joined",
-        "if model_id in self._control.loading:",
-        "if False:",
+        "await asyncio.wait({task})",
+        "pass",
     ),
     Fault(
         "a load of V2 is content with one that read older files",
