@@ -4,12 +4,14 @@ import re
 
 from adapter.settings import Settings, variable_of
 from adapter.telemetry.log import EVENTS
+from adapter.telemetry.metrics import Metrics
 from tests.docs.pages import ROOT
 
 SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "adapter").rglob("*.py")]
 # literals that stand side by side are one text
 CODE = re.sub(r'"\s*\n\s*f?"', "", "\n".join(SOURCES))
-NAMES = {*EVENTS, *Settings.model_fields, *map(variable_of, Settings.model_fields)}
+METRICS = {family.name for family in Metrics().registry.collect()}
+NAMES = {*EVENTS, *METRICS, *Settings.model_fields, *map(variable_of, Settings.model_fields)}
 # words of grpc, of Triton and of the operating system, and names that stand for others
 FOREIGN = {
     *("message larger than max", "address already in use", "Repository*", "/dev/shm"),

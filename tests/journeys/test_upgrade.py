@@ -112,5 +112,9 @@ def test_models_of_a_store_are_not_fetched_again_after_an_upgrade(
 
     with embedded_adapter(*flags) as new, closing(Caller(new)) as caller:
         assert [caller.invoke(name) for name in names] == [(1, "disk"), (2, "disk")]
-        assert kept["models"].keys() <= json.loads(sizes_file.read_text())["models"].keys()
+
+        def are_known() -> bool:
+            return kept["models"].keys() <= json.loads(sizes_file.read_text())["models"].keys()
+
+        wait_until(are_known, 30, "the sizes of both are known")
         check_agreement(new)
