@@ -217,14 +217,6 @@ def test_an_error_of_the_model_has_members_that_boto3_drops(caller: Client) -> N
     assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
 
 
-def test_a_model_that_takes_too_much_is_507_within_a_424(
-    runtime: Any, add_model: Callable[..., str]
-) -> None:
-    out = "raise MemoryError('CUDA out of memory. Tried to allocate 20.00 MiB')"
-    found = refusal(runtime, add_model("greedy", answer=out)).response
-    assert (found["ResponseMetadata"]["HTTPStatusCode"], found["OriginalStatusCode"]) == (424, 507)
-
-
 TRIES = """\
 import pathlib
 tries = pathlib.Path({path!r})

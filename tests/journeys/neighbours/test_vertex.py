@@ -150,10 +150,6 @@ def test_the_header_leads_nowhere_else(client, path):
     assert refusal(redirected(client, path))[0] == 400
 
 
-def test_a_model_that_is_not_loaded_is_404(client):
-    assert refusal(redirected(client, "v2/models/nobody/infer", infer_body(1.0)))[0] == 404
-
-
 def test_the_port_is_that_of_the_platform_and_a_model_in_storage_is_loaded_by_a_call(tmp_path):
     """Its bucket is a folder here."""
     write_python_model(tmp_path / "storage" / "stored")

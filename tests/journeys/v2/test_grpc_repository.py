@@ -90,12 +90,6 @@ def test_a_model_that_triton_refuses_is_told_with_tritons_words(calls, package):
     assert calls.index() == []
 
 
-def test_a_load_without_memory_is_resource_exhausted(calls, package):
-    write_python_model(package, initialize="raise MemoryError('out of memory')")
-    code, text = calls.refused("RepositoryModelLoad", load_request(package.name))
-    assert (code, text[:13]) == ("RESOURCE_EXHAUSTED", "OutOfMemory: ")
-
-
 @pytest.mark.parametrize(
     ("method", "request_type"),
     [
