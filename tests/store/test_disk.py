@@ -2,10 +2,12 @@
 
 import asyncio
 import errno
+import json
 import os
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +35,16 @@ def models(folder: Path) -> Path:
     return folder
 
 
+def notes_of(cache) -> list[dict[str, Any]]:
+    """The notes of the artifacts that are served without a fetch."""
+    return [
+        json.loads(note.read_bytes()) for note in cache.cache.root.glob("artifacts/*/note.json")
+    ]
+
+
 def on_disk(cache) -> set[str]:
     """The keys that are served without a fetch."""
-    return {kept.note.path for kept in cache.cache._disk._cached.values()}
+    return {note["path"] for note in notes_of(cache)}
 
 
 async def test_the_least_recently_used_leaves_for_what_comes(models, open_cache, caplog):
@@ -189,7 +198,7 @@ async def test_many_at_once_never_take_more_than_the_limit(models, open_cache):
 
     await asyncio.gather(*(use(number) for number in range(4)))
     assert most <= 4.5 * _MIB
-    taken = sum(kept.note.size_bytes for kept in cache.cache._disk._cached.values())
+    taken = sum(note["size_bytes"] for note in notes_of(cache))
     assert cache.cache.used_bytes == taken
     assert len(names(cache.cache.root / "artifacts")) == len(on_disk(cache))
 
@@ -437,7 +446,7 @@ async def test_an_archive_that_will_not_fit_beside_what_others_fill_empties_no_c
             await cache.fetch("large.tar.gz", progress)
     assert (on_disk(cache), idle.unloaded, cache.evicted) == ({"a", "b"}, 0, [])
     assert progress.done_bytes == 0, "what it needs is known by then"
-    assert disk.used_bytes == sum(each.note.size_bytes for each in disk._cached.values())
+    assert disk.used_bytes == sum(note["size_bytes"] for note in notes_of(cache))
 
 
 async def test_a_disk_without_room_for_an_empty_cache_says_so_and_what_helps(
