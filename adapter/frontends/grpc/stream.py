@@ -36,6 +36,7 @@ _METHOD = "ModelStreamInfer"
 # A client must read a response within _TAKE_SECONDS, and within _HURRY_SECONDS when its model is
 # unloaded or the adapter stops.
 _TAKE_SECONDS, _HURRY_SECONDS, _TICK_SECONDS = 60.0, 1.0, 0.25
+_ENDING_SECONDS = 1.0  # for the last of the requests, when the stream of responses has ended
 
 # fields of ModelStreamInferResponse
 _ERROR, _ANSWER = 1, 2
@@ -165,12 +166,15 @@ class _StreamProxy:
         self._leases = leases
         self._ids = partial(ids_of_metadata, metadata)
         self._writing = asyncio.Lock()  # grpc accepts one write at a time
+        self._has_read_all = False
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
         forwarding = asyncio.create_task(self._forward_requests(requests))
         try:
             async for message in self._upstream.messages():
                 await self._forward_answer(message)
+            if self._has_read_all:  # a malformed request may have ended the stream
+                await asyncio.wait({forwarding}, timeout=_ENDING_SECONDS)
         finally:
             forwarding.cancel()
             await asyncio.wait({forwarding})
@@ -182,6 +186,7 @@ class _StreamProxy:
             async for message in requests:
                 await self._forward_request(message)
         finally:
+            self._has_read_all = True
             await self._upstream.done_writing()
 
     async def _forward_request(self, message: bytes) -> None:
